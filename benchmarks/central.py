@@ -51,7 +51,7 @@ def measured(experiment: str, label: str, seed: int) -> dict[str, Any]:
 
 
 def fill(file: Path, experiment: str, labels: Sequence[str], seeds: Sequence[int]) -> None:
-    """Run what is missing, seed by seed."""
+    """Run the missing parts, seed by seed."""
     known = list(load(experiment).evaluation.baseline_settings())
     unknown = sorted(set(labels) - set(known))
     if unknown:

@@ -13,13 +13,12 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: what stands above it.
-        across: what the horizontal axis is.
-        lines: points of each curve by its name, each `(x, y)` or, with a text beside it,
-            `(x, y, text)`.
+        title: title above it.
+        across: label of the horizontal axis.
+        lines: points of each curve by its name, each `(x, y)` or, with a label, `(x, y, text)`.
         levels: values that do not depend on x, by name; drawn as dashed lines.
         logarithmic: whether the horizontal axis is.
-        most: what is above is drawn at the upper edge; None: nothing is cut.
+        most: larger values are drawn at the upper edge; None: no limit.
     """
 
     title: str

@@ -2,8 +2,8 @@
 """Every shipped experiment on one thread: users per second in training, beside a plain PyTorch
 loop.
 
-    FEDREC_DATA=DATA python benchmarks/experiments.py [--only privrec-ml1m,mf-ml1m] [--repeats 3]
-    [--json OUT]
+    FEDREC_DATA=DATA python benchmarks/experiments.py [--only privrec-ml1m,mf-ml1m] \\
+        [--repeats 3] [--json OUT]
 
 For each local step of each experiment in `simulations/experiments`: fedrec's path that is taken,
 and the loop in `contestants/shipped_loop.py`, in turn, each in a process of its own, with the

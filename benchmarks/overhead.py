@@ -3,10 +3,10 @@
 
     python benchmarks/overhead.py --cohort 100 --items 3706 --rounds 20 [--json OUT]
 
-The work of `benchmarks/simulation.py` on the Ray engine, with a local step that notes how long each
-node trains: the drawing of batches, the making of blocks and the training itself. A round lasts at
-least as long as its slowest node trains; whatever it lasts longer is overhead, and so is what a
-node does besides. Medians over the rounds but the first.
+The work of `benchmarks/simulation.py` on the Ray engine, with a local step that measures each
+node's training time: drawing batches, building blocks and training. A round takes at least the
+training time of its slowest node; the rest is overhead, including all other work of the node.
+Medians over all rounds except the first.
 """
 
 from __future__ import annotations

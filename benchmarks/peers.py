@@ -108,7 +108,7 @@ def wanted(given: argparse.Namespace) -> Iterator[tuple[Path, object, list[str]]
 
 
 def finish(path: Path, source: object, overrides: list[str]) -> None:
-    """What is missing of one run: the run, and the list of what it never drew."""
+    """Run the missing parts of one run: training, and the items that were never drawn."""
     if not (path / "result.json").is_file():
         if (path / "run.json").is_file():
             runner.resume(path)
@@ -163,7 +163,7 @@ def _line(label: str, seeds: Sequence[Mapping[str, float]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, or print the table."""
+    """Run the missing parts, or print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", choices=("ml-100k", "ml-1m"), default="ml-100k")

@@ -325,7 +325,7 @@ def _write(file: Path, value: Any) -> None:
 
 
 def main() -> None:
-    """Do what is missing, then write and print all tables."""
+    """Run the missing parts, then write and print all tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=3)

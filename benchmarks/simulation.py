@@ -2,9 +2,8 @@
 """Users per second of several simulators on one piece of work, side by side, with equal results
 checked.
 
-    python benchmarks/simulation.py --cohort 100 --items 3706 --contestants
-    fedrec,flower,pfl,fedjax,loop \\
-        --repeats 3 --json OUT
+    python benchmarks/simulation.py --cohort 100 --items 3706 --repeats 3 --json OUT \\
+        --contestants fedrec,flower,pfl,fedjax,loop
 
 First all contestants do one round, and must change the parameters by the same squared norm: this
 tells another order of the examples from rounding, which grows over more rounds. Then every repeat
@@ -16,10 +15,10 @@ A contestant's figures are medians over its repeats: of cohort / median seconds 
 and of users per CPU second (user and system time of the whole process tree) from the begin of the
 first counted round to the end of the last. Memory is the largest proportional set size of the
 process tree, start included, in one more run of at most three rounds that is not clocked, because
-looking at memory slows down whoever is looked at.
+measuring memory slows down the measured processes.
 
 With `--clip S` every contestant clips each user's whole update to the L2 norm S before adding it
-up, as user-level differential privacy does, each by what it has for that.
+up, as in user-level differential privacy, each with its own implementation.
 
 With `--device cuda` fedrec and the loops compete on one GPU. How much of the time it was busy is
 what nvidia-smi says five times a second, in the counted rounds.
@@ -176,7 +175,7 @@ def main() -> None:
         "--clip", type=float, default=0.0, help="clip each user's whole update to this L2 norm"
     )
     parser.add_argument(
-        "--no-memory", action="store_true", help="leave out the run that memory is looked at in"
+        "--no-memory", action="store_true", help="skip the additional run that measures memory"
     )
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()

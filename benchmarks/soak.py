@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long run on a deployment whose processes are killed at random, against runs that nobody
-disturbs.
+"""A long run on a deployment whose processes are killed at random, compared with undisturbed runs.
 
     python -m benchmarks.soak --rounds 500 --nodes 8 --seconds 5
 
 Every few seconds one of SuperNodes, executors, the gateway or the SuperLink gets SIGKILL, or
 (seldom) the ServerApp, whose run is then resumed. Memory, open files and sizes on disk of the
 long-lived processes are printed as JSON lines while it runs, and at the end rounds, kills, and the
-final metrics, of the users whose nodes are there and of all, beside those of undisturbed runs of
-several seeds. These are simulations, which give a deployment's numbers (a test compares them) and
-need minutes instead of hours.
+final metrics, of the users whose nodes are connected and of all, together with those of undisturbed
+runs with several seeds. The latter are simulations, which give the same numbers as a deployment (a
+test compares them) in minutes instead of hours.
 """
 
 from __future__ import annotations
@@ -196,8 +195,8 @@ def calm(table: dict, nodes: int, seed: int) -> Result:
 
 
 def of_everyone(result: Result, table: dict) -> Result:
-    """What a run's final parameters give all users, asked in a simulation: a deployment asks only
-    who is there."""
+    """Metrics of a run's final parameters for all users, evaluated in a simulation, because a
+    deployment evaluates only users of connected nodes."""
     settings = copy.deepcopy(table)
     settings["engine"] |= {"name": "serial"}
     run = RunFolder(result.folder)

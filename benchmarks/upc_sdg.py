@@ -4,15 +4,16 @@ for each method.
 
     FEDREC_DATA=DATA python benchmarks/upc_sdg.py FOLDER --data office --seeds 0 1 2
 
-For each seed and way to perturb the training rows, recommenders learn from what comes out and are
-tested on the original test file: PR, Recall and NDCG at 20 with two ways of masking, and beside
-them what the table still tells (kept share, linkage, recovery, similarity). `both` leaves real and
-synthetic training items out of the lists, `learned` the synthetic ones alone, so that replaced
-originals compete; `ease-device` is EASE fitted to the synthetic table and asked with real rows, as
-a device could. LightGCN and NeuMF, which take longest, learn from the tables of table 2 alone. What
-is done is in FOLDER/results.json and is not done again, so a broken-off study goes on where it was.
-`results.csv` has the means over seeds, `figure-2.svg`, `figure-4.svg` and `utility-linkage.svg` the
-curves. `upc_sdg_choices.py` measures on validation rows what the paper leaves open.
+For each seed and perturbation of the training rows, recommenders are trained on the perturbed rows
+and tested on the original test file: PR, Recall and NDCG at 20 with two kinds of masking, and
+disclosure measures of the table (kept share, linkage, recovery, similarity). `both` excludes real
+and synthetic training items from the lists, `learned` only the synthetic ones, so that replaced
+originals are ranked; `ease-device` is EASE fitted to the synthetic table and applied to real rows,
+as a device could. LightGCN and NeuMF, which take longest, are trained on the tables of table 2
+only. Finished parts are stored in FOLDER/results.json, so an interrupted study continues where it
+stopped. `results.csv` has the means over seeds, `figure-2.svg`, `figure-4.svg` and
+`utility-linkage.svg` the curves. `upc_sdg_choices.py` selects unspecified settings of the paper on
+validation rows.
 """
 
 from __future__ import annotations
@@ -235,8 +236,8 @@ def work(
     models: Mapping[str, Mapping[str, Any]],
     limit: int = 10**9,
 ) -> None:
-    """Measure what is missing, one setting after the other; each is written down when it is
-    there. The slow recommenders learn from the tables of table 2 alone."""
+    """Measure the missing settings one by one; each is written down when it is there. The slow
+    recommenders learn from the tables of table 2 alone."""
     done = 0
     for name, perturb, seed in wanted:
         records = json.loads(file.read_text()) if file.exists() else []
@@ -291,7 +292,7 @@ def write(folder: Path, models: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Measure what is missing, then write the tables."""
+    """Measure the missing settings, then write the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", choices=DATASETS, default="office")
@@ -301,7 +302,7 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", help="only these recommenders; default: all")
     parser.add_argument(
-        "--limit", type=int, default=10**9, help="measure at most so many settings, and stop"
+        "--limit", type=int, default=10**9, help="largest number of settings to measure"
     )
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)

@@ -178,7 +178,7 @@ def shown(records: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Measure what is missing."""
+    """Measure the missing settings."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--data", choices=TESTED, default="office")
@@ -187,7 +187,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--limit", type=int, default=10**9, help="measure at most so many, and stop"
+        "--limit", type=int, default=10**9, help="largest number of settings to measure"
     )
     parser.add_argument("--show", action="store_true", help="print what is in the file, and stop")
     given = parser.parse_args()

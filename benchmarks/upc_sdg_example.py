@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figure 3 of UPC-SDG as a table: what one user's replaced items become at each gamma (k .2, Amazon
+"""Figure 3 of UPC-SDG as a table: the substitutes of one user's items at each gamma (k .2, Amazon
 Office).
 
     FEDREC_DATA=DATA python benchmarks/upc_sdg_example.py [--rows 10] [--seed 0]
 
-The user is the first with that many training rows. The items of the published files are numbers, so
-beside each stands what embeddings of the real rows say of it: its cosine with the item that it
-replaces, its place in the user's own ranking of the items that it has not (1: liked best), and its
-place by popularity.
+The user is the first with that many training rows. Items are only numbers in the published files,
+so each is described by embeddings of the real rows: its cosine with the replaced item, its rank
+among the items that the user does not have (1: best), and its popularity rank.
 """
 
 from __future__ import annotations

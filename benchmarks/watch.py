@@ -2,14 +2,14 @@
 """CPU time and memory of a process tree, sampled from `/proc` while it runs, and how busy a GPU is.
 Linux only.
 
-Workers of Ray and of Flower are nobody's waited-for children, so the kernel's sums over ended
-children lack them. So the user and system time of every process of the tree is read twice a second;
-a process that has ended keeps the time that was seen last. Processes that live, or whose parents
-live, less than half a second can be missed.
+No parent waits for the workers of Ray and Flower, so they are missing in the kernel's sums over
+terminated children. Therefore the user and system time of every process of the tree is read twice a
+second; for a terminated process the last reading counts. Processes that exist, or whose parents
+exist, for less than half a second can be missed.
 
-To read a process's proportional set size the kernel walks its page tables, and the process waits
-when it wants memory meanwhile: for a tree of ten workers that costs up to a fifth of its speed. So
-memory is looked at only when asked for, in runs that nobody clocks, and more often then.
+To read a process's proportional set size, the kernel walks its page tables, and memory allocations
+of the process wait meanwhile: for a tree of ten workers this costs up to a fifth of its speed. So
+memory is measured only on request, in runs that are not timed, and then more often.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TreeWatch(threading.Thread):
 
     Args:
         root: the process.
-        memory: whether memory is looked at.
+        memory: whether memory is measured.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TreeWatch(threading.Thread):
 
 
 class GpuWatch(threading.Thread):
-    """Asks nvidia-smi how busy the GPUs are; on a processor it asks nobody.
+    """Reads GPU utilisation from nvidia-smi; does nothing without a GPU.
 
     Args:
         device: `cuda`, or anything else.

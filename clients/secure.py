@@ -7,8 +7,9 @@ which it begins only once, it masks one sum and answers one request for shares, 
 share for each node, and then deletes its secrets. It counts the quorum itself, from the list of
 nodes that it received and the experiment's settings. It also checks the other terms of the sum, the
 number of clients of each node and the fixed-point precision, and binds them to its messages to
-other nodes: a server that sends different terms to different nodes gets no sum. A real node takes
-channel keys only from nodes that the deployment's authority has certified.
+other nodes: a server that sends different terms to different nodes gets no sum. The training order
+and its parameters are among the terms. A real node takes channel keys only from nodes that the
+deployment's authority has certified.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from fedrec.protocol.secure import (
     unlisted,
 )
 from fedrec.secure import fixed_point, masks, shares, vector
+from fedrec.secure.common_order import digest_of
 
 _PLACE_BYTES = 4
 
@@ -81,6 +83,7 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
             "channels": order.channels,
             "counts": order.counts,
             "bits": _number(order.bits),
+            "training": order.training,
             "terms": terms,
             "mask-seed": mask_seed,
             "self-seed": self_seed,
@@ -117,6 +120,8 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     place, mask_keys = _read(secrets["place"]), there(pieces(secure.mask_keys, KEY_BYTES))
     counts, bits = counts_in(secrets["counts"]), _read(secrets["bits"])
     _refuse_other_order(node, order, counts, place, bits)
+    if digest_of(order, arrays) != secrets["training"]:
+        raise _unsound("a training order other than the one that the nodes agreed on")
     kept = _received(node, secure, secrets, mask_keys)
     accepted = node.accept(order)
     # before anything is masked: a node killed after this has dropped out
@@ -238,7 +243,8 @@ def _refuse_other_order(
 
 def _terms(order: ShareOrder) -> bytes:
     """Digest of the terms that must be the same for all nodes of a session, 32 bytes."""
-    return masks.digest(b"terms", order.session, order.channels, order.counts, _number(order.bits))
+    session = order.session, order.channels, order.counts, _number(order.bits), order.training
+    return masks.digest(b"terms", *session)
 
 
 def _statement(node: Node, key: bytes) -> bytes:

@@ -58,11 +58,13 @@ class Step(ABC):
             `non-negative` only if any two clients' updates have an inner product of at least 0 by
             construction, for all data (`fedrec.privacy.adjacency`). A subclass with another
             `update` is `signed` unless it declares otherwise.
+        simulations_only: whether it exists for attacks and audits; real nodes refuse it.
     """
 
     Config: ClassVar[type[StepConfig]] = StepConfig
     paper: ClassVar[str] = ""
     contributions: ClassVar[Contributions] = "signed"
+    simulations_only: ClassVar[bool] = False
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -134,7 +136,8 @@ class CohortStep(Step):
         batches: Sequence[Batches],
         device: torch.device,
     ) -> Block:
-        """Put clients together, see `Block.of`."""
+        """Build a block from the data of some clients; `users` are each client's category codes per
+        user feature, `int64 [width]` each."""
         return Block.of(users, batches, device)
 
     @abstractmethod
@@ -197,7 +200,8 @@ class GeneratedStep(Step):
         batches: Sequence[Batches],
         device: torch.device,
     ) -> Block:
-        """Put clients together, see `Block.of`."""
+        """Build a block from the data of some clients; `users` are each client's category codes per
+        user feature, `int64 [width]` each."""
         return Block.of(users, batches, device)
 
     @abstractmethod

@@ -43,12 +43,12 @@ class Config(BaseModel):
         """Validate `settings`; `at` is the full key of the table they came from.
 
         Raises:
-            ExperimentError: a key is unknown or a value is wrong; the first fault is named with its
-                full key.
+            ExperimentError: a key is unknown or a value is wrong; the error names the first fault
+                with its full key.
         """
         try:
-            # As JSON, because that is where pydantic's strictness still lets a list be a tuple and
-            # a text a path, while "3", true and 3.0 are no integers.
+            # As JSON, because there pydantic's strict mode accepts a list as a tuple and a string
+            # as a path, but not "3", true or 3.0 as an integer.
             return cls.model_validate_json(json.dumps(dict(settings), default=str), strict=True)
         except ValidationError as error:
             raise _explain(cls, error, at) from None
@@ -62,7 +62,7 @@ class Config(BaseModel):
         return self
 
     def files(self) -> Iterator[str]:
-        """Files and folders that the settings name, those of tables within them too."""
+        """Files and folders named in the settings, nested tables included."""
         for name in type(self).model_fields:
             yield from _files(getattr(self, name))
 

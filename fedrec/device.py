@@ -20,8 +20,8 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
     """`auto`, `cpu`, `cuda` or `cuda:N` as a torch device.
 
     Raises:
-        EngineError: a CUDA device is asked for and there is none of that number, or bfloat16
-            without one.
+        EngineError: a CUDA device is asked for that does not exist, or bfloat16 without a CUDA
+            device.
     """
     device = (
         torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,9 +46,8 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
 
 
 def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Where the matrix products of local training are taken in a precision."""
+    """Context in which matrix products of local training use the given precision."""
     # No caching: parameters change in place, and their cached bfloat16 copies would be outdated.
-    # they were.
     return torch.autocast(
         device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
     )

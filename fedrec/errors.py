@@ -12,7 +12,7 @@ class FedrecError(Exception):
 
     Args:
         problem: one sentence that names the cause (a key, a file, a client).
-        expected: what would have been right.
+        expected: what is expected.
         got: what was found instead.
         fix: what to do about it.
     """
@@ -31,8 +31,8 @@ class FedrecError(Exception):
         super().__init__(self.text())
 
     def __reduce__(self):
-        # Exceptions with keyword-only arguments do not survive pickling by themselves, and these
-        # cross process borders.
+        # Exceptions with keyword-only arguments need this to be pickled, and these are sent between
+        # processes.
         return _rebuild, (type(self), self.problem, self.expected, self.got, self.fix)
 
     def text(self) -> str:
@@ -76,15 +76,15 @@ class ClientError(FedrecError):
 
 
 class RefusalError(ClientError):
-    """A node refuses an order. The text contains only what the server sent or what the node's owner
-    makes public: it is the only error whose text leaves a real node.
+    """A node refuses an order. Its text contains only what the server sent or what the node's owner
+    has made public, because it is the only error whose text leaves a real node.
     """
 
     exit_code = 8
 
 
 class EngineError(FedrecError):
-    """An engine (serial, ray, flower) could not do its work."""
+    """An engine (serial, ray, flower) failed."""
 
     exit_code = 6
 

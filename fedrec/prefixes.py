@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several tables of named arrays in one, distinguished by prefixes of the names."""
+"""Several dictionaries of named arrays in one, distinguished by prefixes of the names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 def together(tables: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """One table of several, each under its prefix, in order; `under` takes one out again."""
+    """Merge several dictionaries, each under its prefix, in order; `under` extracts one."""
     return {
         f"{prefix}{name}": value
         for prefix, table in tables.items()

@@ -27,11 +27,10 @@ def seed_sequence(seed: int, name: str, *address: int) -> np.random.SeedSequence
             raise ValueError(
                 f"Expected seed and address parts >= 0, got {part!r} in stream {name!r}{address!r}."
             )
-    # Each integer is given its own 64-bit slot, so (1, 23) and (12, 3) can never collide by
-    # concatenation.
+    # Each integer has its own 64-bit slot, so (1, 23) and (12, 3) cannot collide.
     slots = [word for part in (seed, *address) for word in (part & 0xFFFFFFFF, part >> 32)]
     words = [*_words(name), len(address), *slots]
-    # Of an array in its own type numpy makes the same sequence in a quarter of the time.
+    # From an array of this type numpy makes the same sequence in a quarter of the time.
     return np.random.SeedSequence(words if max(words) >> 32 else np.array(words, dtype=np.uint32))
 
 

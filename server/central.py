@@ -63,13 +63,13 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
         return {}
     callback_list.on_message("fitting baselines")
     metrics = {}
-    bench = _bench(run.experiment)
-    settings = bench.that_fit(callback_list)
+    evaluator = _evaluator(run.experiment)
+    settings = evaluator.feasible(callback_list)
     for number, (label, options) in enumerate(settings.items(), 1):
         kept = run.read_baseline(label)
         if kept is None:
             callback_list.on_baseline(label, number, len(settings))
-            kept = bench.measure(run, label, options, callback_list)
+            kept = evaluator.measure(run, label, options, callback_list)
         # a baseline without rating predictions has no metrics in rating experiments
         if kept["metrics"]:
             metrics[label] = kept["metrics"]
@@ -124,7 +124,7 @@ def refuse_central(experiment: Experiment) -> None:
         )
 
 
-class _Bench(ABC):
+class _Evaluator(ABC):
     """The data and protocol that all baselines of a run are evaluated on.
 
     Args:
@@ -135,7 +135,7 @@ class _Bench(ABC):
         self.experiment = experiment
         self._device = resolve_device(experiment.engine.device)
 
-    def that_fit(self, callback_list: CallbackList) -> Settings:
+    def feasible(self, callback_list: CallbackList) -> Settings:
         """Settings of the systems to measure, by label."""
         return self.experiment.evaluation.baseline_settings()
 
@@ -162,7 +162,7 @@ class _Bench(ABC):
         """Fit a baseline and evaluate it."""
 
 
-class _RankingBench(_Bench):
+class _RankingEvaluator(_Evaluator):
     def __init__(self, experiment: Experiment, population: Population) -> None:
         super().__init__(experiment)
         settings = experiment.evaluation
@@ -177,12 +177,12 @@ class _RankingBench(_Bench):
             sampled=settings.sampled_items,
         )
 
-    def that_fit(self, callback_list: CallbackList) -> Settings:
+    def feasible(self, callback_list: CallbackList) -> Settings:
         """Settings of the systems to evaluate, by label; systems for which the data are too large
         are skipped, with a line in the log."""
         training = self._protocol.training
         return settings_that_fit(
-            super().that_fit(callback_list),
+            super().feasible(callback_list),
             training.num_users,
             training.num_items,
             lambda line: _say(line, callback_list),
@@ -203,7 +203,7 @@ class _RankingBench(_Bench):
         return means | (statistics.result() if statistics is not None else {}), users, seconds
 
 
-class _RatingBench(_Bench):
+class _RatingEvaluator(_Evaluator):
     def __init__(self, experiment: Experiment, population: Population) -> None:
         super().__init__(experiment)
         clients = _clients(experiment, population)
@@ -228,9 +228,11 @@ def _say(line: str, callback_list: CallbackList) -> None:
     callback_list.on_message(line)
 
 
-def _bench(experiment: Experiment) -> _Bench:
+def _evaluator(experiment: Experiment) -> _Evaluator:
     population = KEPT.population(experiment)
-    return (_RatingBench if experiment.task == "rating" else _RankingBench)(experiment, population)
+    return (_RatingEvaluator if experiment.task == "rating" else _RankingEvaluator)(
+        experiment, population
+    )
 
 
 def _clients(experiment: Experiment, population: Population) -> np.ndarray:

@@ -118,7 +118,7 @@ def _said(experiment: Experiment, state: State) -> list[str]:
     if not issubclass(strategy, CohortStrategy):
         return []
     config, step = experiment.settings(STRATEGY), experiment.settings(STEP)
-    return strategy.said(config, step, state.parameters, state.round)
+    return strategy.remarks(config, step, state.parameters, state.round)
 
 
 def _evaluated(

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,6 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
+from fedrec.runtime.end_signals import interrupting
 from server.callbacks.base import Callback
 from server.callbacks.callback_list import CallbackList, callbacks_of
 from server.central import central_result, run_baselines
@@ -68,7 +67,7 @@ def _threads(number: int | None) -> Iterator[None]:
 @contextmanager
 def _status(run: RunFolder) -> Iterator[None]:
     """Lock the folder, write its log, and record the final status."""
-    with run.lock(), _log_to(run), _signals():
+    with run.lock(), _log_to(run), interrupting():
         run.set_status("running", run.status()["round"])
         try:
             yield
@@ -79,31 +78,6 @@ def _status(run: RunFolder) -> Iterator[None]:
             logging.getLogger("fedrec").error("%s", error)
             run.set_status("failed", run.status()["round"])
             raise
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP interrupt a run as Ctrl-C does, so that the run folder records it.
-
-    Existing handlers stay, except Ray's, which only ends the process: Flower's processes use theirs
-    to unregister from the SuperLink.
-    """
-    changed = {}
-    if threading.current_thread() is threading.main_thread():
-        for sign in (signal.SIGTERM, signal.SIGHUP):
-            present = signal.getsignal(sign)
-            if present is signal.SIG_DFL or getattr(present, "__module__", "").startswith("ray."):
-                changed[sign] = present
-                signal.signal(sign, _interrupt)
-    try:
-        yield
-    finally:
-        for sign, before in changed.items():
-            signal.signal(sign, before)
-
-
-def _interrupt(number: int, _: object) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 @contextmanager

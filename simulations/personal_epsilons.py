@@ -15,6 +15,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.personal.noise import PersonalNoise
 from fedrec.privacy.personal.report import epsilon_table
+from server.privacy.personal_budgets import refuse_phases
 
 
 def personal_noise(experiment: Experiment) -> PersonalNoise:
@@ -41,9 +42,10 @@ def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.D
         rounds: number of rounds; default: all of the experiment.
 
     Raises:
-        ExperimentError: the experiment has another step.
+        ExperimentError: the experiment has another step, or phases with other steps.
     """
     settings = personal_noise(experiment)
+    refuse_phases(experiment)
     clients = Population.of(experiment).partition.training_clients
     sampler_class = registry.resolve(registry.SAMPLER, experiment.sampler.name)
     sampler = sampler_class(experiment.settings(registry.SAMPLER), clients, experiment.seed)

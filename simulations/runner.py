@@ -16,6 +16,7 @@ from fedrec.experiment.sections import Section
 from fedrec.runs.directory import default_folder
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
+from fedrec.runtime.end_signals import interrupting
 from server.callbacks.base import Callback
 from simulations.amend import amend
 
@@ -74,8 +75,19 @@ def resume(
 
 def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
     """Run the remaining part of a run folder on the engine of its experiment; centralised systems
-    in this process."""
-    result = _executed(folder, callbacks)
+    in this process. A signal that ends the process stops the engine's other processes, too.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted, by Ctrl-C or a signal.
+    """
+    try:
+        with interrupting():
+            result = _executed(folder, callbacks)
+    except (KeyboardInterrupt, SystemExit):  # the latter is what Ray's start makes of a signal
+        status = folder.status()
+        if status["state"] in ("created", "running"):  # before the first round, or elsewhere
+            folder.set_status("interrupted", status["round"])
+        raise KeyboardInterrupt from None
     from simulations.recommending import keep_ids
 
     keep_ids(folder)

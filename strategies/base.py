@@ -149,7 +149,7 @@ class CohortStrategy(Strategy):
         return (Phase(MAIN, step),)
 
     @classmethod
-    def said(
+    def remarks(
         cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
     ) -> list[str]:
         """Remarks to be reported with the results of a run, one paragraph each; none by default.

@@ -10,7 +10,8 @@ its noise is drawn.
 Failures count as zero updates: a client whose update is not finite, a node that does not reply in
 time or sends no numbers. The denominator stays the same, and no other client is sampled instead.
 The server also bounds a node's sum, to the clip norm times the number of its clients in the cohort
-(one, for a phone), so that no node changes the sum by more than its clients may.
+(one, for a phone) and the length of the noise that they add themselves, so that no node changes the
+sum by more than its clients may.
 
 Where this differs from the paper: see `fedrec.privacy.plan` for the order of noise and learning
 rate, and `fedrec.privacy.clipping` for when updates are clipped.
@@ -161,8 +162,8 @@ class DpFedAvg:
         theta: Mapping[str, np.ndarray],
         asked: int,
     ) -> Mapping[str, Change]:
-        """A node's sum, scaled down to the largest norm that its clients' clipped updates can have;
-        zero if it is invalid."""
+        """A node's sum, scaled down to the largest norm that its clients' uploads can have; zero if
+        it is invalid."""
         if not asked or not all(
             name in total and is_change(total[name], theta[name]) for name in names
         ):
@@ -171,9 +172,8 @@ class DpFedAvg:
             )
             return {name: _nothing(theta[name]) for name in names}
         own = {name: total[name] for name in names}
-        if self.plan.client_noise_scale:
-            return own  # with the clients' noise the norm has no bound
-        return _scaled(own, theta, self.plan.clip.at(self.plan.clip_norm * asked))
+        numbers = sum(theta[name].size for name in names)
+        return _scaled(own, theta, self.plan.clip_of_sum(asked, numbers))
 
     def _follow_quantile(self, round_number: int, sums: Sequence[tuple[TrainSum, int]]) -> None:
         adaptive, std = self.plan.config.adaptive_clip, self.plan.count_noise_std

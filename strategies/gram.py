@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A linear item-to-item model from the sum of the clients' products: EASE or PureSVD in one round.
 
-    B_ij = -P_ij / P_jj,  P = (G + lambda I)^-1,  G = sum over clients of (D x)(D x)^T     (Steck
-    2019, eq. 8)
+    B_ij = -P_ij / P_jj,    P = (G + lambda I)^-1,    G = sum over clients of (D x)(D x)^T
 
-With every client in the round and no noise the weights are those of the centralised EASE or
-PureSVD.
+(Steck 2019, equation 8). With every client in the round and no noise the weights are those of the
+centralised EASE or PureSVD.
 
     [strategy]
     name = "popularity-start"

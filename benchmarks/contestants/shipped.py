@@ -41,7 +41,7 @@ def section_of(node: Node, step: str) -> Section:
 
 
 def orders(node: Node, step: str, users: int, rounds: int, **changes: Any) -> list[TrainOrder]:
-    """Orders for so many users, drawn anew in each round, but from the same seed for every
+    """Training orders for a number of users, drawn in each round with the same seed for every
     contestant."""
     section, random = section_of(node, step), np.random.default_rng(0)
     settings = {"name": section.name, **section.options, **changes}

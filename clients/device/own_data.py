@@ -154,8 +154,8 @@ def own_population(
 
 
 def read_own(data: Path, catalogue: Path) -> tuple[Interactions, list[str], np.ndarray | None]:
-    """Interactions of a node's users, the users' names, and the part of each row if the file has
-    this column. Cached until one of the files changes.
+    """Interactions of a node's users, the users' names, and the part of each row, `[rows]`, if the
+    file has this column. Cached until one of the files changes.
 
     Raises:
         DataError: see `own_population`.

@@ -157,8 +157,9 @@ class Policy(Config):
             raise _no_step(order.step, "that of fine-tuning, or none")
 
     def _examine(self, at: str, kind: registry.Kind, section: Section) -> None:
-        """Refuse a component (or one within it) from a package that the owner did not allow, or
-        with a file in its settings; none is imported before its name is checked."""
+        """Refuse a component (or one within it) from a package that the owner did not allow, for
+        attacks only, or with a file in its settings; none is imported before its name is
+        checked."""
         if not self._runs(kind, section.name):
             raise RefusalError(
                 f"this node does not run {section.name!r} ({at})",
@@ -166,7 +167,15 @@ class Policy(Config):
                 got=repr(section.name),
                 fix="the owner of the node starts the client with --set plugins=PACKAGE",
             )
-        config_class = getattr(registry.resolve(kind, section.name), "Config", None)
+        component = registry.resolve(kind, section.name)
+        if getattr(component, "simulations_only", False):
+            raise RefusalError(
+                f"{section.name!r} ({at}) is for simulations of attacks",
+                expected="a component that real nodes run",
+                got=repr(section.name),
+                fix="run it as a simulation",
+            )
+        config_class = getattr(component, "Config", None)
         if config_class is None:
             return
         settings = config_class.parse(section.options, at=at)
@@ -232,7 +241,7 @@ def experiment_of(run_config: Mapping[str, Any]) -> Experiment:
         )
     try:
         return from_run_config({"resolved": run_config["resolved"]})
-    except (ExperimentError, ValueError, RecursionError) as error:
+    except (ExperimentError, ValueError, TypeError, RecursionError) as error:
         raise RefusalError("the experiment is invalid", got=str(error)[:500]) from None
 
 

@@ -135,7 +135,7 @@ class OwnNoiseStep(Step):
     def shaped(
         self, uploaded: Mapping[str | None, np.ndarray], network: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """An upload as changes of the network's parameters, and of the bound."""
+        """An upload, `float32 [numbers]`, as changes of the network's parameters and the bound."""
         parts = (
             torch.from_numpy(uploaded[None])
             .to(self.device)

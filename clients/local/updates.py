@@ -49,15 +49,15 @@ class Updates:
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the `float64` totals of parameters that are not
-        item tables."""
+        """Add share times update of every client to the totals of parameters that are not item
+        tables, `float64` in their shapes; `shares` is `float64 [C]`."""
         for name in (name for name in self.changes if name in totals):
             for place, share in enumerate(shares.tolist()):
                 if share:  # a client of weight 0 must not add NaN
                     totals[name].add_(self.changes[name][place], alpha=share)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """Not available: these updates have no compact tables.
+        """Not available for item tables `[items, d]`: these updates have no compact tables.
 
         Raises:
             KeyError: always, as no parameter is a compact table here.
@@ -132,8 +132,8 @@ class PartialUpdates:
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the `float64` totals of parameters that are not
-        item tables."""
+        """Add share times update of every client to the totals of parameters that are not item
+        tables, `float64` in their shapes; `shares` is `float64 [C]`."""
         for own, share in zip(self.changes, shares.tolist(), strict=True):
             for name, part in own.items():
                 if name in totals and share:
@@ -200,8 +200,8 @@ class FactoredUpdates:
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the `float64` totals of parameters that are not
-        item tables."""
+        """Add share times update of every client to the totals of parameters that are not item
+        tables, `float64` in their shapes; `shares` is `float64 [C]`."""
         for layer, (inputs, outputs) in self.factors.items():
             own = shares.to(outputs.device)[:, None]
             # a client of weight 0 must not add NaN
@@ -214,6 +214,11 @@ class FactoredUpdates:
                 totals[f"{layer}.bias"].add_(weighted.sum(0))
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
+        """Not available for item tables `[items, d]`: these updates have no compact tables.
+
+        Raises:
+            KeyError: always, as no parameter is a compact table here.
+        """
         raise KeyError(name)
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:

@@ -61,6 +61,7 @@ class Canary(Step):
     """
 
     Config = CanaryConfig
+    simulations_only = True
     paper = "Steinke et al. 2023; Andrew et al. 2023"
     config: CanaryConfig
 

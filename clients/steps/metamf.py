@@ -62,10 +62,10 @@ class MetaMf(GeneratedStep):
         leaves = {
             name: value.detach().unsqueeze(0).requires_grad_() for name, value in parameters.items()
         }
-        batch, wanted = (
+        batch, targets = (
             torch.from_numpy(array).to(self.device).unsqueeze(0) for array in (items, labels)
         )
-        loss = self.model.loss(self.model.predict(leaves, (), batch), wanted).sum()
+        loss = self.model.loss(self.model.predict(leaves, (), batch), targets).sum()
         found = torch.autograd.grad(
             loss, list(leaves.values()), allow_unused=True, materialize_grads=True
         )

@@ -190,10 +190,10 @@ class Sgd(CohortStep):
         self, users: tuple[Tensor, ...], items: np.ndarray, labels: np.ndarray
     ) -> Callable[[dict[str, Tensor]], Tensor]:
         """The loss of one client on a batch, as a function of its parameters."""
-        batch, wanted = (
+        batch, targets = (
             torch.tensor(items[None], device=self.device),
             torch.tensor(labels[None], device=self.device),
         )
         return lambda parameters: self.model.loss(
-            self.model.predict(parameters, users, batch), wanted
+            self.model.predict(parameters, users, batch), targets
         )

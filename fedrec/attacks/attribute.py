@@ -3,7 +3,7 @@
 attacker sees of it.
 
 The attacker knows the attribute of some users, trains a classifier on their data, and applies it to
-the others. This is done in folds, so that the attribute of every user is predicted once. The figure
+the others. This is done in folds, so that the attribute of every user is predicted once. The result
 is balanced accuracy, the mean of the shares of right answers in each class: accuracy alone is high
 for a classifier that always answers with the most frequent class.
 
@@ -31,14 +31,15 @@ Scaling = Literal["rows", "columns"]
 
 @dataclass(frozen=True)
 class Inference:
-    """What an attribute attack achieved.
+    """Result of an attribute attack.
 
     Attributes:
-        users: how many users were asked about.
+        users: number of attacked users.
         classes: number of users in each class.
-        balanced_accuracy: over all users, each answered by the fold that did not train on it; MOVER
-            interval from the classes' Wilson intervals. Chance is 1 over the number of classes.
-        folds: balanced accuracy within each fold; their spread contains that of the training.
+        balanced_accuracy: over all users, each predicted by the fold that was not trained on it;
+            MOVER interval from the classes' Wilson intervals. Random guessing gives 1 over the
+            number of classes.
+        folds: balanced accuracy within each fold; their spread includes that of the training.
         accuracy: share of right answers; always answering the largest class gives `majority`.
         majority: share of the largest class.
         auc: with two classes, mean over folds of the area under the ROC curve; None with more.
@@ -79,9 +80,9 @@ def infer_attribute(
         labels: `int64 [users]`, the attribute as codes from 0, each class with at least `folds`
             users.
         attacker: `"neural"` or `"logistic"`.
-        scaling: `"rows"` gives each description length 1, for sets; `"columns"` gives each column
-            mean 0 and standard deviation 1 over the users whose attribute is known, for numbers of
-            different size.
+        scaling: `"rows"` scales each description to length 1, for sets; `"columns"` scales each
+            column to mean 0 and standard deviation 1 over the users whose attribute is known, for
+            numbers of different size.
         folds: number of folds, at least 2.
         seed: of the streams `"attribute-folds"` and `"attribute-classifier"`.
         training: how the classifier is trained.
@@ -177,8 +178,8 @@ def judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inferen
 
 
 def _mean_area(scores: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> float:
-    """Mean of the folds' areas; scores of different classifiers are not compared with each
-    other."""
+    """Mean over folds of the area under the ROC curve; scores of different classifiers are never
+    compared."""
     areas = []
     for place in range(int(fold.max()) + 1):
         own, positive = scores[fold == place], labels[fold == place] == 1

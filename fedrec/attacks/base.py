@@ -24,7 +24,7 @@ class Attacked:
     Attributes:
         users: `int64 [users]`, ascending; about half of them trained the system.
         population: their data; the partition is that of the experiment before members were drawn,
-            so it tells nothing.
+            so it reveals no membership.
         parameters: the system's global parameters, read-only.
         scores: gives blocks of some users and the system's scores of the catalogue for them,
             `float32 [n, items]`.

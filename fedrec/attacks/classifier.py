@@ -82,8 +82,8 @@ class Classifier:
             described: `float32 [users, columns]`.
             labels: `int64 [users]`, each in `[0, classes)`.
         """
-        inputs, wanted = torch.from_numpy(described), torch.from_numpy(labels)
-        counts = torch.bincount(wanted, minlength=self.classes).clamp(min=1)
+        inputs, targets = torch.from_numpy(described), torch.from_numpy(labels)
+        counts = torch.bincount(targets, minlength=self.classes).clamp(min=1)
         weight = len(labels) / (self.classes * counts.float())
         order = torch.randperm(len(labels), generator=self._random)
         held = max(1, round(self.training.validation * len(labels)))
@@ -97,12 +97,12 @@ class Classifier:
             for batch in shuffled.split(self.training.batch):
                 optimiser.zero_grad()
                 F.cross_entropy(
-                    self._logits(inputs[batch]), wanted[batch], weight=weight
+                    self._logits(inputs[batch]), targets[batch], weight=weight
                 ).backward()
                 optimiser.step()
             with torch.no_grad():
                 loss = float(
-                    F.cross_entropy(self._logits(inputs[check]), wanted[check], weight=weight)
+                    F.cross_entropy(self._logits(inputs[check]), targets[check], weight=weight)
                 )
             if loss < best:
                 best, kept, waited = loss, [leaf.detach().clone() for leaf in leaves], 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warnings of a run whose clients' negatives reveal the held-out items.
 
-No model is needed for it: an item that a user never drew as a negative, and that is no training
-positive, is a held-out one. Ranked by how seldom they were drawn, held-out items come first after
-some rounds.
+The leak needs no model: an item that a user never draws as a negative, and that is not a training
+positive, is a held-out one. If items are ranked by how rarely they were drawn, held-out items are
+first after some rounds.
 """
 
 from __future__ import annotations

@@ -38,16 +38,16 @@ def lira_scores(
     Args:
         target: `float [users]`, signals under the target system.
         shadows: `float [runs, users]`, signals under the shadow systems.
-        member: `bool [runs, users]`, who trained which; each user needs two of each kind (offline:
-            two without).
+        member: `bool [runs, users]`, which users trained which system; each user needs two systems
+            of each kind (offline: two that it did not train).
         mode: `"online"` compares both fits; `"offline"` uses only systems that the user did not
-            train, which an attacker can train before he knows whom to attack.
+            train, which an attacker can train before choosing whom to attack.
         variance: `"user"` fits a variance per user; `"global"` pools it over users, better with few
             shadow systems.
 
     Returns:
         `float64 [users]`: online, log density ratio (0 is undecided); offline, minus the log of the
-        chance that a system without the user shows so large a signal (log 2 is the middle).
+        probability of such a large signal without the user (log 2 is the middle).
 
     Raises:
         ValueError: shapes differ, or a user has too few systems of a kind.

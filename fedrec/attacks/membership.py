@@ -8,14 +8,14 @@ descriptions belong to members.
 
 Where this differs from the paper:
 
-- How the list enters the forest is not stated there. `Encoding` chooses; the default puts all of
-  them side by side.
+- The encoding of the list for the forest is not stated there. `Encoding` selects one; the default
+  joins all of them.
 - Members are 80 % of the shadow users but 50 % of the attacked ones; a forest that has learned
-  nothing then answers "member" nearly always. The paper prints accuracy alone. We print balanced
-  accuracy and AUC beside it, and `balanced` weighs the two kinds equally.
+  nothing then answers "member" nearly always. The paper reports accuracy only. We also report
+  balanced accuracy and AUC, and `balanced` weights the two kinds equally.
 - Whether lists hold items that a user already has, and whether the model is fine-tuned first, is
-  not stated. What the attacker is said to know (features, global model) means: neither; the driver
-  offers both.
+  not stated. The stated knowledge of the attacker (features, global model) suggests neither; the
+  driver offers both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Describer:
     Args:
         users: features of the users; each category becomes a 0/1 column.
         items: features of the items, for the pooled encoding.
-        popularity: `float [items]`, how popular each item is among the users the attacker knows.
+        popularity: `float [items]`, popularity of each item among the users that the attacker
+            knows.
         encoding: `"multi-hot"`: one column per item, 1 where it is in the list; `"pooled"`: share
             of the list's items with each item category, and the popularity rank (0 most popular, 1
             least) at each place of the list, with its mean, smallest and largest; `"both"`.
@@ -103,7 +104,7 @@ def train_forest(
         member: `bool [n]`, which of them trained the shadow system.
         seed: of the stream `"attack-forest"`.
         trees: number of trees (not stated in the paper).
-        balanced: weigh members and others equally, although they are 80 and 20 of 100.
+        balanced: whether members and others have equal total weight, although 80 % are members.
 
     Raises:
         ExperimentError: scikit-learn is not installed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One number per user that is larger when a model fits the user's own data better.
+"""Membership signals: one number per user, larger if a model fits the user's data better.
 
 Carlini et al. 2022 use `log(p / (1 - p))` of the right class, because it is nearly normal. Our
 models' scores for ranking are that number already. A user has several positives: we take their
@@ -28,8 +28,8 @@ def fit_signals(
         population: the users' data.
         users: `int64 [n]`.
         signal: ranking: `"positives"`, the mean logit of a user's positives; `"contrast"`, the same
-            minus the mean logit of all other items, which takes out how high a model's logits are
-            for everybody. For ratings either is minus the mean squared error.
+            minus the mean logit of all other items, which removes the general level of a model's
+            logits. For ratings both are minus the mean squared error.
 
     Returns:
         `float64 [n]`; 0 for a user without positives (without rows, for ratings).

@@ -2,7 +2,8 @@
 """Success of membership attacks: the same figures, with intervals, for all attacks. Accuracy, which
 papers report, says little: it depends on the share of members and on a threshold. So it is reported
 with balanced accuracy, the area under the ROC curve, and the share of members found at a small
-share of false alarms (Carlini et al. 2022, section III), which is what an attack on the few needs.
+share of false alarms (Carlini et al. 2022, section III), which measures attacks that succeed on a
+few users only.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Success:
-    """What an attack achieved on the users of a target system.
+    """Success of an attack on the users of a target system.
 
     Attributes:
-        members, others: how many users of each kind were attacked.
-        accuracy: share of right answers (Wilson's interval); the majority answer alone gets
+        members, others: number of attacked users of each kind.
+        accuracy: share of right answers (Wilson's interval); always giving the majority answer gets
             `majority`.
         majority: the larger share of the two kinds.
         balanced_accuracy: mean of the shares of right answers among members and among others; 1/2
@@ -52,8 +53,8 @@ class Success:
         found: share of members whose score lies above the threshold that `alarms` of the others
             pass; Clopper-Pearson at that threshold, whose own uncertainty is not in it. Chance is
             `false_alarms`.
-        false_alarms: share of the others that pass it, at most the one asked for.
-        wanted: the wanted largest share of false alarms, such as .01.
+        false_alarms: share of the others that pass it, at most the requested one.
+        wanted: the requested largest share of false alarms, such as .01.
     """
 
     members: int
@@ -148,8 +149,8 @@ def found_ceiling(false_alarms: float, epsilon: float, delta: float) -> float:
 
 
 def _cut(outside: np.ndarray, wanted: float) -> float:
-    """The smallest score of the others (or below all of them) that at most the wanted share of them
-    exceeds."""
+    """The smallest score of the others (or below all of them) that at most the requested share of
+    them exceeds."""
     allowed = math.floor(wanted * len(outside) + 1e-9)
     descending = np.sort(outside)[::-1]
     return -math.inf if allowed >= len(outside) else float(descending[allowed])

@@ -11,7 +11,7 @@ from fedrec.baselines.base import Histories
 
 
 def among(histories: Histories, items: np.ndarray) -> Histories:
-    """The users' items that are among some, numbered by their place there.
+    """The users' items that are among `items`, numbered by their place there.
 
     Args:
         histories: of any users.

@@ -17,7 +17,7 @@ from fedrec.errors import ExperimentError
 from fedrec.privacy.stated import Stated
 
 Sparse: TypeAlias = Any
-"""A `scipy.sparse.csr_array`; by scipy's annotations it may have no shape."""
+"""A `scipy.sparse.csr_array`; according to scipy's annotations its shape may be unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +28,12 @@ class Histories:
         num_items: size of the catalogue.
         offsets: `int64 [users + 1]`; user u's items are `items[offsets[u]:offsets[u + 1]]`.
         items: `int64 [total]`, each in `[0, num_items)`; may repeat within a user.
-        users: `int64 [users]`, distinct: which user of the dataset each one is; None: nobody knows.
-        user_features: side features of all users of the dataset, by the numbers in `users`; None:
-            nothing is known.
-        item_features: side features of the items; None: nothing is known.
-        low_rated: of the same users, the items that they rated and that are not positive; None:
-            nothing is known.
+        users: `int64 [users]`, distinct: the user number in the dataset of each one; None: unknown.
+        user_features: side features of all users of the dataset, indexed by the numbers in `users`;
+            None: unknown.
+        item_features: side features of the items; None: unknown.
+        low_rated: for the same users, the items that they rated and that are not positive; None:
+            unknown.
     """
 
     num_items: int
@@ -80,8 +80,8 @@ class Histories:
         )
 
     def places(self, others: Histories) -> np.ndarray:
-        """`int64 [others]`: which of these users each of the others is; -1 where it is none, or
-        nobody knows."""
+        """`int64 [others]`: the position of each of the other users among these; -1 if absent or
+        unknown."""
         if self.users is None or others.users is None or not len(self.users):
             return np.full(others.num_users, -1, dtype=np.int64)
         order = np.argsort(self.users)
@@ -123,8 +123,7 @@ class Baseline(ABC):
     A subclass lives in a file of its own in `fedrec/baselines/`, its configuration class above it.
 
     Attributes:
-        stand_in: the baseline that takes its place where the data are too large for it; empty: none
-            does.
+        stand_in: the baseline to use instead if the data are too large for this one; empty: none.
     """
 
     Config: ClassVar[type[Config]] = Config
@@ -191,14 +190,13 @@ class RatingBaseline(Baseline):
         """Predicted ratings, `float64 [rows]`.
 
         Args:
-            known: all that is known of the users that are asked about: the ratings of their
-                training rows.
-            users: `int64 [rows]`, as in `known`.
+            known: the known ratings of the users to predict for: those of their training rows.
+            users: `int64 [rows]`, user numbers as in `known`.
             items: `int64 [rows]`.
         """
 
     def fit(self, histories: Histories) -> None:
-        """Always refused.
+        """Not available for predictors of ratings.
 
         Raises:
             ExperimentError: it needs ratings.

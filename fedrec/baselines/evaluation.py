@@ -50,14 +50,14 @@ def evaluate_baselines(
             defaults. A mapping may have names of its own, with the baseline's name among the
             settings as `name`.
         population: the clients; its task is ranking.
-        held_out: see `RankingProtocol`, as for all others.
+        held_out: see `RankingProtocol`, as all following arguments.
         ks: lengths of the lists.
         clients: `int64 [clients]`, the held-out clients to evaluate; default: all.
         block: clients scored at a time; memory grows with block x items.
         protocol: `reconstruction` ranks the whole catalogue against the whole history instead.
         masked: which known items whole lists leave out, where training rows are perturbed.
-        say: gets a line for each baseline that is left out, with the reason; default: a warning in
-            the log.
+        say: called with a line for each baseline that is skipped, with the reason; default: a
+            warning in the log.
 
     Returns:
         For each baseline, the mean of each ranking metric over the clients with a held-out
@@ -95,7 +95,8 @@ def evaluate_rating_baselines(
 ) -> dict[str, dict[str, float]]:
     """Fit each baseline to the training clients' ratings and predict the held-out ones.
 
-    Like the systems, they learn from perturbed rows where devices do, and are tested on real ones.
+    Like the federated systems, they are trained on perturbed rows if devices are, and tested on
+    real rows.
 
     Args:
         names: see `evaluate_baselines`; those that predict no ratings are left out.
@@ -106,7 +107,7 @@ def evaluate_rating_baselines(
     Returns:
         For each baseline `mae` and `rmse`, pooled over all held-out rows; of those whose paper
         states a guarantee also `nominal-epsilon` and `epsilon`, the exact one, see
-        `fedrec.privacy.stated`. What these do not say is logged.
+        `fedrec.privacy.stated`. Their caveats are logged.
     """
     made = {name: make_baseline(name, options) for name, options in _settings(names).items()}
     protocol = RatingProtocol(population, held_out=held_out, clients=clients)

@@ -40,11 +40,11 @@ def make_baseline(
     """A baseline from its settings.
 
     Args:
-        name: its name, or what the experiment calls it, with the baseline's name in
+        name: its name, or its label in the experiment, with the baseline's name in
             `options["name"]`.
         options: its settings.
-        seed: of the experiment, for baselines whose own seed is left out; None: these take 0.
-        device: for those that compute on one; default: the CPU.
+        seed: of the experiment, for baselines without a seed of their own; None: 0.
+        device: for baselines that use PyTorch; default: the CPU.
 
     Raises:
         ExperimentError: the name is unknown, or a setting is unknown or wrong.
@@ -62,14 +62,14 @@ def make_baseline(
 def settings_that_fit(
     settings: Settings, num_users: int, num_items: int, say: Callable[[str], None]
 ) -> Settings:
-    """Settings of the baselines for which the data are not too large, and of those that stand in
-    for the others.
+    """Settings of the baselines that can handle data of this size, and of the replacements of those
+    that cannot.
 
     Args:
         settings: of baselines, by label.
         num_users: number of training clients.
         num_items: size of the catalogue.
-        say: gets a line for what is left out, with the reason.
+        say: called with a line for each baseline that is skipped, with the reason.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for label, options in settings.items():
@@ -89,12 +89,12 @@ def settings_that_fit(
 
 
 class RankingProtocol:
-    """What the held-out clients of a population are ranked on; the same for every baseline.
+    """Ranking of the items of held-out clients; the same for every baseline.
 
-    A baseline is fitted to the positive train rows of the training clients; a held-out client is
-    known to it by the positives of its own train rows. A transductive one is fitted to those of the
-    held-out clients, too. A positive that occurs in several held-out rows counts that often in
-    `hits@k` and `ndcg@k`.
+    A baseline is fitted to the positive training rows of the training clients; the known items of a
+    held-out client are the positives of its own training rows. A transductive one is also fitted to
+    those of the held-out clients. A positive that occurs in several held-out rows counts that often
+    in `hits@k` and `ndcg@k`.
 
     Args:
         population: the clients; its task is ranking.
@@ -157,8 +157,7 @@ class RankingProtocol:
             untouched.refuse(BASELINE.name, baseline, "in fit")
 
     def statistics(self) -> ListStatistics | None:
-        """Statistics of whole lists, still empty; None where a protocol without lists is asked
-        for."""
+        """Empty statistics of whole lists; None for a protocol without lists."""
         if self._protocol is not None:
             return None
         likes = self.training.csr().sum(0) / max(self.training.num_users, 1)
@@ -174,7 +173,7 @@ class RankingProtocol:
         held-out positive.
 
         Args:
-            baseline: it is fitted.
+            baseline: a fitted baseline.
             progress: called with (clients done, all clients) after every block.
             statistics: the lists are added to them.
         """
@@ -213,7 +212,7 @@ class RankingProtocol:
         return found | sampled_metrics(scores, **own, ks=self._ks, sampled=self._sampled)
 
     def _masks_of(self, number: int) -> _Masks:
-        """Masks of a block, kept for the next baseline where memory allows."""
+        """Masks of a block, kept for the next baseline if memory allows."""
         if number in self._masks:
             return self._masks[number]
         clients = self._blocks[number]
@@ -255,7 +254,8 @@ class RatingProtocol:
         self._asked = population.held_out_rated(self.clients, held_out)
 
     def measure(self, baseline: RatingBaseline) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Fit a baseline and predict: users, predicted and actual ratings of the held-out rows."""
+        """Fit a baseline and predict: users, predicted and actual ratings of the held-out rows,
+        `[rows]` each."""
         users, items, actual = self._asked
         with component_errors(BASELINE.name, baseline, "in fit_ratings"):
             baseline.fit_ratings(self._training)
@@ -264,8 +264,7 @@ class RatingProtocol:
 
 
 def stated_privacy(label: str, baseline: Baseline) -> dict[str, float]:
-    """What a fitted baseline's paper states of its privacy, and what holds; the words go to the
-    log."""
+    """Stated and exact privacy of a fitted baseline; the caveats are logged."""
     stated = baseline.stated()
     if stated is None:
         return {}

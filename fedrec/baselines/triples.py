@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user, an item that the user likes, and another that the user does not: what pairwise losses are
-trained on."""
+"""Triples for pairwise losses: a user, an item that the user likes, and an item that the user does
+not like."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Triples:
     Args:
         liked: binary `[users, items]`, columns ascending within a row. Users without a liked item,
             or without any other, are never drawn.
-        draw: what is drawn uniformly: users, and then one of the user's items, or liked pairs.
-        random: where they come from.
+        draw: unit of uniform draws: users, followed by one of the user's items, or liked pairs.
+        random: source of randomness.
 
     Raises:
-        DataError: nobody has both a liked item and another.
+        DataError: no user has both a liked item and another.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Triples:
 
     @property
     def per_epoch(self) -> int:
-        """Triples in an epoch."""
+        """Number of triples in an epoch."""
         return len(self._pairs)
 
     def epoch(self, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """As many triples as there are liked pairs, in batches: users, liked items and others,
-        `int64 [batch]` each."""
+        """The triples of an epoch in batches, as many as there are liked pairs: users, liked items
+        and others, `int64 [batch]` each."""
         random, total = self._random, len(self._pairs)
         if self._draw == "users":
             users = random.choice(self._users, total)
@@ -90,8 +90,8 @@ def _ranked_others(offsets, liked, users, ranks) -> np.ndarray:
     found = np.empty(len(users), dtype=np.int64)
     for n in range(len(users)):
         start, low, high = offsets[users[n]], offsets[users[n]], offsets[users[n] + 1]
-        # As many liked items lie before the rank-th other one as have no more than `rank` others
-        # before them.
+        # The number of liked items before the rank-th other item is the number of liked items with
+        # at most `rank` others before them.
         while low < high:
             middle = (low + high) // 2
             if liked[middle] - (middle - start) <= ranks[n]:

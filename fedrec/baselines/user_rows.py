@@ -2,9 +2,9 @@
 """Shared code of systems with a row of parameters per user: the treatment of users who were not
 training users.
 
-`transductive`: users who are evaluated are trained with, on their known items. `fold-in`: they are
-not; everything but their own row is left as it is, and that is made from their known items when
-they are scored. A transductive system folds in whoever it still does not know.
+`transductive`: evaluated users are in training, with their known items. `fold-in`: they are not;
+when they are scored, their row is computed from their known items with all other parameters fixed.
+A transductive system also folds in users that it does not know.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class UserRowsBaseline(Baseline):
     """A baseline with a row of parameters per user; `fit` keeps the histories and the rows.
 
     Attributes:
-        fitted: what it was fitted to.
+        fitted: the histories of the training users.
         own: `float32 [users, width]`, a row for each user of `fitted`.
     """
 
@@ -44,12 +44,11 @@ class UserRowsBaseline(Baseline):
 
     @property
     def transductive(self) -> bool:
-        """Whether it has to be fitted with the known items of the users that it is to score,
-        too."""
+        """Whether it must also be fitted to the known items of the users to be scored."""
         return self.config.unseen_users == "transductive"
 
     def rows(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of some users, as they were fitted, or folded in."""
+        """`float32 [users, width]`: rows of some users, fitted or folded in."""
         places = self.fitted.places(histories)
         unseen = np.flatnonzero(places < 0)
         found = np.zeros((histories.num_users, self.own.shape[1]), dtype=np.float32)
@@ -60,8 +59,8 @@ class UserRowsBaseline(Baseline):
 
     @abstractmethod
     def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users who were not trained with, each from its own
-        items alone."""
+        """`float32 [users, width]`: rows of users that were not in training, each computed from its
+        own items only."""
 
 
 def own_seed(items: np.ndarray) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _NARROW = 512  # examples; padding up to here is cheaper than blocks of fewer clients
-_UNLIMITED = 1 << 40  # examples of a batch; more than anybody has
+_UNLIMITED = 1 << 40  # examples of a batch; more than any client has
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +33,10 @@ class Batches:
 
     @classmethod
     def cut(cls, epochs: Sequence[tuple[np.ndarray, np.ndarray]], batch_size: int) -> Batches:
-        """Cut each epoch's (items, labels), already in the order of training, into batches; the
-        last may be smaller.
+        """Cut each epoch's (items `int64 [n]`, labels `float32 [n]`), already in the order of
+        training, into batches; the last may be smaller.
 
-        Where the batch size is far beyond what the client has, as for a step on everything, the
+        If the batch size is far larger than the client's data, as for a step on all examples, the
         rectangle is narrower.
         """
         batch_size = _width(batch_size, max((len(items) for items, _ in epochs), default=0))
@@ -59,7 +59,7 @@ class Batches:
 
     @classmethod
     def whole(cls, epochs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batches:
-        """Each epoch's (items, labels) as one batch."""
+        """Each epoch's (items `int64 [n]`, labels `float32 [n]`) as one batch."""
         return cls.cut(epochs, _UNLIMITED)
 
     def references(self) -> tuple[np.ndarray, np.ndarray]:
@@ -69,8 +69,8 @@ class Batches:
 
 
 def _width(batch_size: int, longest: int) -> int:
-    """The width of a client's rectangle: by its own data alone, or its rounding would depend on its
-    company."""
+    """The width of a client's rectangle. It depends on the client's own data only, because
+    otherwise rounding would depend on the other clients of the block."""
     return (
         min(batch_size, max(_NARROW, 1 << (longest - 1).bit_length()))
         if longest

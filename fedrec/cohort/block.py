@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedrec.cohort.batches import Batches
 
-# numbers of a catalogue per item named; with more, marking the named ones takes longer than sorting
+# catalogue size per item; above it, marking the items takes longer than sorting them
 _SPARSE = 64
 
 
@@ -29,7 +29,7 @@ class Block:
         items: `int64 [S, C, B]`, items of the examples.
         places: `int64 [S, C, N]`, rows in the compact item tables of all clients laid end to end,
             `[C * R]`, of every item that a step needs: those of its examples, in their order, and
-                then any others (`Batches.references`).
+            then any others (`Batches.references`).
         labels: `float32 [S, C, B]`.
         sizes: `int64 [S, C]`, number of examples in each batch; what comes after them is padding.
         touched: `int64 [C, R]`, the item of each row of the compact tables; padded with item 0.
@@ -56,12 +56,12 @@ class Block:
         batches: Sequence[Batches],
         device: torch.device,
     ) -> Block:
-        """Put clients together.
+        """Build a block from the data of some clients.
 
         Args:
-            users: the features of each client.
+            users: for each client its category codes per user feature, `int64 [width]` each.
             batches: the batches of each client, most steps first.
-            device: where the tensors live.
+            device: device of the tensors.
         """
         steps = np.array([len(batch.sizes) for batch in batches])
         width = batches[0].items.shape[1]
@@ -111,7 +111,7 @@ class Block:
         return torch.tensor(self.steps) - late_epochs * torch.tensor(self.last_epoch)
 
     def last_epoch_means(self, losses: Tensor) -> np.ndarray:
-        """Means over each client's last epoch of what every step gave.
+        """Mean over the steps of each client's last epoch.
 
         Args:
             losses: `[S, C]`.

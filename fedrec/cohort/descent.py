@@ -17,19 +17,19 @@ from fedrec.models.base import Model
 
 
 class Objective(Protocol):
-    """What local training minimises."""
+    """The objective of local training."""
 
     def __call__(
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
     ) -> Tensor:
-        """Loss of a step, `[active]`.
+        """Loss of a step for each active client, `[active]`.
 
         Args:
             parameters: of the first `active` clients, `[active, ...]` each; of an item table the
                 rows that the step needs, `[active, N, d]`, in the order of `Block.places`.
             block: the clients.
             step: which step.
-            active: how many clients still train.
+            active: number of clients that still train.
         """
         ...
 
@@ -65,17 +65,16 @@ def descend(
         start: the parameters that are trained, without cohort dimension; unchanged.
         block: the clients.
         sgd: settings of the gradient steps.
-        objective: what is minimised; None: the model's own loss.
-        own: where clients start from parameters of their own instead, `[C, ...]` each, unchanged;
-            no item tables.
+        objective: the objective; None: the model's own loss.
+        own: initial values that differ between clients, `[C, ...]` each, unchanged; no item tables.
 
     Returns:
         The trained parameters of every client.
 
     Raises:
-        ValueError: rows that are in no batch change (weight decay, momentum or a pull), and item
-            tables differ in their rates or in being late; one number per client could not say how
-            such rows change.
+        ValueError: rows that are in no batch change (weight decay, momentum or a proximal term),
+            and item tables differ in their rates or in being late, so that one factor per client
+            cannot describe the change.
     """
     item_tables = [name for name in model.item_tables if name in start]
     if not sgd.plain and len({(sgd.rate(name), name in sgd.late) for name in item_tables}) > 1:
@@ -102,8 +101,8 @@ class _Cohort:
         block: the clients.
         tables: the touched rows of the item tables, `[C, R, d]`.
         dense: all other parameters, `[C, ...]`.
-        untouched: `[C, 1]`, what a row that is in no batch is multiplied by: it decays or is pulled
-            like any other.
+        untouched: `[C, 1]`, factor on rows that are in no batch: weight decay and proximal term
+            apply to them, too.
     """
 
     block: Block
@@ -120,7 +119,7 @@ class _Cohort:
         sgd: SgdSettings,
         item_tables: Sequence[str],
     ) -> _Cohort:
-        """Copies of the start, or of what clients have of their own, for every client."""
+        """Copies of the initial values for every client, or the client's own."""
         cohort, tables, dense = len(block), {}, {}
         for name, value in start.items():
             if name in item_tables:
@@ -137,7 +136,8 @@ class _Cohort:
         )
 
     def step(self, objective: Objective, step: int, active: int) -> Tensor:
-        """One step of the first `active` clients; returns each one's loss before it."""
+        """One step of the first `active` clients; returns each client's loss before the step,
+        `[active]`."""
         places = self.block.places[step, :active].flatten()
         rows = {name: group.rows(places, active) for name, group in self.tables.items()}
         leaves = {name: group.value[:active].detach() for name, group in self.dense.items()}
@@ -149,7 +149,7 @@ class _Cohort:
             given[name].requires_grad_()
         loss = objective(given, self.block, step, active)
         gradients: dict[str, Tensor | None] = {}
-        if loss.requires_grad:  # otherwise nothing moves in this step
+        if loss.requires_grad:  # otherwise no parameter changes in this step
             found = torch.autograd.grad(
                 loss.sum(), [given[name] for name in moving], allow_unused=True
             )

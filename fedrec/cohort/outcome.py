@@ -38,8 +38,8 @@ class Outcome(Protocol):
         ...
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the `float64` totals of parameters that are not
-        item tables."""
+        """Add share times update of every client to the totals of parameters that are not item
+        tables, `float64` in their shapes; `shares` is `float64 [C]`."""
         ...
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:

@@ -20,15 +20,14 @@ class Trained:
     """The trained parameters of a block of C clients.
 
     Attributes:
-        start: the global parameters, without cohort dimension; those that are not in `values`
-            stayed as they are.
+        start: the global parameters, without cohort dimension; those that are not in `values` did
+            not change.
         block: the clients.
         values: `[C, ...]` per parameter; of an item table only the touched rows, `[C, R, d]`.
         item_tables: names of the parameters that are compact.
         untouched: `[C]`, factor between the start and the end of a row that no batch touched; 1
             without weight decay.
-        last_losses: `float64 [C]`, mean loss over each client's last epoch; NaN where it had
-            nothing to learn from.
+        last_losses: `float64 [C]`, mean loss over each client's last epoch; NaN without examples.
     """
 
     start: Mapping[str, Tensor]
@@ -63,12 +62,14 @@ class Trained:
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add, over the clients, share times update of parameters that are no item tables.
+        """Add share times update of every client to the totals of parameters that are not item
+        tables.
 
         Args:
-            totals: `float64` by parameter, of the parameter's shape, which are added to; those that
-                did not change may be among them.
-            shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
+            totals: `float64` by parameter, of the parameter's shape, which are added to; may
+                include parameters that did not change.
+            shares: `float64 [C]`; a client with share 0 adds nothing, even if its update is not
+                finite.
         """
         counted = shares != 0
         for name, total in totals.items():
@@ -136,8 +137,8 @@ class Trained:
         return own
 
     def _moved(self, name: str, counted: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """What clients changed in the rows they touched: items `int64 [n]`, places of clients
-        `int64 [n]`, `[n, d]`.
+        """The clients' changes of touched rows: items `int64 [n]`, places of clients `int64 [n]`,
+        changes `[n, d]`.
 
         Args:
             name: an item table.
@@ -168,8 +169,8 @@ class Trained:
 
 
 def _powers(values: Tensor, start: Tensor, order: int) -> Tensor:
-    """`float64 [C]`: sum of squares (order 2) or magnitudes (1) of `[C, ...]` less the start, added
-    in float64."""
+    """`float64 [C]`: sum of squares (order 2) or magnitudes (1) of `[C, ...]` minus the start,
+    summed in float64."""
     if not values.is_cpu:
         return _norms(values.flatten(1) - start.flatten(), order) ** order
     from fedrec.nn.update_sums import powers

@@ -21,9 +21,9 @@ class SgdSettings:
         learning_rate: step size, > 0.
         momentum: heavy-ball momentum in [0, 1); starts at zero.
         weight_decay: L2 penalty added to the gradient, >= 0.
-        proximal_mu: pull towards the global parameters, >= 0.
+        proximal_mu: weight of the proximal term (FedProx), >= 0.
         rates: by name, factors >= 0 on the learning rate; 1 for a parameter that is not named.
-        late: names of the parameters that move in the last `late_epochs` epochs only.
+        late: names of the parameters that are trained in the last `late_epochs` epochs only.
         late_epochs: see `late`.
     """
 
@@ -48,11 +48,11 @@ class SgdSettings:
 
 @dataclass(eq=False)
 class Group:
-    """One parameter of all clients, and how a gradient changes it in place.
+    """One parameter of all clients, updated in place by gradients.
 
     Attributes:
         value: `[C, ...]`.
-        anchor: what FedProx pulls towards, `[C, ...]`, `[...]` or a number.
+        anchor: centre of the proximal term, `[C, ...]`, `[...]` or a number.
         sgd: settings of the steps.
         name: of the parameter.
         block: the clients.
@@ -77,7 +77,7 @@ class Group:
         )
 
     def moves(self, step: int) -> bool:
-        """Whether the gradient of this step can matter to any client."""
+        """Whether the gradient of this step has an effect for any client."""
         if not self.sgd.plain:
             return True
         return self.rate > 0 and (self._begins is None or bool((self._begins <= step).any()))
@@ -89,7 +89,7 @@ class Group:
 
     def descend_rows(self, gradient: Tensor | None, places: Tensor, active: int, step: int) -> None:
         """One step with the gradient `[active, B, d]` of gathered rows; a row that was gathered
-        twice gets both."""
+        twice gets both gradients."""
         if gradient is None:
             self.descend(None, active, step)
             return
@@ -120,7 +120,7 @@ class Group:
         value.sub_(self._held(gradient, step), alpha=self.rate)
 
     def _held(self, gradient: Tensor, step: int) -> Tensor:
-        """A gradient `[a, ...]`, zero for the clients whose late parameters do not move yet."""
+        """A gradient `[a, ...]`, zero for the clients whose late parameters are not trained yet."""
         if self._begins is None:
             return gradient
         moving = (self._begins[: len(gradient)] <= step).to(gradient)

@@ -40,8 +40,7 @@ def refuse_unusable(kind: str, cls: type, base: type) -> None:
 
 
 def _overridden(cls: type, base: type) -> Iterator[tuple[str, Any, Any]]:
-    """Name, own function and the contract's function of every method that a class has its own
-    way."""
+    """Name, own function and the contract's function of every method that a class overrides."""
     contracts = [one for one in cls.__mro__[1:] if one is base or _is_contract(one)]
     for contract in contracts:
         for name, function in vars(contract).items():
@@ -63,8 +62,8 @@ def _is_contract(cls: type) -> bool:
 
 
 def _takes(own: Any, contract: Any) -> bool:
-    """Whether a function can be called as the contract's is: in order, and the optional ones by
-    name too."""
+    """Whether a function accepts the contract's arguments: positionally, and the optional ones also
+    by name."""
     kinds = inspect.Parameter
     known = list(inspect.signature(contract).parameters.values())
     ordered = [
@@ -83,10 +82,10 @@ def _takes(own: Any, contract: Any) -> bool:
 
 
 def speaks_for(cls: type, name: str, others: Sequence[str]) -> bool:
-    """Whether a method is as new as those that it says something of.
+    """Whether a subclass that overrides some of the `others` also overrides the method `name`,
+    which describes them.
 
-    A subclass that overrides one of the `others`, and not the method `name` itself, inherits what
-    is no longer true.
+    Otherwise it inherits a description that is no longer true.
     """
 
     def age(method: str) -> int:

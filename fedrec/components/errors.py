@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that name the component at fault: its class, its file, and what it did wrong. A plug-in is
-third-party code and may fail in any way. Its callers state what it was doing, so that its failure
-becomes an error with a name, a file and a reason instead of a traceback through fedrec.
+"""Errors that name the faulty component: its class, its file and the failure. A plug-in is
+third-party code and may fail in any way. Callers state what it was doing, so that a failure becomes
+an error with a name, a file and a reason instead of a traceback through fedrec.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def component_errors(kind: str, component: object, doing: str) -> Iterator[None]
     Args:
         kind: its kind, such as `"strategy"`.
         component: the component or its class.
-        doing: what it was asked for, such as `"in round 3"`.
+        doing: the context, such as `"in round 3"`.
 
     Raises:
         ComponentError: anything but an error that explains itself (`FedrecError`) was raised
@@ -89,7 +89,7 @@ def refuse_wrong(kind: str, component: object, doing: str, *, expected: str, got
 def refuse_other_arrays(
     kind: str, component: object, doing: str, found: Any, expected: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Refuse named arrays (or tensors) that are not those of the expected names and shapes.
+    """Check that named arrays (or tensors) have the expected names and shapes.
 
     Raises:
         ComponentError: they are not.
@@ -134,7 +134,7 @@ class Unchanged:
 
     Args:
         arrays: by name.
-        whole: gives copies to compare with; None keeps sums alone, which cost one pass and no
+        whole: returns copies to compare with; None compares sums only, which costs one pass and no
             memory.
     """
 
@@ -150,7 +150,7 @@ class Unchanged:
         )
 
     def changed(self) -> list[str]:
-        """Names of the arrays that are not what they were."""
+        """Names of the arrays that have changed."""
         moved = [
             name for name, digest in self._before.items() if _digest(self.arrays[name]) != digest
         ]
@@ -160,7 +160,7 @@ class Unchanged:
         return moved
 
     def refuse(self, kind: str, component: object, doing: str) -> None:
-        """Refuse changed arrays.
+        """Check that no array has changed.
 
         Raises:
             ComponentError: some were changed.

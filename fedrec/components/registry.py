@@ -69,7 +69,7 @@ ATTACK = Kind("attack", "fedrec.attacks.members", "fedrec.attacks.base:Attack")
 
 KINDS = (DATASET, SPLIT, MODEL, STEP, STRATEGY, SAMPLER, PERTURBATION, BASELINE, CALLBACK, ATTACK)
 
-_NOT_COMPONENTS = {  # modules beside components that hold what these share
+_NOT_COMPONENTS = {  # modules with the shared code of components
     "base",
     "callback_list",
     "dp",
@@ -83,7 +83,7 @@ _NOT_COMPONENTS = {  # modules beside components that hold what these share
 
 
 def resolve(kind: Kind, name: str) -> type:
-    """The class that `name` stands for.
+    """The class with that name.
 
     Raises:
         ExperimentError: the name is unknown, or its module cannot be imported, or holds no class of
@@ -105,7 +105,7 @@ def resolve(kind: Kind, name: str) -> type:
 
 
 def place_of(kind: Kind, name: str) -> str | None:
-    """Where an installed package has the component of a name, as `package.module:Class`; nothing is
+    """Location of a component in an installed package, as `package.module:Class`; nothing is
     imported."""
     return next(
         (entry.value for entry in entry_points(group=kind.group) if entry.name == name), None
@@ -113,7 +113,7 @@ def place_of(kind: Kind, name: str) -> str | None:
 
 
 def ours(kind: Kind, component: type) -> bool:
-    """Whether a class is a built-in of its kind and no plug-in."""
+    """Whether a class is a built-in of its kind and not a plug-in."""
     return component.__module__.startswith(f"{kind.home}.")
 
 
@@ -136,7 +136,7 @@ def _builtins(kind: Kind) -> dict[str, str]:
 
 
 def _modules(package: str, locations: list[str]) -> Iterator[str]:
-    """The modules in a package's folders and in those below, by dotted name."""
+    """The modules in a package and its subpackages, by dotted name."""
     for module in pkgutil.iter_modules(locations):
         name = f"{package}.{module.name}"
         if module.ispkg and not module.name.startswith("_"):
@@ -152,8 +152,8 @@ def available_names(kind: Kind) -> list[str]:
 
 
 def available(kind: Kind) -> Iterator[tuple[str, type | ExperimentError]]:
-    """Every available component of a kind: its name and its class, or the error that keeps it from
-    loading."""
+    """Every available component of a kind: its name and its class, or the error that prevents
+    loading it."""
     for name in available_names(kind):
         try:
             yield name, resolve(kind, name)
@@ -180,7 +180,7 @@ def _from_path(kind: Kind, path: str) -> type:
 
 
 def _class_of(kind: Kind, module_name: str) -> type:
-    """The one public class of the kind that the module defines."""
+    """The only public class of the kind that the module defines."""
     module = _import(kind, module_name)
     base = _base_of(kind)
     own = [
@@ -200,8 +200,7 @@ def _class_of(kind: Kind, module_name: str) -> type:
 
 
 def file_of(kind: Kind, name: str) -> str:
-    """The file that a name leads to, without importing it; empty where that cannot be
-    determined."""
+    """The file of a component, without importing it; empty if it cannot be determined."""
     path = name if ":" in name else place_of(kind, name) or ""
     module_name = path.partition(":")[0] or _builtins(kind).get(name, "")
     if not module_name:

@@ -33,9 +33,9 @@ class Setting:
     """One setting.
 
     Attributes:
-        key: as written in TOML, with the tables that it is within: `adaptive-clip.quantile`.
-        type: in words, such as `number`, `list of integer` or the texts that are allowed.
-        default: as TOML writes it; `required` where there is none, empty where it is left out.
+        key: as written in TOML, with the enclosing tables: `adaptive-clip.quantile`.
+        type: such as `number`, `list of integer` or the allowed values.
+        default: in TOML syntax; `required` without one, empty if the key is left out.
         range: such as `>= 0, < 1`; empty without bounds.
         about: its sentence.
     """
@@ -54,10 +54,10 @@ class Setting:
 def settings_of(component: type, *, nested: bool = True) -> list[Setting]:
     """The settings of a component, or of a configuration class itself.
 
-    With `nested` the keys of tables within it are there too, where they are fixed.
+    With `nested` the keys of nested tables are included if they are fixed.
 
-    One without a configuration class, such as Flower's own strategies, has the arguments of its
-    constructor.
+    For a component without a configuration class, such as Flower's own strategies, these are the
+    arguments of its constructor.
     """
     config = component if issubclass(component, Config) else getattr(component, "Config", None)
     if config is not None:
@@ -114,8 +114,8 @@ def words_of(annotation: Any) -> str:
 
 
 def _nested(annotation: Any) -> type[Config] | None:
-    """The configuration class of a table whose keys are fixed; a table that names a component has
-    its component's."""
+    """The configuration class of a table with fixed keys, or that of the component named in the
+    table."""
     for one in (annotation, *get_args(annotation)):
         if (
             isinstance(one, type)
@@ -147,7 +147,7 @@ def _default_of(field: FieldInfo) -> str:
 
 
 def _default(value: Any) -> str:
-    """A value as TOML writes it in a line; empty for what is left out."""
+    """A value in TOML syntax; empty for None."""
     if value is None:
         return ""
     if isinstance(value, Config):

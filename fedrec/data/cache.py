@@ -15,7 +15,7 @@ _MOST = 2  # populations in the cache
 
 
 class Kept:
-    """A few populations, the least recently asked for dropped first."""
+    """A cache of a few populations; the least recently used one is dropped first."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[str, Population] = OrderedDict()
@@ -29,7 +29,7 @@ class Kept:
         key = _key(experiment)
         if key not in self._held:
             self.hold(experiment, Population.of(experiment))
-            release_free_heap()  # reading takes much more than what is read
+            release_free_heap()  # reading needs much more memory than the result
         self._held.move_to_end(key)
         return self._held[key]
 
@@ -38,13 +38,13 @@ class Kept:
         return self._held.get(_key(experiment))
 
     def hold(self, experiment: Experiment, population: Population) -> None:
-        """Take a population that was read elsewhere."""
+        """Store a population that was read elsewhere."""
         self._held[_key(experiment)] = population
         while len(self._held) > _MOST:
             self._held.popitem(last=False)
 
     def drop(self, experiment: Experiment) -> None:
-        """Forget the population of an experiment, whose memory is about to be somebody else's."""
+        """Remove the population of an experiment from the cache."""
         self._held.pop(_key(experiment), None)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public part of a dataset: the items, their features, and the names of user features.
 
-In a simulation it is part of the dataset. Real clients see only their own interactions, and item 17
-must be the same item for all of them, so the operator of a deployment writes this file for all
+In a simulation it is part of the dataset. Real clients only have their own interactions, and item
+17 must be the same item for all of them, so the operator of a deployment writes this file for all
 nodes.
 """
 
@@ -28,7 +28,7 @@ class Catalogue:
     Attributes:
         item_ids: `[items]`, names of the items as text, distinct; an item's index is its place.
         item_features: public side features of the items.
-        user_features: names and categories of the users' features, without saying who has which.
+        user_features: names and categories of the users' features, without the values of any user.
         rated: whether interactions carry ratings.
         timed: whether they carry times.
     """
@@ -41,7 +41,7 @@ class Catalogue:
 
     @classmethod
     def of(cls, interactions: Interactions) -> Catalogue:
-        """The catalogue of a dataset that is at hand."""
+        """The catalogue of a dataset that has been read."""
         return cls(
             item_ids=interactions.item_ids.astype(str),
             item_features=interactions.item_features,
@@ -53,10 +53,10 @@ class Catalogue:
         )
 
     def check(self) -> None:
-        """Refuse what no dataset has.
+        """Check the fields.
 
         Raises:
-            ValueError: an item or a feature is named twice, or is no list of names.
+            ValueError: an item or a feature is named twice, or is not a list of names.
         """
         if self.item_ids.ndim != 1 or len(np.unique(self.item_ids)) < len(self.item_ids):
             raise ValueError("items are a list in which an item stands once")
@@ -75,7 +75,7 @@ class Catalogue:
                 raise ValueError("categories are texts")
 
     def write(self, path: Path) -> None:
-        """Write it as JSON.
+        """Write the catalogue as JSON.
 
         Raises:
             RunError: the file cannot be written.
@@ -93,7 +93,7 @@ class Catalogue:
 
     @classmethod
     def read(cls, path: Path) -> Catalogue:
-        """Read what `write` wrote.
+        """Read a file written by `write`.
 
         Raises:
             DataError: the file is missing or not a catalogue.

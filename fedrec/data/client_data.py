@@ -21,12 +21,13 @@ class ClientData:
         items: `int64 [n]`, the items of its training rows.
         labels: `float32 [n]`; ranking: 1 positive, 0 not; rating: the rating.
         positives: `int64 [items]`, ascending, distinct: the positive items among them. Negatives
-            are drawn outside of these, and of nothing else: an item held out for testing must be as
-            likely a negative as one never seen.
-        times: `int64 [n]`, when each training row happened; None where the dataset has no times.
-        ratings: `float32 [n]`, its rating; None where the dataset has none.
-        avoided: `int64 [items]`, ascending, distinct: what negatives are drawn outside of where
-            that is more than the positives, see `Partition.leaky_negatives`; None: it is not.
+            are drawn outside these only: an item held out for testing must be as likely to be a
+            negative as one never seen.
+        times: `int64 [n]`, time of each training row; None if the dataset has no times.
+        ratings: `float32 [n]`, rating of each training row; None if the dataset has none.
+        avoided: `int64 [items]`, ascending, distinct: the items excluded from negatives if these
+            are more than the positives, see `Partition.leaky_negatives`; None: they are the
+            positives.
     """
 
     client: int
@@ -40,7 +41,7 @@ class ClientData:
 
     @property
     def never_negative(self) -> np.ndarray:
-        """`int64 [items]`, ascending, distinct: the items that negatives are drawn outside of."""
+        """`int64 [items]`, ascending, distinct: the items that are never drawn as negatives."""
         return self.positives if self.avoided is None else self.avoided
 
     @property
@@ -62,8 +63,8 @@ class ClientData:
         )
 
     def amounts(self, rated: bool) -> np.ndarray:
-        """How much each of the positives is liked, `float32 [items]`: 1, or where `rated` its
-        ratings weighted by time."""
+        """Preference for each of the positives, `float32 [items]`: 1, or if `rated` its ratings
+        weighted by time."""
         if not rated:
             return np.ones(len(self.positives), dtype=np.float32)
         rows = np.flatnonzero(self.labels > 0)
@@ -80,8 +81,8 @@ class HeldOut:
     Attributes:
         seen: `bool [users, items]`, items the user interacted with in any part.
         known: `bool [users, items]`, items of the training part.
-        learned: `bool [users, items]`, items of the rows that are learned from; `known` where
-            nothing is perturbed.
+        learned: `bool [users, items]`, items of the rows that are trained on; equal to `known`
+            without a perturbation.
         relevant: `bool [users, items]`, held-out positives.
         weight: `int64 [users, items]`, how many held-out positive rows each has, or None when none
             repeats.
@@ -94,7 +95,7 @@ class HeldOut:
     weight: np.ndarray | None
 
     def masked(self, how: Masked) -> np.ndarray:
-        """`bool [users, items]`: items that are left out of whole lists (`evaluation.masked`)."""
+        """`bool [users, items]`: items that are excluded from whole lists (`evaluation.masked`)."""
         return (
             {"real": self.known, "learned": self.learned}[how]
             if how != "both"

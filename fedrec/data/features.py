@@ -78,7 +78,7 @@ class Feature:
         return int(np.diff(self.offsets).max(initial=0))
 
     def padded(self) -> np.ndarray:
-        """Codes as a rectangle `int64 [rows, width]`; places without a code hold -1."""
+        """Codes as a padded array `int64 [rows, width]`; -1 is padding."""
         counts = np.diff(self.offsets)
         table = np.full((self.rows, max(self.width, 1)), -1, dtype=np.int64)
         row = np.repeat(np.arange(self.rows), counts)
@@ -87,10 +87,10 @@ class Feature:
         return table
 
     def distinct_shares(self) -> tuple[np.ndarray, np.ndarray]:
-        """How much each category counts in the mean of a row's, for rows with equal codes once.
+        """Weight of each category in a row's mean, once for all rows with equal codes.
 
         Returns:
-            `float32 [distinct, categories]`, and for each row its place in that, `int32 [rows]`.
+            `float32 [distinct, categories]`, and the index of each row in it, `int32 [rows]`.
         """
         padded, index = self.padded(), np.zeros(self.rows, dtype=np.int64)
         for column in padded.T:  # equal prefixes have equal numbers, in order of their first row
@@ -109,7 +109,7 @@ class FeatureTable:
     """All features of the users (or of the items) of a dataset.
 
     Attributes:
-        rows: number of users (or items); needed because there may be no feature at all.
+        rows: number of users (or items); needed because there may be no features.
         features: each with the same number of rows, names distinct.
     """
 

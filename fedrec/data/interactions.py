@@ -18,9 +18,9 @@ from fedrec.errors import DataError
 class Interactions:
     """Interactions between users and items, validated and immutable.
 
-    Users and items are dense indices `0..users-1` and `0..items-1`; `user_ids` and `item_ids` give
-    back the names of the source. Rows keep the order of the source. The same pair may occur in
-    several rows (repeated use).
+    Users and items are dense indices `0..users-1` and `0..items-1`; `user_ids` and `item_ids` are
+    the names in the source. Rows keep the order of the source. The same pair may occur in several
+    rows (repeated use).
 
     Attributes:
         name: the dataset's name.
@@ -146,8 +146,8 @@ class Interactions:
         return hashlib.sha256(rows.astype("<u8", copy=False).tobytes()).hexdigest()
 
     def with_rows(self, rows: np.ndarray | slice) -> Interactions:
-        """Some of the rows (row numbers, or a slice), in that order; users and items keep their
-        numbers."""
+        """Some of the rows (row numbers `int64 [n]`, or a slice), in that order; users and items
+        keep their numbers."""
         columns = {
             name: getattr(self, name)
             for name in ("users", "items", "ratings", "times", "published_test")

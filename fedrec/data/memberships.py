@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training users of the federations of an attack, drawn from the attack's seed."""
+"""Training users of the systems of an attack, drawn from the attack's seed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedrec.rng import stream
 
 @dataclass(frozen=True, eq=False)
 class ShadowPlan:
-    """The users of the paper's attack (PrivRec section 4.6), each `int64`, ascending, disjoint.
+    """The users of the paper's attack (PrivRec section 4.6), each `int64 [n]`, ascending, disjoint.
 
     Attributes:
-        used: shadow users that train the shadow system.
-        unused: shadow users that train nothing.
-        members: users that train the target system.
-        others: the rest of the users that are not shadow users.
+        used: `int64 [n]`, shadow users that train the shadow system.
+        unused: `int64 [n]`, shadow users that train nothing.
+        members: `int64 [n]`, users that train the target system.
+        others: `int64 [n]`, all other users that are not shadow users.
     """
 
     used: np.ndarray
@@ -34,8 +34,8 @@ def shadow_plan(
     """Divide users for the paper's attack.
 
     Args:
-        users: `int64 [users]`, who there is.
-        shadow_users: how many the attacker has (paper: 1000).
+        users: `int64 [users]`, all users.
+        shadow_users: number of shadow users of the attacker (paper: 1000).
         used_share: share of these that train the shadow system (paper: .8).
         member_share: share of the remaining users that train the target system (paper: .5).
         seed: of the stream `"attack-shadow"`.
@@ -58,8 +58,8 @@ def shadow_plan(
 
 
 def half_memberships(users: int, runs: int, seed: int) -> np.ndarray:
-    """`bool [runs, users]`: who trains which shadow system; every user trains in exactly half of
-    them.
+    """`bool [runs, users]`: which users train which shadow system; every user trains exactly half
+    of them.
 
     Raises:
         ExperimentError: the number of runs is odd or below 4 (both halves need a mean and a
@@ -77,7 +77,7 @@ def half_memberships(users: int, runs: int, seed: int) -> np.ndarray:
 
 
 def half_members(users: int, seed: int) -> np.ndarray:
-    """`bool [users]`: who trains the target system, half of the users (rounded down)."""
+    """`bool [users]`: which users train the target system, half of them (rounded down)."""
     member = np.zeros(users, dtype=bool)
     member[stream(seed, "attack-target").permutation(users)[: users // 2]] = True
     return member

@@ -25,7 +25,7 @@ from fedrec.experiment.schema import Experiment
 
 @dataclass(frozen=True, eq=False)
 class TrainingData:
-    """What a perturbation sees.
+    """Input of a perturbation.
 
     Attributes:
         rows: the training rows alone, in the dataset's order; users and items keep their numbers.
@@ -43,12 +43,12 @@ class TrainingData:
 
 @dataclass(frozen=True, eq=False)
 class Perturbed:
-    """What is learned from in place of the training rows.
+    """Output of a perturbation, which replaces the training rows.
 
     Attributes:
         rows: the perturbed rows, of the same users and items; their number may differ from that of
             the training rows.
-        origin: `int64 [rows]`, the training row that each was made from; -1: none.
+        origin: `int64 [rows]`, the training row that each row replaces; -1: none.
         figures: statistics for reports, printed by `fedrec perturb` and `fedrec synthesise`.
     """
 
@@ -77,7 +77,7 @@ class Perturbation(ABC):
 
     @abstractmethod
     def perturb(self, data: TrainingData) -> Perturbed:
-        """The rows to learn from.
+        """The rows to train on.
 
         Raises:
             FedrecError: the data lack what it needs.
@@ -89,7 +89,7 @@ class Perturbation(ABC):
 
 
 def perturbation_of(experiment: Experiment) -> Perturbation | None:
-    """The perturbation of an experiment; None where it has none."""
+    """The perturbation of an experiment; None without one."""
     if experiment.perturb is None:
         return None
     kind = registry.PERTURBATION
@@ -101,11 +101,10 @@ def perturbation_of(experiment: Experiment) -> Perturbation | None:
 def apply_perturbation(
     experiment: Experiment, interactions: Interactions, partition: Partition
 ) -> Perturbed | None:
-    """What an experiment's clients learn from in place of their training rows; None where these
-    stay as they are.
+    """The perturbed training rows of an experiment; None without a perturbation.
 
     Raises:
-        ComponentError: the perturbation failed, or gave rows of other users or items.
+        ComponentError: the perturbation failed, or returned rows of other users or items.
     """
     perturbation = perturbation_of(experiment)
     if perturbation is None:

@@ -28,12 +28,12 @@ class Population:
 
     Args:
         interactions: the dataset.
-        partition: what is learned from and what is held out.
+        partition: training rows and held-out rows.
         task: `"ranking"` or `"rating"`.
         positive_above: a row is positive when its rating is above this; None: every row is
             positive.
-        perturbed: what is learned from in place of the training rows, where these are perturbed
-            first. Held-out rows, and what counts as known or seen in a list, stay the real ones.
+        perturbed: replaces the training rows, if these are perturbed. Held-out rows, and known and
+            seen items, are always the real ones.
 
     Raises:
         DataError: ratings are needed and the dataset has none.
@@ -73,7 +73,8 @@ class Population:
 
     @classmethod
     def of(cls, experiment: Experiment) -> Population:
-        """Read and split the dataset of an experiment, and perturb what its devices learn from."""
+        """Read and split the dataset of an experiment, and perturb its training rows if
+        configured."""
         interactions = read_interactions(experiment)
         split_class = registry.resolve(registry.SPLIT, experiment.split.name)
         with component_errors(registry.SPLIT.name, split_class, "with these interactions"):
@@ -115,7 +116,7 @@ class Population:
         """The training data of some clients `int64 [clients]`; faster than one client at a time."""
         place, rows = self._learned_train.entries(clients)
         items, labels = self._learned.items[rows], self._learned_labels[rows]
-        # a number for each pair of client and item
+        # a unique number for each pair of client and item
         own = place * self.interactions.num_items + items
         liked = distinct(own[labels > 0] if self.task == "ranking" else own)
         everyone = np.arange(len(clients) + 1)
@@ -163,29 +164,29 @@ class Population:
         return self._train.counts(clients)
 
     def learned_counts(self, clients: np.ndarray) -> np.ndarray:
-        """`int64 [clients]`: number of rows that some clients learn from."""
+        """`int64 [clients]`: number of rows that some clients train on."""
         return self._learned_train.counts(clients)
 
     def liked(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positive items of the training rows of some clients as they are learned from, ragged.
+        """Positive items of the (perturbed) training rows of some clients, ragged.
 
         Returns:
-            `int64 [clients + 1]` offsets and `int64 [total]` items: place c has
+            `int64 [clients + 1]` offsets and `int64 [total]` items: those of position c are
             `items[offsets[c]:offsets[c + 1]]`.
         """
         return self._labelled(clients, positive=True)
 
     def low_rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The items of the rows that are not positive, as `liked` gives the positive ones: offsets
-        `int64 [clients + 1]` and items `int64 [n]`."""
+        """The items of the rows that are not positive, in the form of `liked`: offsets `int64
+        [clients + 1]` and items `int64 [n]`."""
         return self._labelled(clients, positive=False)
 
     def histories(
         self, clients: np.ndarray, rated: bool = False, low_rated: float = 0.0
     ) -> np.ndarray:
-        """How much some clients like the items of their training rows, `float32 [clients, items]`:
-        positive ones 1, or where `rated` their ratings weighted by time
-        (`fedrec.data.time_weighting`); other rated ones `low_rated`, >= 0; 0 elsewhere."""
+        """`float32 [clients, items]`: preference of some clients for the items of their training
+        rows: 1 for positive ones, or if `rated` their ratings weighted by time
+        (`fedrec.data.time_weighting`); `low_rated`, >= 0, for other rated ones; 0 elsewhere."""
         place, rows = self._learned_train.entries(clients)
         positive = self._learned_labels[rows] > 0
         place, rows, data = place[positive], rows[positive], self._learned
@@ -202,8 +203,8 @@ class Population:
         return table
 
     def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:
-        """`int64 [clients]`, ascending: clients that have something to be tested on (ranking: a
-        held-out positive)."""
+        """`int64 [clients]`, ascending: clients with held-out rows to test on (ranking: a held-out
+        positive)."""
         rows = self._held_out_rows(held_out)
         if self.task == "ranking":
             rows = rows[self._labels[rows] > 0]

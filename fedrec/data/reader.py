@@ -35,8 +35,8 @@ class Reader(ABC):
     Attributes:
         title: the dataset in a few words, with its size.
         paper: which paper of `docs/papers` uses it, or who published it.
-        source: where it comes from and what must be in it; None for generated data and for a user's
-            own table.
+        source: its origin and published statistics; None for generated data and for a user's own
+            table.
         folder_name: name of its folder in the data directory; empty for the dataset's own name.
     """
 
@@ -80,7 +80,7 @@ class Reader(ABC):
         return path
 
     def default_folder(self) -> Path:
-        """Where the raw data lie when the configuration names no path."""
+        """Default path of the raw data."""
         return data_directory() / (self.folder_name or self.name)
 
     def file(self, name: str, *, lines: int | None = None) -> Path:

@@ -13,7 +13,7 @@ from fedrec.errors import ExperimentError
 
 @dataclass(frozen=True)
 class Schema:
-    """What a model may know before it sees any client.
+    """What a model may know before training.
 
     Attributes:
         num_items: size of the catalogue.
@@ -32,11 +32,11 @@ class Schema:
     user_words: tuple[tuple[str, ...], ...] = ()
 
     def described(self, names: Sequence[str] = ()) -> tuple[list[int], list[tuple[str, ...]]]:
-        """Places of the users' features of these names (none: of all), and the labels of each one's
-        categories.
+        """Positions of the users' features with these names (none: all), and the labels of each
+        one's categories.
 
         Raises:
-            ExperimentError: there is no such feature, or none at all.
+            ExperimentError: there is no such feature, or there are no features.
         """
         known = [name for name, _ in self.user_features]
         unknown = [name for name in names if name not in known]

@@ -21,12 +21,12 @@ class Partition:
     Attributes:
         training_clients: `int64 [clients]`, ascending; users that may be sampled for training
             rounds.
-        train_rows: `int64 [rows]`, ascending; rows that a client may learn from. For a user
-            outside `training_clients` these serve on-device fine-tuning only.
+        train_rows: `int64 [rows]`, ascending; rows that a client may train on. For a user outside
+            `training_clients` these serve on-device fine-tuning only.
         validation_rows: `int64 [rows]`, ascending; held out, to choose settings.
         test_rows: `int64 [rows]`, ascending; held out, to report.
         leaky_negatives: whether held-out items are kept out of the negatives that clients draw, as
-            published code for federated recommenders does. That tells which items are held out; see
+            published code for federated recommenders does. This reveals the held-out items; see
             `fedrec.data.negatives`.
 
     Raises:
@@ -61,10 +61,14 @@ class Split(ABC):
     A subclass lives in a file of its own in `fedrec/data/splits/`, its configuration class above
     it. It is a function of the interactions, its configuration and the experiment's seed (stream
     `"split"`).
+
+    Attributes:
+        simulations_only: whether it exists for attacks and audits; real nodes refuse it.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
+    simulations_only: ClassVar[bool] = False
 
     def __init__(self, config: Config, seed: int) -> None:
         self.config, self.seed = config, seed

@@ -48,14 +48,14 @@ def read(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) 
 def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
     """The experiment that a Flower run configuration names.
 
-    Keys: `resolved` (a whole experiment as JSON, from our own engines), or `experiment` (a TOML
+    Keys: `resolved` (a whole experiment as JSON, from fedrec's engines), or `experiment` (a TOML
     file or the name of a shipped experiment) and `overrides` (like `--set`, separated by `;`).
 
     Raises:
         ExperimentError: no experiment is named, or it is wrong.
     """
     if run_config.get("resolved"):
-        return Experiment.parse(json.loads(str(run_config["resolved"])))
+        return Experiment.parse(_resolved(str(run_config["resolved"])))
     if not run_config.get("experiment"):
         raise ExperimentError(
             "the run configuration names no experiment",
@@ -65,6 +65,23 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
         )
     overrides = [part for part in str(run_config.get("overrides", "")).split(";") if part.strip()]
     return load(str(run_config["experiment"]), overrides)
+
+
+def _resolved(text: str) -> dict[str, Any]:
+    """The table of an experiment that is sent as JSON."""
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        table, got = None, str(error)
+    else:
+        got = type(table).__name__
+    if not isinstance(table, dict):
+        raise ExperimentError(
+            "the resolved experiment in the run configuration cannot be read",
+            expected="a JSON object",
+            got=got,
+        )
+    return table
 
 
 def shipped_experiments() -> dict[str, Path]:
@@ -77,7 +94,7 @@ def _read(source: str | Path) -> dict[str, Any]:
     try:
         path = Path(source).expanduser()
         found = path.is_file()
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, or an unknown home folder
+    except (OSError, ValueError, RuntimeError):  # too long, zero byte or unknown home folder
         path, found = Path(), False
     if not found:
         shipped = shipped_experiments()

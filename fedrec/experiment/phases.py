@@ -43,7 +43,7 @@ class Phase:
 
 
 def step_table(section: Section) -> dict[str, Any]:
-    """Name and settings of a step, as an order carries them."""
+    """Name and settings of a step in the form of a training order."""
     return {"name": section.name, **section.options}
 
 
@@ -58,13 +58,13 @@ def phases_of(experiment: Experiment, *, nested: bool = True) -> tuple[Phase, ..
 
     Args:
         experiment: the experiment.
-        nested: whether its strategy is asked; else it has one phase, with the experiment's own
-            step.
+        nested: whether the strategy's phases are included; otherwise there is one phase, with the
+            experiment's own step.
     """
     step = step_table(experiment.step)
     if nested:
         strategy = registry.resolve(registry.STRATEGY, experiment.strategy.name)
-        if hasattr(strategy, "schedule"):  # Flower's own have none
+        if hasattr(strategy, "schedule"):  # Flower's own strategies have none
             return tuple(
                 strategy.schedule(component_settings(registry.STRATEGY, experiment.strategy), step)
             )

@@ -71,7 +71,7 @@ class EvaluationConfig(Config):
         `name` is among them.
 
         Raises:
-            ExperimentError: two have one label, or a label is no text.
+            ExperimentError: two baselines have the same label, or a label is not text.
         """
         sections = [
             Section(name=entry) if isinstance(entry, str) else entry for entry in self.baselines
@@ -99,7 +99,7 @@ class EvaluationConfig(Config):
 
 
 def _named(section: Section, label: str) -> dict[str, Any]:
-    """A baseline's settings, with its name among them where it goes by another."""
+    """A baseline's settings, including its name if the label differs."""
     settings = {key: value for key, value in section.options.items() if key != "label"}
     return settings if label == section.name else {"name": section.name, **settings}
 
@@ -206,7 +206,7 @@ class Experiment(Config):
     @classmethod
     def parse(cls, settings: Mapping[str, Any], *, at: str = "") -> Self:
         """Validate `settings`; `at` is the full key of the table they came from. A section without
-        a name means its default component, so `--set step.epochs=1` works."""
+        a name uses the default component, so `--set step.epochs=1` works."""
         table = dict(settings)
         for key in ("secure-aggregation", "secure_aggregation"):
             if table.get(key) is True:

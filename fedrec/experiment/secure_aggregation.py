@@ -15,7 +15,7 @@ class SecureAggregationConfig(Config):
     """Settings of secure aggregation."""
 
     threshold: float = Field(default=2 / 3, gt=0.5, le=1)
-    """Share of a round's nodes that must stay until its sum is unmasked, and that would have to
+    """Share of a round's nodes that must remain until its sum is unmasked, and that would have to
     collude with the server to unmask a node; more than half, so that the server cannot send
     different values to two groups of nodes."""
     least_nodes: int = Field(default=2, ge=2)
@@ -27,6 +27,6 @@ class SecureAggregationConfig(Config):
     setting is ignored."""
 
     def quorum(self, nodes: int) -> int:
-        """Number of nodes, of so many, that are needed to unmask a sum; may be more than there
-        are."""
+        """Number of the given nodes that are needed to unmask a sum; may be larger than their
+        number."""
         return max(math.ceil(self.threshold * nodes), nodes // 2 + 1, self.least_nodes)

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's taste under a log-linear model of what it likes, given item embeddings.
+"""A user's vector under a log-linear model of its liked items, given item embeddings.
 
 Each liked item is drawn from the catalogue with p(i) proportional to s_i exp(w . e_i), where s is
-popularity, e are embeddings that are common to all and w ~ N(0, I) is the user's taste. The most
-probable taste maximises
+popularity, e are item embeddings shared by all users, and w ~ N(0, I) is the user's vector. The
+most probable vector maximises
 
     sum over liked i of a_i w . e_i - n log sum over j of s_j exp(w . e_j) - |w|^2 / 2
 
 with weights a_i of the liked items and n their sum. It is concave, depends on this user's items
-alone, and has as many unknowns as an embedding has coordinates: a device solves it by itself, from
-data that never leave it.
+only, and has as many unknowns as an embedding has coordinates, so a device can solve it from data
+that never leave it.
 
-Solved by steps in the metric of the curvature at w = 0, which is n C + I with one covariance C for
-all users: in the axes of C it is diagonal. A step's length is that of Barzilai and Borwein (1988),
-and a step that would lower the objective is taken back and halved.
+It is solved by gradient steps preconditioned with the curvature at w = 0, n C + I, where the
+covariance C is the same for all users; in the eigenbasis of C it is diagonal. Step lengths are
+those of Barzilai and Borwein (1988), and a step that lowers the objective is undone and halved.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_STEPS = (0.1, 3.0)  # shortest and longest step, in units of the first
+_STEPS = (0.1, 3.0)  # smallest and largest step length, in units of the first
 
 
 class LogLinear:
-    """Tastes under given embeddings and popularities.
+    """Computes user vectors for given embeddings and popularities.
 
     Args:
-        embeddings: `float [items, width]`; tastes and scores have the same precision.
-        log_shares: `float [items]`, logarithms of popularities; their sum does not matter.
-        iterations: most steps.
-        tolerance: users whose gradient has at most this length (in the metric of the curvature at
-            0) are done.
+        embeddings: `float [items, width]`; user vectors and scores have the same precision.
+        log_shares: `float [items]`, logarithms of popularities, which need not be normalised.
+        iterations: largest number of steps.
+        tolerance: iteration stops for users whose gradient norm (in the metric of the curvature at
+            0) is at most this.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class LogLinear:
         self._rounding = 8 * torch.finfo(embeddings.dtype).eps
 
     def tastes(self, liked: Tensor) -> Tensor:
-        """The most probable tastes, in the axes of `embeddings` of this object.
+        """The most probable user vectors, in the basis of this object's `embeddings`.
 
         Args:
-            liked: weights of the items that users like, `float [users, items]`, >= 0.
+            liked: weights of the users' liked items, `float [users, items]`, >= 0.
 
         Returns:
             `float [users, width]`; zero for a user without items.
@@ -91,8 +91,8 @@ class LogLinear:
         return found
 
     def scores(self, liked: Tensor) -> Tensor:
-        """Logarithm of what each user's popularities are then, up to a constant per user,
-        `float [users, items]`."""
+        """Logarithms of the personalised popularities, up to a constant per user, `float [users,
+        items]`."""
         return self.tastes(liked) @ self.embeddings.T + self.log_shares
 
     def _objective(self, taste: Tensor, weights: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from fedrec.runtime.compilation import compiled
 def descend_factors(
     users, items, values, noise, order, user_factors, item_factors, rate, regularisation, most
 ):
-    """One pass over ratings: e = r - p_u . q_i + noise, clamped; p_u and q_i move at once.
+    """One pass over ratings: e = r - p_u . q_i + noise, clamped; p_u and q_i are updated together.
 
     Args:
         users, items: `int64 [ratings]`.

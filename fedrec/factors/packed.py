@@ -3,7 +3,7 @@
 it.
 
 The L2 norm of the vector is the Frobenius norm of the matrix, so that clipping and Gaussian noise
-mean the same for both.
+are equivalent for both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def unpacked(vectors: Tensor) -> Tensor:
     """`[..., d (d + 1) / 2]` as symmetric `[..., d, d]`.
 
     Raises:
-        ValueError: no matrix has so many numbers.
+        ValueError: no symmetric matrix has that number of coordinates.
     """
     count = vectors.shape[-1]
     width = (math.isqrt(8 * count + 1) - 1) // 2
@@ -38,8 +38,7 @@ def unpacked(vectors: Tensor) -> Tensor:
 
 
 def _places(width: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows and columns of a matrix's upper triangle, `int64`, and what its numbers are multiplied
-    by."""
+    """Rows and columns of a matrix's upper triangle, `int64`, and the factors on its entries."""
     rows, columns = torch.triu_indices(width, width, device=like.device)
     scale = torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(like.dtype)
     return rows, columns, scale

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings of items from their public features alone: a Gaussian prior on what a user likes.
+"""Embeddings of items from their public features only: a Gaussian prior on users' preferences.
 
 A user's utility for item i is a sum of effects of the item's categories, so that over users its
 covariance is a kernel between items, and the embeddings e_i are a factor of that kernel: e_i . e_j
@@ -47,13 +47,13 @@ def feature_embeddings(
     Args:
         features: public ones of the items.
         config: the prior.
-        interactions: at most so many columns for the interactions, the leading ones.
+        interactions: largest number of columns for the interactions; the leading ones are kept.
 
     Returns:
         `float64 [items, width]`.
 
     Raises:
-        ExperimentError: an ordered feature is none of the items'.
+        ExperimentError: an ordered feature is not an item feature.
     """
     ordered = config.ordered
     names = {feature.name for feature in features.features}

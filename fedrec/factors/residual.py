@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a noisy Gram matrix says beyond popularity and beyond public features.
+"""The part of a noisy Gram matrix that popularity and public features do not explain.
 
-If users liked items independently of each other, in proportion to popularity, the entries of the
-Gram matrix off its diagonal would be y_i y_j, with y proportional to popularity. If a user's
-utilities have the covariance e_i . e_j besides, they are y_i y_j (1 + e_i . e_j), to first order.
-So from a noisy Gram matrix G and public embeddings f_i
+If users liked items independently of each other and in proportion to popularity, the off-diagonal
+entries of the Gram matrix would be y_i y_j, with y proportional to popularity. If users' utilities
+also have the covariance e_i . e_j, they are y_i y_j (1 + e_i . e_j), to first order. So from a
+noisy Gram matrix G and public embeddings f_i
 
     R = G - y y^T - Y F F^T Y,    Y = diag(y),    R_ii = 0
 
-is what public knowledge does not explain, and noise. Its eigenvalues above the noise edge, shrunk
-to what they were before noise pushed them (Gavish and Donoho 2017, spiked symmetric matrices in
-operator norm), give further coordinates of the embeddings: (Y^2 + k^2)^-1 Y V sqrt(values), where
-k damps rare items, whose rows of G are nearly noise. All of this is post-processing of one release.
+contains what public features do not explain, and noise. Its eigenvalues above the noise edge,
+shrunk to what they were before noise pushed them (Gavish and Donoho 2017, spiked symmetric matrices
+in operator norm), give further coordinates of the embeddings: (Y^2 + k^2)^-1 Y V sqrt(values),
+where k damps rare items, whose rows of G are nearly noise. All of this is post-processing of one
+release.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def expected_profile(gram: Tensor, popularity: Tensor) -> Tensor:
         popularity: `float64 [m]`, > 0, in the scale of the Gram matrix's items.
 
     Returns:
-        `float64 [m]`; of length 1e-6 where noise leaves no positive multiple.
+        `float64 [m]`; of length 1e-6 if no positive multiple fits because of noise.
     """
     products = torch.outer(popularity, popularity).fill_diagonal_(0)
     scale = float((gram * products).sum() / products.square().sum().clamp(min=1e-300))
@@ -92,7 +93,7 @@ def expected_profile(gram: Tensor, popularity: Tensor) -> Tensor:
 def learned_embeddings(
     gram: Tensor, profile: Tensor, public: Tensor, *, edge: float, factors: int, damping: float
 ) -> Tensor:
-    """Further coordinates of items' embeddings, from what public ones leave unexplained.
+    """Additional coordinates of item embeddings, from the part that public ones do not explain.
 
     Args:
         gram: noisy and symmetric, `float64 [m, m]`; unchanged.
@@ -100,11 +101,12 @@ def learned_embeddings(
         public: F, `float64 [m, width]`, centred.
         edge: largest eigenvalue of noise alone, see
             `fedrec.baselines.factorisation._gram.noise_edge`; 0 without noise.
-        factors: most coordinates.
+        factors: largest number of coordinates.
         damping: k in units of the mean of y, >= 0.
 
     Returns:
-        `float64 [m, at most factors]`, leading ones last; no column where all is noise.
+        `float64 [m, at most factors]`, leading ones last; without columns if everything is below
+        the noise edge.
     """
     explained = profile[:, None] * public
     rest = gram - torch.outer(profile, profile) - explained @ explained.T
@@ -118,7 +120,7 @@ def learned_embeddings(
 
 
 def expected_counts(noisy: np.ndarray, std: float) -> np.ndarray:
-    """What counts are to be expected to be, given that they have Gaussian noise.
+    """Posterior mean of counts with Gaussian noise.
 
     The prior is exponential, with the mean of the noisy counts: most items are rare. Then a count
     is distributed as a normal number that is > 0 and has mean noisy - std^2 / mean.

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A noisy Gram matrix denoised with what is public of the items.
+"""Denoising of a noisy Gram matrix with the items' public features.
 
-Which items are liked together follows in good part from how popular they are and from their public
-features: G is close to U F B F^T U, where U holds the items' popularities, F is their features and
-B is small. Noise of standard deviation s (on the diagonal of a symmetric matrix of m items) has
-eigenvalues up to s sqrt(2 m), but within a subspace of q dimensions only up to s sqrt(2 q). So with
-an orthonormal basis Q of U F, G is taken apart into
+Which items are liked together depends largely on their popularity and their public features: G is
+close to U F B F^T U, where U holds the items' popularities, F is their features and B is small.
+Noise of standard deviation s (on the diagonal of a symmetric matrix of m items) has eigenvalues up
+to s sqrt(2 m), but within a subspace of q dimensions only up to s sqrt(2 q). So with an orthonormal
+basis Q of U F, G is divided into
 
     Q^T G Q              symmetric, q x q        noise edge s sqrt(2 q)
     Q^T G (I - Q Q^T)    q x m                   noise edge s (sqrt(q) + sqrt(m)) / sqrt(2)
     the rest             symmetric, m x m        noise edge s sqrt(2 m)
 
-and the eigenvalues (singular values) of each part that lie beyond its edge are shrunk as is best
-for such noise (Gavish and Donoho 2017: of a spiked symmetric matrix in operator norm, of a
-rectangular one in Frobenius norm); the others are cut. This is post-processing of one release,
-with public data: it costs no privacy.
+and the eigenvalues (singular values) of each part beyond its edge are shrunk optimally for such
+noise (Gavish and Donoho 2017: of a spiked symmetric matrix in operator norm, of a rectangular one
+in Frobenius norm); the others are set to zero. This is post-processing of one release, with public
+data: it costs no privacy.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def basis_of(directions: np.ndarray, popularity: np.ndarray) -> Tensor:
 
     Args:
         directions: `float64 [m, f]`, see `public_directions`.
-        popularity: `float64 [m]`, >= 0: about the root of each item's diagonal in the Gram matrix,
-            up to a factor, under whatever scale the matrix has.
+        popularity: `float64 [m]`, >= 0: about the root of each item's diagonal entry in the Gram
+            matrix, up to a factor, in the scale of the matrix.
 
     Returns:
         `float64 [m, q]`, q <= f.
@@ -62,8 +62,8 @@ def denoised_within(gram: Tensor, std: float, basis: Tensor) -> Tensor:
 
     Args:
         gram: symmetric, `float64 [m, m]`; unchanged.
-        std: standard deviation s of the noise on its diagonal, that off it / sqrt(2); 0: no noise,
-            and the matrix comes back as it is.
+        std: standard deviation s of the noise on its diagonal, and s / sqrt(2) off the diagonal; 0:
+            no noise, and the matrix is returned unchanged.
         basis: orthonormal, `float64 [m, q]`.
     """
     if std == 0:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The third party that finds users with common items and does not know the items (FedGNN, Wu et al.
+"""The third party that finds users with common items without knowing the items (FedGNN, Wu et al.
 2021, section 3.3).
 
-Devices share a key. A device sends a token of each of its items, a keyed hash, with its user
-embedding; the third party matches tokens and gives back the embeddings of others that sent the same
-one, without names. It learns who has how many items, who shares items with whom, and the
-embeddings; but not the items, unless a party with the key (a device, or a server that knows the
-settings) reveals it; a whole catalogue is then hashed quickly.
+Devices share a key. A device sends a token (a keyed hash) of each of its items with its user
+embedding; the third party matches tokens and returns the embeddings of other devices with the same
+token, without identities. It learns the number of items of each device, which devices share items,
+and the embeddings, but not the items, unless a party with the key (a device, or a server that knows
+the settings) reveals it: a whole catalogue can be hashed quickly.
 
 Where this differs from the paper: a keyed hash replaces RSA on the ids. Both are deterministic, and
 both can be reversed by a party with the key.
@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 NOTHING = -1
-"""Stands where there is no token."""
-_BYTES = 6  # of a hash that make a token: 48 bits
+"""Padding of tokens."""
+_BYTES = 6  # bytes of a hash in a token: 48 bits
 
 
 def tokens(items: Sequence[int], key: str) -> np.ndarray:
-    """Tokens of items, `int64 [items]`: equal for equal ones, and nothing else to those without the
+    """Tokens of items, `int64 [items]`: equal for equal items, and uninformative without the
     key."""
     return np.array(
         [
@@ -43,7 +43,7 @@ class ThirdParty:
     """Matches tokens.
 
     Args:
-        neighbours: embeddings that are given for a token at most.
+        neighbours: largest number of embeddings returned for a token.
     """
 
     def __init__(self, neighbours: int) -> None:
@@ -52,17 +52,17 @@ class ThirdParty:
         self._embeddings: dict[int, np.ndarray] = {}
 
     def register(self, sender: int, own: np.ndarray, embedding: np.ndarray) -> None:
-        """What a device sent, in place of what it sent before.
+        """Store what a device sent, replacing its previous data.
 
         Args:
-            sender: a number that stands for the device.
+            sender: number of the device.
             own: its tokens, `int64 [slots]`, `NOTHING` where a slot is empty.
             embedding: `float32 [d]`.
         """
         self._tokens[sender], self._embeddings[sender] = own, embedding
 
     def found(self, asking: Sequence[int], slots: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Neighbours of some devices, of each of its tokens up to `neighbours` other devices.
+        """Neighbours of some devices, for each of its tokens up to `neighbours` other devices.
 
         If there are more, those with the next larger numbers are taken, so that not all devices get
         the same neighbours.
@@ -73,8 +73,8 @@ class ThirdParty:
             width: d, of embeddings.
 
         Returns:
-            `float32 [asking, slots, neighbours, d]`, padded with zeros, and how many are no
-            padding, `int64 [asking, slots]`; none for a device that sent nothing yet.
+            `float32 [asking, slots, neighbours, d]`, padded with zeros, and how many are not
+            padding, `int64 [asking, slots]`; 0 for a device that has not sent anything yet.
         """
         holders = self._holders()
         given = np.zeros((len(asking), slots, self.neighbours, width), dtype=np.float32)

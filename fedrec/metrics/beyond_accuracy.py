@@ -4,14 +4,13 @@
 Accuracy is a mean over users; these look at all users' lists of length k together, known items left
 out.
 
-    coverage@k          share of the catalogue that is in somebody's list
-    gini@k              Gini coefficient of how often each item is in a list: 0 where all are
-    equally often, 1 - 1/items
-                        where all lists hold one item alone
-    popularity@k        mean over users of the mean share of training users who like an item of the
-    list popularity-lift@k   by which share that exceeds the same mean over the user's known liked
-    items, minus 1
-                        (Abdollahpouri et al. 2019); mean over users who have such items
+    coverage@k          share of the catalogue that is in at least one list
+    gini@k              Gini coefficient of how often each item is in a list: 0 if all are equally
+                        often, 1 - 1/items if all lists hold the same single item
+    popularity@k        mean over users of the mean popularity of the items in the list, which is
+                        the share of training users who like an item
+    popularity-lift@k   that mean divided by the same mean over the user's known liked items,
+                        minus 1 (Abdollahpouri et al. 2019); mean over users who have such items
 
 A user without a held-out positive counts like any other: a list is made for everybody who is
 evaluated.
@@ -28,7 +27,7 @@ from fedrec.metrics.ranking import best_items
 
 
 class ListStatistics:
-    """Statistics of lists that come in blocks of users.
+    """Accumulates statistics of the lists of blocks of users.
 
     Args:
         popularity: `float [items]`, share of the training users who like each item, in [0, 1].
@@ -47,12 +46,12 @@ class ListStatistics:
         Args:
             scores: `float [users, items]`, higher is better.
             known: `bool [users, items]`, items that are left out of the list.
-            liked: `bool [users, items]`, what of it the user likes.
+            liked: `bool [users, items]`, the known items that the user likes.
         """
         longest = min(max(self._ks), scores.shape[1])
         candidates = scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill(known, -torch.inf)
         lists, offered = best_items(candidates, longest), (~known).sum(1, keepdim=True)
-        # whoever knows nearly everything has a shorter list
+        # a user who knows nearly all items has a shorter list
         listed = torch.arange(longest) < offered
         shares = self._popularity[lists] * listed
         users, items = liked.nonzero(as_tuple=True)
@@ -66,7 +65,7 @@ class ListStatistics:
             self._means[k].append(shares[:, :k].sum(1) / inside.sum(1))
 
     def result(self) -> dict[str, float]:
-        """The four figures for each k; NaN where nobody has a list."""
+        """The four metrics for each k; NaN if there are no lists."""
         found, known = {}, torch.cat(self._known) if self._known else torch.zeros(0)
         for k in self._ks:
             own = torch.cat(self._means[k]) if self._means[k] else torch.zeros(0)

@@ -2,9 +2,9 @@
 """Bootstrap intervals of means over users (Efron 1979), of many samples at once.
 
 A resample of n users is a row of n counts, how often each user is drawn. All samples of n values
-share the rows, so the means of all resamples of all of them are one product of two matrices, and
-drawing, which is what takes time, is done once. With many users fewer resamples say as much: their
-number is bounded by 50 million draws in all, but is never below 1,000.
+share the rows, so the means of all resamples are one product of two matrices, and drawing, which
+dominates the time, is done once. With many users fewer resamples suffice: their number is bounded
+by 50 million draws in total, but is at least 1,000.
 """
 
 from __future__ import annotations
@@ -20,14 +20,6 @@ _CELLS = 2_000_000  # counts held at once, 16 MB
 Interval = tuple[float, float]
 
 
-def bootstrap_interval(
-    values: np.ndarray, *, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
-) -> Interval:
-    """Percentile interval of the mean of `values [n]`, see `bootstrap_intervals`."""
-    (found,) = bootstrap_intervals([values], resamples=resamples, confidence=confidence, seed=seed)
-    return found
-
-
 def bootstrap_intervals(
     samples: Sequence[np.ndarray],
     *,
@@ -38,10 +30,10 @@ def bootstrap_intervals(
     """Percentile interval of the mean of each sample, in their order.
 
     Args:
-        samples: finite values, one array per sample, of any lengths.
+        samples: finite values `[n]`, one array per sample, of any lengths.
         resamples: of each sample, at most; see above.
         confidence: of the intervals, in (0, 1).
-        seed: of the draws; samples of one length have equal ones.
+        seed: of the draws; samples of equal length share their draws.
 
     Raises:
         ValueError: a sample has no values.

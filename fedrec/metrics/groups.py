@@ -2,8 +2,8 @@
 """Means of per-user metrics over groups of users.
 
 PrivRec (section 4.5.1) calls a user inactive who has fewer than 20 visited items in the test half.
-We count the training half, which is what the system knows of the user; the halves are equal, so the
-two counts differ by at most one.
+We count the training half, which is what the system knows about the user; the halves are equal, so
+the two counts differ by at most one.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         One row per kind: `"activity"` for active and inactive users, and each user feature; the
-        metrics of `means`. Groups in which nobody has a value do not count. NaN for a kind with
-        fewer than two other groups.
+        metrics of `means`. Groups without any value do not count. NaN for a kind with fewer than
+        two other groups.
     """
     kinds = [
         str(name).partition("=")[0] if "=" in str(name) else "activity" for name in means.index

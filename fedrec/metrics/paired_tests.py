@@ -49,31 +49,6 @@ class PairedTest:
     worse: int
 
 
-def paired_test(
-    system: np.ndarray,
-    reference: np.ndarray,
-    *,
-    resamples: int = 10_000,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> PairedTest:
-    """Compare two systems on the same users.
-
-    Args:
-        system: metric of each user, `[users]`; NaN where there is none.
-        reference: the same, user by user.
-        resamples: of the bootstrap.
-        confidence: of its interval, in (0, 1).
-        seed: of its random numbers.
-
-    Raises:
-        ValueError: fewer than two users have a value by both.
-    """
-    differences = np.asarray(system, dtype=np.float64) - np.asarray(reference, dtype=np.float64)
-    (found,) = paired_tests([differences], resamples=resamples, confidence=confidence, seed=seed)
-    return found
-
-
 def paired_tests(
     differences: Sequence[np.ndarray],
     *,
@@ -108,7 +83,7 @@ def _tested(differences: np.ndarray, low: float, high: float) -> PairedTest:
     if len(moved) and spread > 0:
         t_p = float(np.asarray(stats.ttest_1samp(differences, 0.0))[1])
         effect = mean / spread
-    else:  # everybody differs by the same, or nobody differs
+    else:  # all differences are equal
         t_p, effect = (0.0, math.copysign(math.inf, mean)) if len(moved) else (1.0, 0.0)
     ranks = stats.rankdata(np.abs(moved))
     rank_effect = float((ranks * np.sign(moved)).sum() / ranks.sum()) if len(moved) else 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranking metrics for a block of users, in two definitions that must not be mixed.
+"""Ranking metrics for a block of users, in two definitions that must not be mixed up.
 
 *Single-positive lists* (PrivRec, section 3.3, equations 12 and 13). Every held-out positive is
 ranked on its own against all items that its user never interacted with, in any part; the user's
@@ -14,13 +14,13 @@ Ties there are resolved by expectation under random tie-breaking. With g never-s
 higher and e scored equal, the rank is uniform on g + 1, ..., g + e + 1. With a gain c(r) that
 depends on the rank only, and its running sum C(r) = c(1) + ... + c(r), the expected gain is (C(g +
 e + 1) - C(g)) / (e + 1). So a constant score over n never-seen items gets exactly k / (n + 1) hits,
-and no order of the catalogue can flatter a model.
+and results do not depend on the order of the catalogue.
 
 *Whole lists* (`recall@k`, `precision@k`, `ndcg-list@k`, `map@k`, `mrr`). One list per user, over
 all items that are not in the training part; every held-out positive in it is relevant. The
 denominators are the number of relevant items (recall), k (precision) and the DCG of the best
 possible list of length k (`ndcg-list`). `map@k` is the sum of the precision at each relevant item
-among the first k, over the number of relevant items, as TREC has it (others divide by the smaller
+among the first k, divided by the number of relevant items, as in TREC (others divide by the smaller
 of that and k). `mrr` is the reciprocal rank of the first relevant item in the full list. Ties are
 broken by item index, lower first: deterministic, but a model with few distinct scores depends on
 the order of the catalogue here, unlike above.
@@ -46,20 +46,20 @@ def ranking_metrics(
     weights: Tensor | None = None,
     masked: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Both views of the metrics for a block of users.
+    """Both kinds of metrics for a block of users.
 
     Args:
         scores: `float [users, items]`, higher is better; infinite values are allowed.
         seen: `bool [users, items]`, items of the user in any part; contains `relevant`.
         known: `bool [users, items]`, items of the user's training part.
         relevant: `bool [users, items]`, held-out positives. Those that are also known (a repeated
-            use) count in the single-positive view only, for a whole list cannot contain them.
+            use) count in single-positive lists only, because a whole list cannot contain them.
         ks: lengths of the lists, each >= 1; more than the catalogue holds is allowed.
-        weights: `[users, items]`, how often each held-out positive counts in the single-positive
-            view (row-level evaluation of repeated use); default: once.
-        masked: `bool [users, items]`, items that whole lists leave out; default: the known ones. A
-            relevant item among them that is not known is missed: it counts in the denominators and
-            can be in no list.
+        weights: `[users, items]`, how often each held-out positive counts in single-positive lists
+            (row-level evaluation of repeated use); default: once.
+        masked: `bool [users, items]`, items excluded from whole lists; default: the known ones. A
+            relevant item among them that is not known counts as missed: it is in the denominators,
+            but in no list.
 
     Returns:
         `float64 [users]` for each of `"hits@k"`, `"ndcg@k"`, `"recall@k"`, `"precision@k"`,
@@ -132,17 +132,17 @@ def _single_positive(
 def _competitors(
     scores: Tensor, seen: Tensor, users: Tensor, items: Tensor, weight: Tensor, longest: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Never-seen items above and level with each positive: `int64 [positives]` counts, and the
+    """Numbers of never-seen items above and tied with each positive, `int64 [positives]`, and the
     positives' users and weights.
 
     Only the positives that can reach the first `longest` places are returned: a positive below the
-    `longest`-th best never-seen item gains nothing. So the best never-seen items suffice, and no
-    row is ever sorted.
+    `longest`-th best never-seen item has no gain. So the best never-seen items suffice, and no row
+    needs to be sorted.
     """
     never_seen = scores.masked_fill(seen, -torch.inf)
     best = never_seen.topk(min(longest, scores.shape[1]), dim=1).values
     floor = best[:, -1]
-    # Of those level with the floor, more may exist than the list of the best shows.
+    # More items may be tied with the floor than are among the best.
     at_floor = (never_seen == floor[:, None]).count_nonzero(dim=1)
     value = scores[users, items]
     reaches = value >= floor[users]
@@ -168,7 +168,7 @@ def _whole_list(
     hits, dcg = hit.cumsum(1), (hit * discounts.diff()[:longest]).cumsum(1)
     precisions = (hit * hits / torch.arange(1, longest + 1, device=hit.device)).cumsum(1)
     number = relevant.sum(1)
-    # 0 / 0 makes the NaN of a user without a positive; precision has no such denominator.
+    # 0 / 0 gives NaN for a user without a positive; precision has no such denominator.
     nothing = torch.where(number > 0, 0.0, torch.nan).double()
     metrics = {"mrr": _first_relevant(candidates, relevant).double().reciprocal() + nothing}
     for k in ks:
@@ -188,13 +188,13 @@ def best_items(values: Tensor, longest: int) -> Tensor:
         longest: number of places, at most the number of items.
 
     Returns:
-        `int64 [users, longest]`: items by falling value, equal values by rising index; in any order
-            where -infinity.
+        `int64 [users, longest]`: items by falling value, equal values by rising index; in any
+        order where -infinity.
     """
     best = values.topk(min(longest + 1, values.shape[1]), dim=1)
     items = best.indices[:, :longest].sort(dim=1).values
-    # topk keeps any of those level with the last place; where the next one is level, some were left
-    # out, and the lowest are taken instead.
+    # topk keeps arbitrary ones of the items tied at the last place; if the next one is also tied,
+    # the lowest indices are taken instead.
     floor, after = best.values[:, longest - 1 : longest], best.values[:, longest:]
     left_out = (after == floor).any(1)
     rows = (left_out & (floor[:, 0] > -torch.inf)).nonzero()[:, 0]

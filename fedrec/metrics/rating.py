@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of predicted ratings: MAE and RMSE, per user and pooled over all ratings.
 
-The two means differ: pooled figures (those of MetaMF and PNBM) weigh a user by the number of
-held-out ratings, the mean over users weighs all users alike.
+The two means differ: pooled metrics (those of MetaMF and PNBM) weight a user by the number of
+held-out ratings, the mean over users weights all users equally.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 not measure recommendation, because most relevant items are part of the model's input. It exists
 because it alone explains how Fang et al. (DP-VAE, table 8) can print a Recall@20 above their
 Recall@50: with `hits / min(|Q|, R)` (their equation 22) that needs most users to have more than 20
-items in Q. Its names begin with `reconstruction-`, so that no figure of it can be taken for one of
-held-out items.
+items in Q. Its names begin with `reconstruction-`, so that its figures cannot be mistaken for those
+of held-out items.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def reconstruction_metrics(scores: Tensor, history: Tensor, ks: Sequence[int]) -
 
     Args:
         scores: `float [users, items]`, higher is better.
-        history: `bool [users, items]`, what the user likes, in any part of the data.
+        history: `bool [users, items]`, liked items of the user in any part of the data.
         ks: lengths of the lists, each >= 1.
 
     Returns:

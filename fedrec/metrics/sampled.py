@@ -9,8 +9,8 @@ plus one. So the expected `hits-of-M@k` and `ndcg-of-M@k`, with M = n + 1 the le
 follow from the full ranking: no figure here depends on which items were drawn. Items of equal score
 are ordered at random, as in `fedrec.metrics.ranking`; a constant score gets k / M hits.
 
-Sampled metrics are not consistent with full ones (Krichene and Rendle 2020): they are here to be
-compared with published figures, beside the full ranking.
+Sampled metrics are not consistent with full ones (Krichene and Rendle 2020): they are provided for
+comparison with published figures, in addition to the full ranking.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def sampled_metrics(
 def _competitors(
     scores: Tensor, seen: Tensor, users: Tensor, items: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Never-seen items above and level with each positive, and how many there are, each
-    `int64 [positives]`."""
+    """Numbers of never-seen items above and tied with each positive, and in total, each `int64
+    [positives]`."""
     higher, equal = torch.empty_like(users), torch.empty_like(users)
-    # Positives of one place among their user's are compared with whole rows at once.
+    # The n-th positives of all users are compared with whole rows at once.
     counts = torch.bincount(users, minlength=len(scores))
     place = torch.arange(len(users), device=users.device) - (counts.cumsum(0) - counts)[users]
     never = ~seen
@@ -88,11 +88,11 @@ def _competitors(
 def _chances(
     higher: Tensor, equal: Tensor, available: Tensor, longest: int, sampled: int
 ) -> Tensor:
-    """`float64 [positives, longest]`: chances that so many of a sample are ranked above, 0 to
-    longest - 1.
+    """`float64 [positives, longest]`: probabilities that 0 to longest - 1 items of a sample are
+    ranked above.
 
-    Where items are level with a positive, so many of them as chance has it are above: each number
-    from 0 to all is as likely as any other.
+    Of the items tied with a positive, a random number is above: each number from 0 to all is
+        equally likely.
     """
     found = _hypergeometric(higher.double(), available.double(), longest, sampled)
     for row in (equal > 0).nonzero()[:, 0].tolist():
@@ -104,7 +104,7 @@ def _chances(
 
 
 def _hypergeometric(higher: Tensor, available: Tensor, longest: int, sampled: int) -> Tensor:
-    """`float64 [n, longest]`: chances of j of the `higher` ones among a sample of the `available`
+    """`float64 [n, longest]`: probabilities of j `higher` items in a sample of the `available`
     ones."""
     drawn = available.clamp(max=sampled)[:, None]
     higher, available = higher[:, None], available[:, None]
@@ -116,7 +116,7 @@ def _hypergeometric(higher: Tensor, available: Tensor, longest: int, sampled: in
 
 
 def _log_choose(whole: Tensor, part: Tensor) -> Tensor:
-    """Logarithm of the binomial coefficient; of impossible ones any number."""
+    """Logarithm of the binomial coefficient; arbitrary if it is not defined."""
     part = part.clamp(min=0)
     return (
         torch.lgamma(whole + 1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A denoising autoencoder over whole histories (Mult-DAE, Liang et al. 2018, section 2.2.2).
 
-The network of `fedrec.models.vae` with the code where the encoder's mean is: only dropout is
-random, and there are no variance and no prior. Steps for the variational autoencoder train it;
-`beta` is of no effect, and priors of the users' codes are refused.
+The network of `fedrec.models.vae` with the encoder's mean as the code: only dropout is random, and
+there are no variance and no prior. It is trained by the steps of the variational autoencoder;
+`beta` has no effect, and priors of users' codes are rejected.
 
 Where this differs from the paper: Liang et al. have no layer between code and output. Fang et al.
 2022 (tables 4 and 11) say of their autoencoder only that its code has 20 numbers.
@@ -31,7 +31,7 @@ class Ae(Vae):
     config: AeConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """As the variational autoencoder's, without the layer of log-variances."""
+        """Like the variational autoencoder's parameters, without the layer of log-variances."""
         drawn = super().initial(generator)
         return {name: value for name, value in drawn.items() if not name.startswith("log-variance")}
 
@@ -51,7 +51,7 @@ class Ae(Vae):
         `[C, B]`. The divergence is zero here.
 
         Raises:
-            ExperimentError: there are priors, of codes that have no distribution.
+            ExperimentError: priors are given, although codes have no distribution.
         """
         if prior is not None:
             raise ExperimentError(

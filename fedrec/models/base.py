@@ -2,7 +2,7 @@
 """The interface of models: parameters as a dictionary, and a forward pass with a leading cohort
 dimension.
 
-A model holds no parameters. It makes the initial ones and maps `(parameters, users, items)` to
+A model is stateless. It creates initial parameters and maps `(parameters, users, items)` to
 predictions, where every parameter has a leading dimension C, one slice per client. Training one
 client after the other is the case C = 1.
 """
@@ -26,9 +26,7 @@ from fedrec.nn.layers import weighted_cross_entropy
 
 Parameters = Mapping[str, Tensor]
 
-_SCORED_AT_ONCE = (
-    4096  # clients times items pushed through a model at once; their activations stay in cache
-)
+_SCORED_AT_ONCE = 4096  # clients times items per forward pass; their activations stay in cache
 
 
 class Model(ABC):
@@ -44,6 +42,7 @@ class Model(ABC):
             items of their histories (step `gram`, `fedrec.factors.chosen_items`); empty: none.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
+        simulations_only: whether it exists for attacks and audits; real nodes refuse it.
         by_features: whether the shared parameters represent users by their features (`user.NAME`)
             and by nothing else.
     """
@@ -53,6 +52,7 @@ class Model(ABC):
     item_tables: ClassVar[tuple[str, ...]] = ()
     products: ClassVar[str] = ""
     generated: ClassVar[bool] = False
+    simulations_only: ClassVar[bool] = False
     by_features: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:
@@ -129,8 +129,7 @@ class Model(ABC):
 class HistoryModel(Model):
     """A recommender that represents a user by its history instead of features.
 
-    It has no prediction for an item alone; steps that train it give it whole histories, and so does
-    evaluation.
+    It has no prediction for single items; training steps and evaluation pass whole histories.
     """
 
     @property
@@ -151,7 +150,7 @@ class HistoryModel(Model):
 
         Args:
             parameters: each `[C, ...]`.
-            histories: `float32 [C, B, num_items]`, what B users of each slice are known to like: 1,
+            histories: `float32 [C, B, num_items]`, known liked items of B users of each slice: 1,
                 or a weight > 0 (see `rated` and `low_rated`); 0 elsewhere.
 
         Returns:
@@ -165,7 +164,7 @@ class HistoryModel(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Always refused.
+        """Not available.
 
         Raises:
             ExperimentError: a user's features do not determine a prediction here.

@@ -5,21 +5,21 @@ al. 2019).
     score(u, i) = x_u . y_i
 
 The item factors y_i are shared. A device solves for its own x_u (Hu, Koren and Volinsky 2008),
-which never leaves it, and sends sums from which the server moves the item factors (step `als`,
-strategies `fcf` and `fed-als`). These sums have parameters of their own here, zero on the server
-before every round:
+which never leaves it, and sends sums from which the server updates the item factors (step `als`,
+strategies `fcf` and `fed-als`). These sums are represented as parameters, which are zero on the
+server before every round:
 
     user.gram     x_u x_u^T
     item.right    one row per item that the user likes
     item.moments  x_u x_u^T again, for each item that the user likes; only where `moments` says so
     item.products the products of all of a user's items, once; only where `products` says so
 
-The Gram matrix Y^T Y travels with the item factors (`item.gram`), so that a device needs no more of
-the catalogue than the rows of its own items.
+The Gram matrix Y^T Y is sent with the item factors (`item.gram`), so that a device needs only the
+rows of its own items.
 
-Where this differs from the paper: devices there hold the whole item matrix and send a gradient for
-each item; what is sent here has the same sum, from the liked items and a matrix of `factors`^2
-numbers.
+Where this differs from the paper: there, devices hold the whole item matrix and send a gradient for
+each item; here, the same sum is computed from what is sent for liked items and a matrix of
+`factors`^2 numbers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class IalsConfig(Config):
 
 
 class Ials(Model):
-    """Factors of items, and of one user.
+    """Shared item factors and one user's factors.
 
     Raises:
         ExperimentError: the catalogue is too large for `products`.

@@ -2,9 +2,9 @@
 """A linear item-to-item model: a user's score of an item is the sum of its weights to the items
 that the user likes (SLIM, Ning and Karypis 2011; EASE, Steck 2019).
 
-It has no parameters of users and needs no features of users or items, so it serves anybody with a
-history. The weights are of the `items` most popular items, by the items' biases; all others are
-ranked below these, by their biases. As long as no item has weights, all are ranked by their biases.
+It has no user parameters and needs no features, so it can score any user with a history. Only the
+`items` most popular items, by the items' biases, have weights; all others are ranked below these,
+by their biases. Before any item has weights, all are ranked by their biases.
 
     s_uj = sum over i in the history of u of B_ij
 

@@ -2,11 +2,10 @@
 """Meta matrix factorization (Lin et al., SIGIR 2020): a server that generates each user's own
 recommender.
 
-    c_u   = M^T u                                  collaborative vector, from a user embedding and a
-    shared memory h     = relu(W c_u + b)                        one hidden layer for each of the
-    parts below E_u   = U_u V_u                                item embeddings `[items, d]` of rank
-    k, "rise-dimensional" r_ui  = w2^T relu(W1^T e_ui + b1) + b2         the rating network of the
-    user
+    c_u   = M^T u                             collaborative vector: user embedding, shared memory
+    h     = relu(W c_u + b)                   one hidden layer for each of the parts below
+    E_u   = U_u V_u                           item embeddings `[items, d]` of rank k
+    r_ui  = w2^T relu(W1^T e_ui + b1) + b2    the rating network of the user
 
 U_u, V_u, W1, b1, w2 and b2 are affine functions of the hidden layers. The server keeps the user
 embeddings, the memory and these functions; a client gets U_u (the rows that it needs), V_u and the
@@ -14,9 +13,9 @@ rating network, and nothing else.
 
 Where this differs from the paper and its published code:
 
-- That code trains in one place on batches of ratings, and for each rating multiplies a one-hot
-  vector with the user's whole item table. Here `generate` makes the rows that a client names, and
-  training is federated (`strategies/per_client/metamf.py`).
+- That code trains centrally on batches of ratings, and for each rating multiplies a one-hot vector
+  with the user's whole item table. Here `generate` makes the rows that a client names, and training
+  is federated (`strategies/per_client/metamf.py`).
 - The first layer of the rating network is linear in the embedding, so V_u W1 `[k, h]` is multiplied
   out first; E_u itself, d numbers per item, is never made.
 - User embeddings start small (`user-std`) and not with standard deviation 1 as there. Users then
@@ -71,8 +70,8 @@ class MetaMf(Model):
     (`predict`).
 
     Raises:
-        ExperimentError: a parameter of the device is missing, so somebody took the server's
-            parameters for them.
+        ExperimentError: a generated parameter is missing, as when the server's parameters are
+            passed instead.
     """
 
     Config = MetaMfConfig
@@ -125,7 +124,7 @@ class MetaMf(Model):
         ).squeeze(-1)
 
     def _generated(self) -> dict[str, int]:
-        """The generated parameters but for the item table, and how many numbers each has."""
+        """Name and size of each generated parameter except the item table."""
         config = self.config
         return {
             "layer0.weight": config.embedding * config.hidden,
@@ -139,7 +138,7 @@ class MetaMf(Model):
 def generate(
     parameters: Parameters, clients: Tensor, requests: ItemRequests | None
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """What the server generates for some clients; differentiable with respect to its `parameters`.
+    """Generate the parameters of some clients; differentiable with respect to `parameters`.
 
     Args:
         parameters: the server's, without cohort dimension.
@@ -148,7 +147,7 @@ def generate(
 
     Returns:
         Parameters of `MetaMf.predict`, `[C, ...]` each, but for the item table; and of that,
-        `item.low`, the requests rows `[P, k]`, or all `[C, items, k]`.
+        `item.low`, the requested rows `[P, k]`, or all `[C, items, k]`.
 
     Raises:
         ExperimentError: these are not the parameters of `MetaMf`.
@@ -198,12 +197,12 @@ def generate(
 
 
 class _LowRows(torch.autograd.Function):
-    """`table[i] @ hidden[c]` for every item i that client c wants: `[items, k, H]` and `[C, H]`
+    """`table[i] @ hidden[c]` for every item i requested by client c: `[items, k, H]` and `[C, H]`
     give `[P, k]`.
 
-    Client by client, because the rows of one fit the processor's caches, and those of all do not:
-    six times as fast as one batched product. Nothing depends on the size of the catalogue but the
-    gradient's zeros.
+    Computed client by client, because the rows of one client fit the processor's caches: six times
+    as fast as one batched product. Only the zeros of the gradient depend on the size of the
+    catalogue.
     """
 
     @staticmethod

@@ -10,8 +10,8 @@ was never in a round starts from the shared values of p_u and b_u, which are equ
 change.
 
 Where this differs from the papers: they solve for p_u or take one gradient step on it; here the
-local step's settings say (`epochs`, `late-parameters`, `rates`). For ranking the same sum is a
-logit. What toolkits call "SVD" is this with biases, and "MF" without (`biases = false`).
+settings of the local step decide (`epochs`, `late-parameters`, `rates`). For ranking the same sum
+is a logit. What toolkits call "SVD" is this with biases, and "MF" without (`biases = false`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Mf(Model):
     def __init__(self, config: MfConfig, schema: Schema) -> None:
         super().__init__(config, schema)
         if not config.biases:
-            # Of this model, not of its class
+            # configuration of this model
             self.item_tables = ("item.factors",)  # type: ignore[misc]
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:

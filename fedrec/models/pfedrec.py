@@ -4,8 +4,8 @@ own.
 
     logit(u, i) = w_u . v_i + b_u
 
-There is no user embedding: what is personal is the score function, which never leaves the device
-(step `pfedrec`).
+There is no user embedding: the score function is personal and never leaves the device (step
+`pfedrec`).
 """
 
 from __future__ import annotations

@@ -2,17 +2,19 @@
 """A probabilistic neighbourhood model whose similarities clients learn together (PNBM, equations 1
 to 3).
 
-    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|),    j over the items that u rated,
-    without i
+    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|)
 
-What is shared are item means, counts of ratings, and similarities between the `items` most rated
-items. A user enters by its own ratings, on its device. Two items of which not both are among these
-have the similarity `start`; as all have in the beginning, when the prediction is the item's mean
-plus the user's mean deviation, drawn towards 0.
+with j over the items that u rated, without i.
+
+Item means, counts of ratings, and similarities between the `items` most rated items are shared. A
+user's ratings are used on its device only. Any other two items have the similarity `start`.
+Initially all similarities are `start`, and the prediction is the item's mean plus the user's mean
+deviation, shrunk towards 0.
 
 Where this differs from the paper: there is a `prior` in the denominator (0 in the paper, where the
-scale of S means nothing); similarities may be of low rank, S = start + A B^T; and all of it is made
-for noise on sums of users' updates (`clients/steps/pnbm.py`, `strategies/wrappers/means_start.py`).
+scale of S means nothing); similarities may be of low rank, S = start + A B^T; and the model is
+designed for noise on sums of users' updates (`clients/steps/pnbm.py`,
+`strategies/wrappers/means_start.py`).
 """
 
 from __future__ import annotations
@@ -104,14 +106,14 @@ class Pnbm(HistoryModel):
         return {**found, "similarity.left": drawn[0].clone(), "similarity.right": drawn[1].clone()}
 
     def chosen(self, counts: Tensor) -> Tensor:
-        """`int64 [size]`: the items that have similarities, by their counts `[items, 1]`; row r is
-        that of the r-th."""
+        """`int64 [size]`: the items that have similarities, by their counts `[items, 1]`; the r-th
+        has row r."""
         if self.size == self.schema.num_items:
             return torch.arange(self.size, device=counts.device)
         return torch.argsort(counts[:, 0], descending=True, stable=True)[: self.size]
 
     def similarities(self, parameters: Parameters) -> Tensor:
-        """`[C, size, size]`, what is learned."""
+        """`[C, size, size]`, the learned similarities."""
         if self.config.rank is None:
             return parameters["similarity"]
         left, right = parameters["similarity.left"], parameters["similarity.right"]

@@ -14,11 +14,11 @@ Where this differs from the paper:
   values (genres) has one embedding table, and an item's rows in it are averaged, so the input does
   not grow with the number of genres.
 - f_u and f_v are embeddings alone, as algorithm 1 lists no other parameters (theta = {U, V, W, b}).
-- `item-bias` adds one number per item to the output, so that popularity need not be learned by the
-  embeddings.
-- `item-start = "features"` starts the items' embeddings from what is public of them, so that a
-  local adaptation means something before anything was learned from users. The paper's are random,
-  or come from its first stage.
+- `item-bias` adds one number per item to the output, so that the embeddings need not learn
+  popularity.
+- `item-start = "features"` initialises item embeddings from public item features, so that local
+  adaptation is useful before anything is learned from users. In the paper they are random, or
+  trained in its first stage.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fedrec.nn.declaration import Activation, ItemFeature, KernelModel, Layer
 from fedrec.nn.layers import gather_rows, mixed_rows, perceptron, pooled_rows, row_shares
 
 _FEW_CATEGORIES = (
-    64  # up to here a product with all rows of a table costs less than picking some of them
+    64  # up to this size a product with all rows of a table is cheaper than gathering rows
 )
 
 
@@ -82,7 +82,7 @@ class PrivRec(Model):
         super().__init__(config, schema if config.features else _bare(schema))
         schema = self.schema
         if config.item_bias:
-            # Of this model, not of its class
+            # configuration of this model
             self.item_tables = ("item.id", "item.bias")  # type: ignore[misc]
         self._item_features = [_ItemFeature(feature) for feature in schema.item_features.features]
         self._user_tables = [f"user.{name}" for name, _ in schema.user_features]
@@ -142,7 +142,7 @@ class PrivRec(Model):
         return logits
 
     def kernel(self) -> KernelModel:
-        """What the model is, for training in native code; None: nothing that native code knows."""
+        """The declaration for native code; None if native code does not support the model."""
         return self._kernel
 
     @cached_property
@@ -162,7 +162,7 @@ class PrivRec(Model):
 
 
 def _bare(schema: Schema) -> Schema:
-    """The same without features of users and items."""
+    """The declaration of the model without features of users and items."""
     none = FeatureTable(schema.num_items, ())
     return dataclasses.replace(schema, item_features=none, user_features=(), user_words=())
 
@@ -204,7 +204,7 @@ def _joined_means(tables: list[Tensor], users: list[Tensor]) -> list[Tensor]:
     """Means of the rows of tables `[C, R, d]` that users' codes `int64 [C, B, w]` name.
 
     Returns:
-        `[C, B, d]` each, or some of them joined.
+        `[C, B, d]` each; several may be concatenated.
     """
     if tables and all(table.shape[1] <= _FEW_CATEGORIES for table in tables):
         shares = [row_shares(own, table.shape[1]) for own, table in zip(users, tables, strict=True)]
@@ -225,8 +225,8 @@ class _ItemFeature:
         return mixed_rows([own], [table]) if self._few else pooled_rows(table, own)
 
     def _of(self, items: Tensor) -> Tensor:
-        """`int64 [...]` gives how much each category counts, `float32 [..., R]`; if there are many,
-        which are there."""
+        """Weights of each category for items `int64 [...]`, `float32 [..., R]`; the codes
+        themselves if there are many categories."""
         if self._tables[0].device != items.device:
             self._tables = tuple(table.to(items.device) for table in self._tables)
         own, rows = self._tables[0], items.reshape(-1)
@@ -236,10 +236,10 @@ class _ItemFeature:
 
     @cached_property
     def _tables(self) -> tuple[Tensor, ...]:
-        """Shares of the categories, `float32 [distinct, R]`, and each item's place in them,
-        `int32 [items]`.
+        """Weights of the categories, `float32 [distinct, R]`, and each item's row in them, `int32
+        [items]`.
 
-        Where there are many categories, the codes of each item alone, `int64 [items, w]`.
+        If there are many categories, only the codes of each item, `int64 [items, w]`.
         """
         if self._few:
             return tuple(map(torch.from_numpy, self._feature.distinct_shares()))

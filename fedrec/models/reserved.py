@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another model, whose item tables have rows that belong to no item: room for the canaries of an
-audit.
+"""Another model with additional rows in its item tables that belong to no item, for the canaries of
+an audit.
 
-The catalogue stays as it is, so these rows are never drawn as negatives, scored or recommended.
+The catalogue does not change, so these rows are never drawn as negatives, scored or recommended.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Reserved(Model):
     """Adds rows to the item tables of another model; for `fedrec audit`."""
 
     Config = ReservedConfig
+    simulations_only = True
     config: ReservedConfig
 
     def __init__(self, config: ReservedConfig, schema: Schema) -> None:
@@ -42,12 +43,12 @@ class Reserved(Model):
         self.base: Model = resolve(MODEL, section.name)(
             component_settings(MODEL, section, at="model.base"), schema
         )
-        # Those of the other model, not of this class
+        # item tables of the other model
         self.item_tables = self.base.item_tables  # type: ignore[misc]
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Fresh global parameters `float32`, without the cohort dimension, drawn from `generator`
-        on the CPU. The other model's own values are those it has without reserved rows."""
+        on the CPU. The other model's own rows have the same values as without reserved rows."""
         parameters = self.base.initial(generator)
         for name in self.item_tables:
             table = parameters[name]
@@ -67,7 +68,7 @@ class Reserved(Model):
         return self.base.predict(parameters, users, items, rows)
 
     def kernel(self) -> KernelModel | None:
-        """What the model is, for training in native code; None: nothing that native code knows."""
+        """The declaration for native code; None if native code does not support the model."""
         return self.base.declared_kernel()
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -2,10 +2,10 @@
 """The multinomial variational autoencoder (Liang et al. 2018; Fang et al. 2022, sections 2.3 and
 3.3, equation 19).
 
-A user enters by what it is known to like, never by an id. The encoder makes mean and log-variance
-of a Gaussian over a code z of K numbers, and the decoder turns z into one logit per item, whose
-softmax is the chance that the user's next interaction is with that item. A user is ranked with z at
-its mean.
+A user enters by its known liked items, never by an id. The encoder computes mean and log-variance
+of a Gaussian over a code z of K numbers, and the decoder maps z to one logit per item, whose
+softmax is the probability that the user's next interaction is with that item. Items are ranked with
+z at its mean.
 
 Where this differs from the paper:
 
@@ -37,8 +37,8 @@ from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Parameters
 
 Tap = Callable[[str, Tensor, Tensor], Tensor]
-"""Called with name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer; gives the
-outputs that are used on."""
+"""Called with name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer; returns the
+outputs to continue with."""
 
 
 class VaeConfig(Config):
@@ -57,10 +57,10 @@ class VaeConfig(Config):
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """The Gaussian prior of each user's code; by default standard normal.
+    """The Gaussian prior of each user's code; standard normal by default.
 
     Attributes:
-        mean: `float32 [C, B, K]` or what broadcasts to it (mu_k).
+        mean: `float32 [C, B, K]` or broadcastable to it (mu_k).
         variance: the same, > 0 (gamma_k^2).
     """
 
@@ -70,10 +70,10 @@ class Prior:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """The random numbers of one pass through the network, drawn by whoever trains it.
+    """The random numbers of one forward pass in training.
 
     Attributes:
-        kept: `bool [C, B, items]`, items that dropout leaves to the encoder.
+        kept: `bool [C, B, items]`, items that dropout keeps.
         noise: `float32 [C, B, K]`, standard normal, for the code.
     """
 
@@ -131,10 +131,10 @@ class Vae(HistoryModel):
 
         Args:
             parameters: each `[C, ...]`.
-            histories: `float32 [C, B, items]`, how much each user likes each item, >= 0; rows are
-                scaled to length 1.
+            histories: `float32 [C, B, items]`, preference of each user for each item, >= 0; rows
+                are scaled to length 1.
             kept: see `Draw`; None keeps all.
-            tap: sees every affine layer.
+            tap: called for every affine layer.
         """
         hidden = self._hidden(parameters, histories, kept, tap)
         return _affine(parameters, "mean", hidden, tap), _affine(
@@ -175,8 +175,7 @@ class Vae(HistoryModel):
         return self.config.history == "ratings"
 
     def history(self, items: np.ndarray, amounts: np.ndarray | None = None) -> Tensor:
-        """The history of one user, `float32 [1, 1, items]`, from the items that it likes,
-        `int64 [n]`."""
+        """The history of one user, `float32 [1, 1, items]`, from its liked items, `int64 [n]`."""
         history = torch.zeros(1, 1, self.schema.num_items)
         history[0, 0, torch.from_numpy(items)] = (
             1.0 if amounts is None else torch.from_numpy(amounts)
@@ -239,7 +238,7 @@ def divergence(mean: Tensor, log_variance: Tensor, prior: Prior | None = None) -
 
 
 def _affine(parameters: Parameters, name: str, inputs: Tensor, tap: Tap | None = None) -> Tensor:
-    """One affine layer, `[C, B, in] -> [C, B, out]`; a `tap` sees it."""
+    """One affine layer, `[C, B, in] -> [C, B, out]`, passed to `tap` if given."""
     outputs = torch.baddbmm(
         parameters[f"{name}.bias"].unsqueeze(1), inputs, parameters[f"{name}.weight"]
     )

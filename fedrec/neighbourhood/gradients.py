@@ -2,15 +2,16 @@
 """Predictions of a probabilistic neighbourhood model, and gradients of its loss (PNBM, equations 2
 to 5).
 
-    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|),    j over the items that u rated,
-    without i
+    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|)
+
+with j over the items that u rated, without i.
 
 Where this differs from the paper:
 
 - Equation 5 leaves out the sign of the similarity; it is here.
-- With `prior` 0 predictions are the same for c S as for S, so a penalty on S has no minimiser: S
-  shrinks, and nothing else happens. A `prior` above 0 draws predictions towards the item's mean,
-  the more the less a user has rated.
+- With `prior` 0 predictions are the same for c S as for S, so a penalty on S has no minimiser and
+  only shrinks S. A `prior` above 0 shrinks predictions towards the item's mean, more so for users
+  with fewer ratings.
 """
 
 from __future__ import annotations
@@ -27,15 +28,14 @@ EVERY = 2**62
 
 
 class Bounds(NamedTuple):
-    """What is done to an example's gradient; by default nothing.
+    """Bounds on an example's gradient; unbounded by default.
 
     Attributes:
         error: largest magnitude of the prediction's error.
         factor: largest magnitude of `d_uj - sign(s_ij) f`.
         floor: least denominator.
         prior: added to every denominator, >= 0.
-        low, high: the scale of ratings; a prediction beyond it counts as its end, where it has no
-            gradient.
+        low, high: the scale of ratings; predictions beyond it are clipped and have no gradient.
     """
 
     error: float = math.inf
@@ -63,16 +63,16 @@ def predicted(
 
     Args:
         similarity: `float64 [items, items]`.
-        known: what the users have rated, means and all.
+        known: the users' ratings, including item means.
         means: `float64 [items]`.
         users: `int64 [rows]`.
         items: `int64 [rows]`.
         prior: added to the denominators.
-        limit: of a user's rated items only so many count, those of the largest similarity in
-            magnitude.
+        limit: largest number of neighbours; those with the largest absolute similarity among the
+            user's rated items are used.
     """
     from fedrec.neighbourhood.native import (
-        weighted_sums,  # Numba, which who predicts nothing need not wait for
+        weighted_sums,  # imports Numba, which is slow and only needed for predictions
     )
 
     own = known.centred(means)
@@ -103,11 +103,11 @@ class Examples:
 
         Args:
             similarity: `float64 [items, items]`.
-            drawn: `int64 [n]`, the examples by their places; one that is named twice counts twice.
-            bounds: of each example's gradient.
+            drawn: `int64 [n]`, indices of the examples; repeated ones count repeatedly.
+            bounds: bounds on each example's gradient.
 
         Returns:
-            `float64 [items, items]`, and a number.
+            The gradient, `float64 [items, items]`, and the sum of squared errors.
         """
         from fedrec.neighbourhood.native import add_gradients
 

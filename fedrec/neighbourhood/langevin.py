@@ -4,8 +4,8 @@ equations 7 and 11).
 
     x <- x - eta_t / 2 gradient(x) + z,    z ~ N(0, temperature eta_t),    eta_t = eta_1 t^-decay
 
-With a temperature other than 1 what is sampled is exp(-energy / temperature): a guarantee that
-rests on the sample has its epsilon divided by the temperature.
+With a temperature other than 1 the sampled distribution is exp(-energy / temperature), so the
+epsilon of a guarantee for the sample is divided by the temperature.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Gradient = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""An unbiased estimate of the energy's gradient at a point, in the point's shape; a fresh array."""
+"""An unbiased estimate of the energy's gradient at a point, in the point's shape; a new array."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Langevin:
     def sample(
         self, start: np.ndarray, gradient: Gradient, random: np.random.Generator
     ) -> np.ndarray:
-        """The chain's last point, a new array in the shape of the start."""
+        """The last point of the chain, a new array with the shape of the start, `float64 [...]`."""
         point = start.copy()
         for step in range(1, self.steps + 1):
             point = self.stepped(point, gradient, step, random)
@@ -47,7 +47,8 @@ class Langevin:
     def stepped(
         self, point: np.ndarray, gradient: Gradient, step: int, random: np.random.Generator
     ) -> np.ndarray:
-        """The point after a step (from 1), in the shape of `point`, which is changed in place."""
+        """The point after a step (counted from 1), `float64 [...]` with the shape of `point`, which
+        is changed in place."""
         rate = self.rate * step**-self.decay
         change = gradient(point, random)
         change *= rate / 2

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Item means from sums over users, which may have been clipped and may hold noise.
+"""Item means from sums over users, possibly clipped and noisy.
 
-What a user contributes for each of its ratings is the rating mapped to [-1, 1] and a 1. For any two
+For each of its ratings, a user contributes the rating mapped to [-1, 1] and a 1. For any two
 ratings the inner product r r' + 1 of these pairs is at least 0, so replacing a user moves the
-clipped sum by sqrt(2) S and not 2 S (`fedrec.privacy.adjacency`). With deviations in the scale's
-own units, where r r' may be -4, that would not hold.
+clipped sum by sqrt(2) S and not 2 S (`fedrec.privacy.adjacency`). This would not hold for
+deviations in units of the rating scale, where r r' may be -4.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fedrec.neighbourhood.profiles import Profiles
 
 
 def scaled(values: np.ndarray, scale: tuple[float, float]) -> np.ndarray:
-    """Ratings mapped from the scale to [-1, 1], `float64` in their shape; what is outside is
-    taken for its end."""
+    """Ratings mapped from the scale to [-1, 1], `float64` in their shape `[...]`; values outside
+    the scale are clipped."""
     middle, half = (scale[0] + scale[1]) / 2, (scale[1] - scale[0]) / 2
     return np.clip((values.astype(np.float64) - middle) / half, -1.0, 1.0)
 
@@ -28,7 +28,7 @@ def rating_sums(profiles: Profiles, scale: tuple[float, float], shares: np.ndarr
     Args:
         profiles: the ratings.
         scale: lowest and highest rating; public.
-        shares: `float64 [users]`, what each user's part is multiplied by.
+        shares: `float64 [users]`, factor on each user's contribution.
     """
     own = shares[profiles.users]
     sums = np.bincount(profiles.items, own * scaled(profiles.values, scale), profiles.num_items)
@@ -38,8 +38,8 @@ def rating_sums(profiles: Profiles, scale: tuple[float, float], shares: np.ndarr
 def means_of(sums: np.ndarray, damping: float, scale: tuple[float, float]) -> np.ndarray:
     """Item means, `float64 [items]`, within the scale.
 
-    An item's mean is drawn towards the mean of all, as if it had `damping` ratings more that are
-    equal to it. A count below 0 is one of 0.
+    An item's mean is shrunk towards the overall mean, as with `damping` additional ratings equal to
+    it. Counts below 0 are treated as 0.
 
     Args:
         sums: `[items, 2]`, see `rating_sums`.

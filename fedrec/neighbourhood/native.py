@@ -20,9 +20,9 @@ def weighted_sums(similarity, offsets, items, deviations, users, targets, limit,
         items: `int64 [ratings]`.
         deviations: `float64 [ratings]`, ratings less their items' means.
         users: `int64 [n]`.
-        targets: `int64 [n]`, the item of each pair; a rating of it is no neighbour of its own.
-        limit: of the user's rated items only so many count, those of the largest magnitude.
-        above, below: `float64 [n]`, written.
+        targets: `int64 [n]`, the item of each pair, which is not a neighbour of itself.
+        limit: largest number of neighbours; those with the largest absolute similarity are used.
+        above, below: `float64 [n]`, outputs: numerators and denominators.
     """
     for place in range(len(users)):
         first, last, row = (
@@ -44,7 +44,7 @@ def weighted_sums(similarity, offsets, items, deviations, users, targets, limit,
 
 @njit(**FAST)
 def _least(row, items, target, limit):
-    """The smallest magnitude among the largest `limit` ones of the user's other items."""
+    """The `limit`-th largest absolute similarity to the user's other items."""
     found = np.abs(row[items[items != target]])
     return (
         np.partition(found, len(found) - limit)[len(found) - limit] if len(found) > limit else 0.0
@@ -63,12 +63,12 @@ def add_gradients(similarity, offsets, items, deviations, means, users, examples
         offsets, items, deviations: as in `weighted_sums`; deviations are from `means`.
         means: `float64 [items]`.
         users: `int64 [n]`, the user of each example.
-        examples: `int64 [n]`, its place among the ratings.
+        examples: `int64 [n]`, its index among the ratings.
         bounds: error, factor, floor, prior, low, high, see `fedrec.neighbourhood.gradients.Bounds`.
         gradient: `float64 [items, items]`, added to.
 
     Returns:
-        Sum of the squared errors, before their bound.
+        Sum of the squared errors before they are bounded.
     """
     most, widest, floor, prior, low, high = bounds
     loss = 0.0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One user's part of the loss: a function of the similarities between the items that this user
-rated, and of no others."""
+"""One user's part of the loss, a function of the similarities between this user's rated items
+only."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 
 class Rest(NamedTuple):
-    """What a user's denominators and numerators hold beside the similarities that are learned.
+    """Parts of a user's denominators and numerators that do not depend on learned similarities.
 
     Attributes:
         prior: added to the denominators, >= 0.
-        weight: sum of the fixed similarities to items that nothing is learned of.
-        total: the same, each times the user's deviation.
+        weight: sum of the fixed similarities to items without learned similarities.
+        total: the same, each multiplied by the user's deviation.
         low, high: `float64 [n]`, least and largest predicted deviation of each item.
     """
 
@@ -33,9 +33,9 @@ def own_gradient(
     errors.
 
     Args:
-        similarity: `float64 [n, n]`, between the user's items; its diagonal counts as 0.
-        deviations: `float64 [n]`, the user's ratings less the items' means.
-        rest: what there is beside.
+        similarity: `float64 [n, n]`, between the user's items; its diagonal is ignored.
+        deviations: `float64 [n]`, the user's ratings minus the items' means.
+        rest: the parts that are not learned.
 
     Returns:
         `float64 [n, n]`, zero on the diagonal, and `float64 [n]`.

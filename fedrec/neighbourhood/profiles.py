@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users' ratings in the form that neighbourhood models work on: one user's after the other's, each
-item once."""
+"""Users' ratings in the form used by neighbourhood models: grouped by user, each item once."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ class Profiles:
 
     Attributes:
         num_items: size of the catalogue.
-        offsets: `int64 [users + 1]`; user u's ratings are those from `offsets[u]` to
-            `offsets[u + 1]`.
+        offsets: `int64 [users + 1]`; user u's ratings are `offsets[u]:offsets[u + 1]`.
         items: `int64 [ratings]`, ascending and distinct within a user.
         values: `float64 [ratings]`.
     """
@@ -36,8 +34,7 @@ class Profiles:
         items: np.ndarray,
         values: np.ndarray,
     ) -> Profiles:
-        """Group ratings, `[rows]` each; an item that a user rated several times has the mean of
-        these ratings."""
+        """Group ratings, `[rows]` each; repeated ratings of an item by a user are averaged."""
         pairs, place, counts = np.unique(
             users * num_items + items, return_inverse=True, return_counts=True
         )
@@ -48,7 +45,7 @@ class Profiles:
 
     @property
     def num_users(self) -> int:
-        """Number of users, those without ratings among them."""
+        """Number of users, including those without ratings."""
         return len(self.offsets) - 1
 
     @property
@@ -62,21 +59,21 @@ class Profiles:
         return np.repeat(np.arange(self.num_users), self.counts)
 
     def centred(self, means: np.ndarray) -> Profiles:
-        """The same with each item's mean, `float64 [items]`, taken off its ratings."""
+        """The same with each item's mean, `float64 [items]`, subtracted from its ratings."""
         return replace(self, values=self.values - means[self.items])
 
     def only(self, kept: np.ndarray) -> Profiles:
-        """The ratings for which `bool [ratings]` is true; all users stay."""
+        """The ratings for which `bool [ratings]` is true; all users are kept."""
         counts = np.bincount(self.users[kept], minlength=self.num_users)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return Profiles(self.num_items, offsets, self.items[kept], self.values[kept])
 
     def more_than(self, ratings: int) -> Profiles:
-        """Those of users with more than so many ratings."""
+        """The ratings of users with more than `ratings` ratings; all users are kept."""
         return self.only((self.counts > ratings)[self.users])
 
     def at_most(self, ratings: int, random: np.random.Generator) -> Profiles:
-        """At most so many ratings of each user, the others removed at random."""
+        """At most a given number of ratings of each user, selected at random."""
         users = self.users
         order = np.lexsort((random.random(len(users)), users))
         rank = np.empty(len(users), dtype=np.int64)
@@ -84,7 +81,7 @@ class Profiles:
         return self.only(rank < ratings)
 
     def matrix(self, values: np.ndarray | None = None) -> csr_array:
-        """Sparse `[users, items]` of the values, or of others `[ratings]` in their places."""
+        """Sparse `[users, items]` of the values, or of other values `[ratings]` instead."""
         data = self.values if values is None else values
         return csr_array((data, self.items, self.offsets), shape=(self.num_users, self.num_items))
 
@@ -94,8 +91,8 @@ def item_means(profiles: Profiles, damping: float = 0.0) -> tuple[np.ndarray, fl
 
     Args:
         profiles: the ratings.
-        damping: number of ratings, each equal to the mean of all, that every item has beside its
-            own. An item without any has the mean of all.
+        damping: number of additional ratings of every item, equal to the overall mean. An item
+            without any has the mean of all.
     """
     mean = float(profiles.values.mean()) if len(profiles.values) else 0.0
     counts = np.bincount(profiles.items, minlength=profiles.num_items) + damping

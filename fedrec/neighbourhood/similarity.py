@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Similarities between items from who rated them: cosine and Pearson correlation (PNBM, section
+"""Similarities between items from users' ratings: cosine and Pearson correlation (PNBM, section
 5.1, PCC and COS).
 
     cos_ij = sum_u r_ui r_uj / sqrt(sum_u r_ui^2 sum_u r_uj^2)
-    pcc_ij = the same with the item's mean taken off each rating
+    pcc_ij = the same with the item's mean subtracted from each rating
 
-The papers leave open over whom the sums of the denominator and the means go: over the users who
-rated both items (`co-raters`), or over all who rated the item (`all`). Without co-raters, or
-without variance among them, it is 0.
+The papers do not specify the users in the sums of the denominator and the means: those who rated
+both items (`co-raters`), or all who rated the item (`all`). Without co-raters, or without variance
+among them, it is 0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pearson(profiles: Profiles, among: Among = "co-raters") -> np.ndarray:
 
     Args:
         profiles: the ratings.
-        among: whose ratings the means are of; sums go over co-raters in both cases.
+        among: the users whose ratings enter the means; sums are over co-raters in both cases.
     """
     if among == "all":
         counts = np.bincount(profiles.items, minlength=profiles.num_items)
@@ -53,13 +53,13 @@ def pearson(profiles: Profiles, among: Among = "co-raters") -> np.ndarray:
     products = _dense(profiles.matrix().T @ profiles.matrix())
     variances = np.maximum(both * squares - np.square(sums), 0.0)
     variances[variances <= 1e-9 * both * squares] = (
-        0.0  # of equal ratings nothing but rounding is left
+        0.0  # with equal ratings only rounding errors remain
     )
     return _ratio(both * products - sums * sums.T, np.sqrt(variances * variances.T))
 
 
 def co_raters(profiles: Profiles) -> np.ndarray:
-    """How many users rated both items, `float64 [items, items]`."""
+    """Number of users who rated both items, `float64 [items, items]`."""
     rated = _rated(profiles)
     return _dense(rated.T @ rated)
 
@@ -72,7 +72,7 @@ def shrunk(similarity: np.ndarray, both: np.ndarray, shrinkage: float) -> np.nda
 
 def nearest(similarity: np.ndarray, neighbours: int) -> np.ndarray:
     """Similarities `[items, items]` with all but the largest magnitudes of each row set to 0; of
-    equal ones the first are kept."""
+    equal values the first are kept."""
     if neighbours >= similarity.shape[1]:
         return similarity
     order = np.argsort(-np.abs(similarity), axis=1, kind="stable")

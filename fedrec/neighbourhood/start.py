@@ -13,7 +13,7 @@ from fedrec.neighbourhood.similarity import cosine, pearson
 
 Start = Literal["constant", "uniform", "cosine", "pearson"]
 FROM_DATA = ("cosine", "pearson")
-"""Starts that are computed from ratings without any noise."""
+"""Initialisations that are computed from ratings without noise."""
 
 
 def initial_similarity(start: Start, profiles: Profiles, random: np.random.Generator) -> np.ndarray:
@@ -31,7 +31,7 @@ def initial_similarity(start: Start, profiles: Profiles, random: np.random.Gener
 
 
 def renormalised(similarity: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """Rows scaled to sums of magnitudes `float64 [items]`, which changes no prediction; empty rows
-    stay."""
+    """Rows scaled to sums of magnitudes `float64 [items]`, which does not change predictions; empty
+    rows are not changed."""
     present = np.abs(similarity).sum(axis=1)
     return similarity * np.divide(sums, present, out=np.ones_like(sums), where=present > 0)[:, None]

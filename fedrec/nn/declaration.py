@@ -29,8 +29,8 @@ class Layer:
     """An affine layer.
 
     Attributes:
-        weight: name of the parameter `[in, out]`; `[in]` will do for one output.
-        bias: name of the parameter `[out]`; None: there is none.
+        weight: name of the parameter `[in, out]`, or `[in]` for one output.
+        bias: name of the parameter `[out]`; None without one.
     """
 
     weight: str
@@ -51,8 +51,8 @@ class ItemFeature:
 
     @cached_property
     def categories(self) -> int:
-        """The least number of categories that holds all codes; found once, as it takes a look at
-        every item."""
+        """The smallest number of categories for all codes; computed once, because it needs a pass
+        over all items."""
         return int(self.codes.max(initial=-1)) + 1
 
 
@@ -62,14 +62,14 @@ class KernelModel:
 
     Attributes:
         layers: the affine layers of the MLP, in order; the last has one output.
-        activation: between layers, not behind the last.
+        activation: between layers, not after the last.
         loss: `logistic` (cross-entropy of the logit y) or `squared` (of the rating y), averaged
             over a batch.
         user_tables: one table `[categories, d]` per feature of the users, in the order of the
-            features; none: they are not looked at.
-        item_table: the item table `[items, d]`; None: items are known by their features alone.
+            features; empty: they are not used.
+        item_table: the item table `[items, d]`; None: items are represented by their features only.
         item_features: features of the items.
-        item_bias: the table `[items, 1]` of biases; None: there is none.
+        item_bias: the table `[items, 1]` of biases; None without one.
         offsets: parameters of one number that are added to every prediction.
     """
 
@@ -84,12 +84,12 @@ class KernelModel:
 
     @property
     def item_tables(self) -> tuple[str, ...]:
-        """The parameters with one row per item."""
+        """Names of the parameters with one row per item."""
         return tuple(name for name in (self.item_table, self.item_bias) if name is not None)
 
     @property
     def dense(self) -> tuple[str, ...]:
-        """All other parameters, in the order in which they lie in memory."""
+        """Names of all other parameters, in the order of their memory layout."""
         layers = [
             name for layer in self.layers for name in (layer.weight, layer.bias) if name is not None
         ]
@@ -102,8 +102,8 @@ class KernelModel:
 
     @cached_property
     def item_codes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Codes of all features side by side, of each feature the real ones first, and one over
-        their number.
+        """Concatenated codes of all features, padding last within each feature, and one over the
+        number of codes.
 
         Returns:
             `int64 [items, width]`, -1 for none, and `float32 [items, F]`.

@@ -23,7 +23,7 @@ _ACTIVATIONS = {
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """Rows of one table per client: `[C, R, d]` and `int64 [C, ...]` give `[C, ..., d]`."""
     cohort, rows, width = table.shape
-    # one table for all: expanding it must not copy it per client
+    # a shared table must be expanded without copies per client
     if cohort == 1 or table.stride(0) == 0:
         return F.embedding(index, table[0])
     shift = torch.arange(cohort, device=index.device).view(-1, *[1] * (index.dim() - 1)) * rows
@@ -34,8 +34,8 @@ def pooled_rows(table: Tensor, index: Tensor) -> Tensor:
     """Mean of the rows named by the last dimension of `index`, -1 skipped: `[C, R, d]`,
     `[C, ..., w]` -> `[C, ..., d]`.
 
-    An index that names nothing gives zeros. For tables of few rows
-    `mixed_rows([row_shares(index, R)], [table])` gives the same faster.
+    An index without codes gives zeros. For tables with few rows `mixed_rows([row_shares(index, R)],
+    [table])` is equivalent and faster.
     """
     present = (index >= 0).unsqueeze(-1)
     rows = gather_rows(table, index.clamp(min=0)) * present
@@ -43,14 +43,14 @@ def pooled_rows(table: Tensor, index: Tensor) -> Tensor:
 
 
 def row_shares(index: Tensor, rows: int) -> Tensor:
-    """How much each row of a table counts in the mean of the rows that an index names, -1 skipped.
+    """Weight of each row of a table in the mean of the indexed rows, -1 skipped.
 
     Args:
         index: `int64 [..., w]`.
         rows: number of rows of the table, R.
 
     Returns:
-        `float32 [..., R]`, sums to 1 or, for an index that names nothing, to 0.
+        `float32 [..., R]`, sums to 1, or to 0 for an index without codes.
     """
     every = torch.arange(rows, device=index.device)
     shares = (index[..., :1] == every).float()
@@ -73,13 +73,12 @@ def perceptron(
     biases: Sequence[Tensor],
     activation: Activation,
 ) -> Tensor:
-    """A multi-layer perceptron per client; the activation stands between layers, not behind the
-    last.
+    """A multi-layer perceptron per client; the activation is between layers, not after the last.
 
     Args:
-        parts: groups of inputs `[C, B, i]` whose join, in order, is the input of the first layer. A
-            group may have B = 1, such as what belongs to the user: its product is then taken once
-            and added to all others.
+        parts: groups of inputs `[C, B, i]` whose concatenation, in order, is the input of the first
+            layer. A group may have B = 1, such as the user's inputs: its product is then computed
+            once and added to all examples.
         weights: `[C, in, out]` of each layer.
         biases: `[C, out]` of each layer.
         activation: between the layers.
@@ -96,12 +95,13 @@ def perceptron(
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum over the last dimension of the cross-entropy of logits, `[..., B] -> [...]`."""
     logits = logits.to(torch.promote_types(logits.dtype, labels.dtype))  # bfloat16 becomes float32
-    # Not by way of torch.nn.functional, whose checks take longer than the work.
+    # Not torch.nn.functional, whose checks take longer than the computation.
     return torch.binary_cross_entropy_with_logits(logits, labels, weights, None, 0).sum(-1)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Parts `[..., i]` side by side, `[..., sum of i]`; one alone is given back."""
+    """Parts `[..., i]` concatenated, `[..., sum of i]`; a single part is returned without a
+    copy."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), -1)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedrec.runtime.compilation import compiled
 
-_SPAN = 512  # numbers of the sum that stay in the nearest cache while all clients are added
+_SPAN = 512  # elements per block of the sum, which stays in the L1 cache over all clients
 
 
 @compiled
@@ -18,7 +18,8 @@ def add_dense(totals, start, values, shares):
         totals: `float64 [n]`.
         start: `float32 [n]`.
         values: `float32 [C, n]`.
-        shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
+        shares: `float64 [C]`; a client with share 0 adds nothing, even if its values are not
+            finite.
     """
     for begin in range(0, totals.size, _SPAN):
         end = min(begin + _SPAN, totals.size)
@@ -32,23 +33,24 @@ def add_dense(totals, start, values, shares):
 
 @compiled
 def add_rows(totals, slots, rows, used, start, touched, counts, values, shares):
-    """Add, over the clients and the rows that each touched, share times (row - its row of start) to
-    a sum.
+    """Add share times (row - its row of start) to a sum, for all clients and the rows that each
+    touched.
 
     Args:
         totals: `float64 [slots, d]`; 0 in those that are not used yet.
-        slots: `int64 [items]`, the slot of each item, -1 for none; an item that has none gets the
-            next.
+        slots: `int64 [items]`, the slot of each item, -1 for none; an item without a slot gets the
+            next one.
         rows: `int64 [slots]`, the item of each slot, written.
         used: number of slots that are used.
         start: `float32 [items, d]`.
         touched: `int64 [C, R]`, items of the rows.
-        counts: `int64 [C]`, how many of them are real, the first.
+        counts: `int64 [C]`, number of rows of each client; later ones are padding.
         values: `float32 [C, R, d]`.
-        shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
+        shares: `float64 [C]`; a client with share 0 adds nothing, even if its values are not
+            finite.
 
     Returns:
-        Number of slots that are used now.
+        Number of used slots afterwards.
     """
     for client in range(len(shares)):
         share = shares[client]

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a perturbed table reveals of the real one: empirical measures without a guarantee.
+"""Empirical measures of what a perturbed table reveals about the real one; they give no guarantee.
 
 *Kept* is the share of real (user, item) pairs that are in the perturbed table, *replaced* the share
 of its rows whose item their user does not really have.
 
-*Linkage*: somebody holds all real profiles and the perturbed ones without names, and takes for each
-of these the real profile w of the largest overlap, each shared item weighted by idf = ln(users /
-users who have it), divided by sqrt(|w|) so that large profiles do not win by their size. Linked is
-the share of users who are found; ties count by the chance to pick the right one.
+*Linkage*: an attacker has all real profiles and the perturbed ones without names, and assigns to
+each of these the real profile w with the largest overlap, each shared item weighted by idf =
+ln(users / users who have it), divided by sqrt(|w|) so that large profiles are not favoured.
+*Linked* is the share of users who are identified; ties count by the probability of picking the
+right one.
 
-*Recovery*: somebody who knows user, substitute and original of a random half of the users' replaced
-rows fits a linear map from what the perturbed table tells of substitute and user to the originals,
-and names the original of each row of the other half: top-1 and top-10, beside naming the most
-frequent originals of the first half for everybody.
+*Recovery*: an attacker who knows user, substitute and original of the replaced rows of a random
+half of the users fits a linear map from factors of substitute and user in the perturbed table to
+the originals, and predicts the original of each row of the other half: top-1 and top-10 accuracy,
+compared with predicting the most frequent originals of the first half.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed
 from fedrec.rng import stream
 
-_USERS_AT_ONCE = 512
+_USERS_AT_ONCE = 512  # users per block of dense rows in memory
 _DEPTHS = (1, 10)
 
 
@@ -36,13 +37,13 @@ class Disclosure:
     """Shares, each in [0, 1]; NaN where there is nothing to measure.
 
     Attributes:
-        kept: of the real pairs, those that the perturbed table has.
-        replaced: of the perturbed rows, those whose item their user does not really have.
-        linked: of the users, those found by their perturbed profile.
+        kept: share of the real pairs that are in the perturbed table.
+        replaced: share of the perturbed rows whose item the user does not really have.
+        linked: share of the users identified by their perturbed profile.
         chance: the same by guessing.
-        recovered: of the replaced rows, those whose original a trained attacker names, in one and
+        recovered: share of the replaced rows whose original a trained attacker predicts, in one and
             in ten tries.
-        frequent: the same by naming the most frequent originals.
+        frequent: the same when predicting the most frequent originals.
     """
 
     kept: float
@@ -62,8 +63,8 @@ def disclosure(real: Interactions, perturbed: Perturbed, seed: int) -> Disclosur
 
     Args:
         real: the training rows before.
-        perturbed: what came of them.
-        seed: of the half of the users that the recovering attacker knows.
+        perturbed: the training rows after.
+        seed: of the half of the users that the attacker knows.
     """
     before, after = binary(real), binary(perturbed.rows)
     own = before.multiply(after).sum()
@@ -81,7 +82,7 @@ def disclosure(real: Interactions, perturbed: Perturbed, seed: int) -> Disclosur
 
 
 def binary(rows: Interactions) -> sparse.csr_array:
-    """Which user has which item, `float64 [users, items]` of zeros and ones."""
+    """Binary sparse `float64 [users, items]`: which user has which item."""
     pairs = np.unique(rows.users * rows.num_items + rows.items)
     return sparse.csr_array(
         (np.ones(len(pairs)), np.divmod(pairs, rows.num_items)), (rows.num_users, rows.num_items)
@@ -113,17 +114,18 @@ def linkage(real: sparse.csr_array, perturbed: sparse.csr_array) -> float:
 def recovery(
     real: Interactions, perturbed: Perturbed, seed: int, width: int = 64, penalty: float = 1.0
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """How often the original of a replaced row is named.
+    """How often the original of a replaced row is predicted.
 
     Args:
         real: the training rows before.
-        perturbed: what came of them; rows without an origin are left out.
+        perturbed: the training rows after; rows without an origin are left out.
         seed: of the known half of the users.
         width: of the factors of the perturbed table that substitutes and users are described by.
         penalty: of the ridge regression.
 
     Returns:
-        Shares by the number of tries, of the attacker and of naming the most frequent originals.
+        Shares by the number of tries, of the attacker and of predicting the most frequent
+        originals.
     """
     rows, origin = perturbed.rows, np.asarray(perturbed.origin)
     replaced = np.flatnonzero(origin >= 0)
@@ -148,7 +150,7 @@ def recovery(
 
 
 def _described(rows: Interactions, some: np.ndarray, width: int) -> np.ndarray:
-    """What the table tells of some rows: factors of the item and of the user, and a constant."""
+    """Inputs of the attacker for some rows: factors of the item and of the user, and a constant."""
     least = min(rows.num_users, rows.num_items)
     start = np.ones(least)  # of the iteration, so that the same table gives the same factors
     user, strength, item = (

@@ -2,8 +2,8 @@
 """Similarity of substitutes to the items that they replace, by gamma (UPC-SDG, figure 4), for any
 perturbation.
 
-Similarity is that of BPR-MF embeddings of the *real* training rows, so what is printed is for
-whoever holds those; it is no part of a release. UPC-SDG has such embeddings and tells the figure
+Similarity is that of BPR-MF embeddings of the *real* training rows, so the figures are for the
+holder of these rows and not part of a release. UPC-SDG has such embeddings and reports the figures
 itself; for every other perturbation they are trained here, with UPC-SDG's settings but at most 30
 million steps.
 """
@@ -37,10 +37,10 @@ def mean_similarity(
 
     Args:
         originals: `int64 [n]`, items.
-        substitutes: `int64 [n]`, what replaces them.
+        substitutes: `int64 [n]`, the items that replace them.
         items: `float32 [items, d]`, embeddings.
-        sensitivity: `float64 [n]`, gamma of the user of each; more than twenty different ones are
-            rounded to one decimal place.
+        sensitivity: `float64 [n]`, gamma of each row's user; rounded to one decimal place if there
+            are more than twenty values.
 
     Returns:
         By gamma (`all` where there is none): the number of `rows`, and the mean by definition;
@@ -70,7 +70,7 @@ def measured_similarity(
 
     Args:
         real: the training rows before.
-        perturbed: what came of them; rows without an origin are left out.
+        perturbed: the training rows after; rows without an origin are left out.
         seed: of the embeddings.
     """
     origin = np.asarray(perturbed.origin)

@@ -33,14 +33,14 @@ class SessionBatches(Batches):
     def deal(
         cls, plain: Batches, views: Sequence[np.ndarray], views_per_step: int, layout: ViewLayout
     ) -> Self:
-        """Deal the views of each epoch evenly over the steps of the epoch, in order.
+        """Distribute the views of each epoch evenly over the steps of the epoch, in order.
 
         Args:
-            plain: batches of examples, equally many in each epoch; they say how many steps there
-                are.
+            plain: batches of examples, equally many in each epoch; they determine the number of
+                steps.
             views: `int64 [views, layout.width]` of each epoch.
-            views_per_step: most views of a step, where there are no examples.
-            layout: how a view lies in a row.
+            views_per_step: largest number of views of a step, if there are no examples.
+            layout: columns of a view.
         """
         width = plain.items.shape[1]
         if len(plain.sizes):
@@ -64,8 +64,8 @@ class SessionBatches(Batches):
         )
 
     def references(self) -> tuple[np.ndarray, np.ndarray]:
-        """The items whose rows each step needs, `int64 [S, N]`, and which of them are no padding,
-        `bool [S, N]`. The items of the views come after those of the examples."""
+        """The items whose rows each step needs, `int64 [S, N]`, and which of them are not padding,
+        `bool [S, N]`. The items of the views follow those of the examples."""
         items, real = super().references()
         steps, views, width = self.views.shape
         own = self.views.reshape(steps, views * width)
@@ -79,7 +79,7 @@ class SessionBlock(Block):
     """A block of clients with session views.
 
     Attributes:
-        views: `int64 [S, C, V, width]`, -1 for padding. In a step's item rows they come after the
+        views: `int64 [S, C, V, width]`, -1 for padding. In a step's item rows they follow the
             examples.
     """
 
@@ -92,7 +92,8 @@ class SessionBlock(Block):
         batches: Sequence[Batches],
         device: torch.device,
     ) -> Self:
-        """Put clients together. The batches are `SessionBatches`."""
+        """Build a block from the data of some clients, whose batches are `SessionBatches`; `users`
+        are each client's category codes per user feature, `int64 [width]` each."""
         own = [batch for batch in batches if isinstance(batch, SessionBatches)]
         steps, most = (
             max(len(batch.views) for batch in own),

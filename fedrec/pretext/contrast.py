@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contrastive loss on masked views (PrivRec equations 8 to 10), written once for a leading
-cohort dimension, for either kind of encoder.
+"""The contrastive loss on masked views (PrivRec equations 8 to 10), with a leading cohort
+dimension, for both kinds of encoders.
 
 Where this differs from the paper:
 
 - Equations 8 and 9 are maximised; this is their negative, which is minimised.
-- Their normalising sum runs over the negatives alone, which has no bound. Here the true item or
+- Their normalising sum is over the negatives only, so the loss is unbounded. Here the true item or
   segment is in it too, as in InfoNCE (van den Oord et al. 2018), which the paper cites; the loss is
   then a cross-entropy and at least 0.
 - A temperature divides the inner products, as is usual where they are cosines (Chen et al. 2020,
@@ -28,7 +28,7 @@ EncoderName = Literal["gru", "mean"]
 
 
 class Contrast(NamedTuple):
-    """How sessions and items are encoded and compared.
+    """Settings for encoding and comparing sessions and items.
 
     Attributes:
         encoder: `gru` with a feed-forward network for items (paper), or `mean`, directions of the
@@ -88,11 +88,11 @@ def item_loss(
 
     Args:
         parameters: `[C, ...]` each, of the encoders.
-        embeddings: `[C, V, layout.width, d]`, of the items of the views; anything in place of
+        embeddings: `[C, V, layout.width, d]`, of the items of the views; arbitrary values at
             padding.
         present: `bool [C, V, layout.width]`, false for padding; a view without any item does not
             count.
-        layout: how a view lies in a row.
+        layout: columns of a view.
         contrast: how sessions and items are encoded and compared.
 
     Returns:

@@ -64,7 +64,7 @@ def encode_sessions(
     Args:
         parameters: `[C, ...]` each, see `initial_encoder`.
         embeddings: `[C, n, T, d]`, n sessions of at most T items.
-        present: `bool [C, n, T]`; an item that is not leaves the state as it is.
+        present: `bool [C, n, T]`; absent items do not change the state.
 
     Returns:
         `[C, n, h]`; zeros for a session without items.
@@ -93,8 +93,8 @@ def encode_sessions(
 def encode_items(parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
     """f_Psi on each item's embedding: `[C, ..., d]` gives `[C, ..., h]`."""
     hidden = torch.relu(_linear(parameters, "item0", embeddings.flatten(1, -2)))
-    # A bias here would add the same to the scores of all candidates, which their softmax does not
-    # see.
+    # A bias here would add the same number to the scores of all candidates, which does not change
+    # their softmax.
     return torch.bmm(hidden, parameters[f"{PREFIX}item1.weight"]).unflatten(
         1, embeddings.shape[1:-1]
     )

@@ -2,9 +2,9 @@
 """Encoders without parameters: directions of the item embeddings themselves.
 
 A session is the mean of its items' unit embeddings, scaled to length 1, so that its inner product
-with an item's unit embedding is a cosine. What is learned then is what an item-kNN on cosines ranks
-by. A recurrent network and a network for items (PrivRec's f_Sigma and f_Psi) can instead keep in
-themselves what is common to items, and leave embeddings whose own cosines say little.
+with an item's unit embedding is a cosine. The learned cosines are those that an item-kNN ranks by.
+A recurrent network and a network for items (PrivRec's f_Sigma and f_Psi) can instead learn in their
+own parameters what is common to items, so that the cosines of the embeddings are uninformative.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def mean_directions(embeddings: Tensor, present: Tensor) -> Tensor:
 
     Args:
         embeddings: `[..., T, d]`, sessions of at most T items.
-        present: `bool [..., T]`; an item that is not does not count.
+        present: `bool [..., T]`; absent items are ignored.
 
     Returns:
         `[..., d]`, of length 1; zeros for a session without items.

@@ -32,8 +32,7 @@ class SessionConfig(Config):
     masks: int = Field(default=4, ge=1)
     """Pairs of views (one item-masked, one segment-masked) per session and epoch."""
     masked_place: Literal["negative", "empty"] = "negative"
-    """What an item-masked session has in the place of the true item: a negative one (paper), or
-    nothing."""
+    """Replacement of the true item in an item-masked session: a negative item (paper), or none."""
     item_negatives: int = Field(default=16, ge=1)
     """Negative items per item-masked session."""
     segment_length: int = Field(default=4, ge=1)
@@ -47,12 +46,12 @@ class SessionConfig(Config):
     encoder: EncoderName = "gru"
     """`gru`: a recurrent network on sessions and a feed-forward one on items (paper); `mean`: a
     session is the direction of the mean of its items' unit embeddings, an item its own direction,
-    and nothing but the item embedding learns."""
+    and only the item embedding is trained."""
     hidden: int = Field(default=64, ge=1)
     """Width of the encodings of sessions and items by `gru`."""
     temperature: float = Field(default=1.0, gt=0)
-    """What scores are divided by before the softmax; with `mean` scores are cosines, and 1 hardly
-    tells them apart."""
+    """Divisor of scores before the softmax; with `mean`, scores are cosines, and 1 hardly separates
+    them."""
     item_table: str = "item.id"
     """Name of the model's item embedding to train."""
 
@@ -94,7 +93,7 @@ class SessionTask:
 
     @property
     def silent(self) -> bool:
-        """Whether both losses have weight 0, so that there is nothing to do."""
+        """Whether both losses have weight 0, so that nothing is trained."""
         return not (self.config.lambda_im or self.config.lambda_sm)
 
     def initial(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
@@ -120,7 +119,7 @@ class SessionTask:
 
         Args:
             parameters: `[C, ...]` each, of the encoders.
-            embeddings: `[C, V, width, d]`, of the items in `views`; anything in place of padding.
+            embeddings: `[C, V, width, d]`, of the items in `views`; arbitrary values at padding.
             views: `int64 [C, V, width]`, -1 for padding.
 
         Returns:

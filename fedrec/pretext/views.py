@@ -12,8 +12,8 @@ Where this differs from the paper:
 - The length of a segment is not given. Here it is `ViewLayout.segment`, and at most half of the
   session.
 - Negative items are drawn outside the user's own sequence, the paper's from "the item sets".
-- The replacement in a view is the first of its negatives; or there is none, and the place stays
-  empty (`ViewLayout.empty`).
+- The replacement in a view is the first of its negatives, or the place is empty
+  (`ViewLayout.empty`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from fedrec.data.negatives import draw_negatives
 
 @dataclass(frozen=True)
 class ViewLayout:
-    """How a session's two views and their candidates lie side by side in one row of item numbers,
-    -1 for padding.
+    """Columns of a session's two views and their candidates in one row of item numbers, -1 for
+    padding.
 
     Attributes:
         session: largest number of items of a session, >= 2.
         item_negatives: negative items per view, >= 1.
         segment: largest number of items of a segment, >= 1; 0: there are no segment-masked views.
         segment_negatives: negative segments per view, >= 1.
-        empty: whether the place of a masked item stays empty, -1, instead of holding a negative
-            one.
+        empty: whether the place of a masked item is empty, -1, instead of a negative item.
     """
 
     session: int
@@ -71,16 +70,16 @@ def draw_views(
     Args:
         sequence: `int64 [n]`, the user's items in temporal order; an item may repeat.
         layout: sizes.
-        masks: how many pairs of views each session gives, >= 0.
+        masks: number of pairs of views per session, >= 0.
         num_items: size of the catalogue.
         random: source of randomness.
 
     Returns:
-        `int64 [views, layout.width]` in the order of the sessions. A view of a user who has no
-        other segment of the same length holds -1 in its last two parts.
+        `int64 [views, layout.width]` in the order of the sessions. For a user without another
+        segment of the same length, the last two parts of a view are -1.
 
     Raises:
-        DataError: the user's sequence holds the whole catalogue, so that no item is negative.
+        DataError: the user's sequence contains the whole catalogue, so that no item is negative.
     """
     starts, lengths = cut_sessions(len(sequence), layout.session)
     session = np.repeat(np.arange(len(starts)), masks)
@@ -100,7 +99,7 @@ def cut_sessions(items: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
         `int64 [sessions]` twice: where each session starts, and its number of items in
-            `[2, longest]`.
+        `[2, longest]`.
     """
     count = -(-items // longest)
     bounds = np.arange(count + 1) * items // max(count, 1)
@@ -165,8 +164,8 @@ def _other_segments(
     count: int,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Where negative segments start in the sequence, `int64 [V, count]`; -1 for a view that has
-    none.
+    """Start positions of negative segments in the sequence, `int64 [V, count]`; -1 for a view
+    without any.
 
     They are drawn uniformly from all segments of the same length within any session that do not
     overlap the true one, without rejection: a rank among these is drawn and shifted past the

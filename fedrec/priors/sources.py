@@ -2,9 +2,8 @@
 """Word vectors from three sources, transformed to K numbers in [0, 1].
 
 Vectors of another length are multiplied by a fixed matrix with orthonormal rows or columns, drawn
-from a seed, and then each of the K numbers is stretched to [0, 1] over the words that are needed:
-equation 11 assumes that range, which GloVe does not have. Words, their vectors and all this are
-public.
+from a seed, and then each of the K numbers is rescaled to [0, 1] over the required words: equation
+11 assumes that range, which GloVe vectors do not have. Words and their vectors are public.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ log = logging.getLogger("fedrec")
 def word_vectors(
     config: PriorsConfig, words: Sequence[Sequence[str]], numbers: int
 ) -> list[np.ndarray]:
-    """For each kind of metadata the vectors of its words, `float64 [words, numbers]`, in [0, 1].
+    """The vectors of the words of each kind of metadata, `float64 [words, numbers]`, in [0, 1].
 
     Args:
         config: the source.
@@ -36,7 +35,7 @@ def word_vectors(
         numbers: K.
 
     Raises:
-        DataError: a file is missing, is another one than `sha256` says, is not in its format, or
+        DataError: a file is missing, does not have the digest `sha256`, is not in its format, or
             has none of the words.
     """
     looked_up = [[config.words.get(label, label).lower() for label in kind] for kind in words]
@@ -64,7 +63,7 @@ def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
         `at name@domain.com 0.01 ...`.
 
     Raises:
-        DataError: a line of such a word has no numbers, or another count than the others.
+        DataError: the line of a word has no numbers, or a different count than the others.
     """
     wanted, found = set(words), {}
     with path.open(encoding="utf-8") as file:
@@ -138,8 +137,8 @@ def _onehot(words: list[str]) -> dict[str, np.ndarray]:
 
 
 def _projection(seed: int, length: int, numbers: int) -> np.ndarray:
-    """`float64 [length, numbers]` with orthonormal rows or columns; the identity where nothing is
-    to be changed."""
+    """`float64 [length, numbers]` with orthonormal rows or columns; the identity if the lengths are
+    equal."""
     if length == numbers:
         return np.eye(length)
     longer, shorter = max(length, numbers), min(length, numbers)
@@ -151,7 +150,7 @@ def _projection(seed: int, length: int, numbers: int) -> np.ndarray:
 
 
 def _stretched(table: np.ndarray) -> np.ndarray:
-    """Each column from 0 to 1; a constant one is 1/2."""
+    """Each column rescaled to [0, 1]; constant columns are 1/2."""
     low, high = table.min(0), table.max(0)
     width = np.where(high > low, high - low, math.inf)
     return np.where(high > low, (table - low) / width, 0.5)

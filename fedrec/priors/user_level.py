@@ -8,13 +8,13 @@ with m_kw the vector of the user's word of kind w (gender, occupation, ...), K n
 
 Where this differs from the paper:
 
-- mu_w is the mean of m_kw over all users there, which tells of the others' raw metadata. Here it is
+- There, mu_w is the mean of m_kw over all users, which reveals the others' raw metadata. Here it is
   the mean over the words of that kind, which is public.
-- Noise there is set for one scalar of one of the two, K numbers of which are released each. Here
-  all 2K are one release with the sensitivity of all metadata of a user exchanged, but in mode
-  `paper`, which follows the paper.
-- Nothing is said of negative variances; here variances have a lower bound, and means are put back
-  into their range.
+- There, noise is calibrated for a single scalar of one of the two, although K numbers of each are
+  released. Here all 2K are one release with the sensitivity of replacing all metadata of a user,
+  except in mode `paper`, which follows the paper.
+- Negative variances are not addressed; here variances have a lower bound, and means are clipped to
+  their range.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from fedrec.rng import stream
 
 
 class UserPriors:
-    """Priors of users by their metadata.
+    """Computes users' priors from their metadata.
 
     Args:
         vectors: for each kind of metadata the vectors of its words, `float64 [words, K]` in [0, 1].
-        features: which of a client's features each kind is.
+        features: index of the client feature of each kind.
         config: the `priors` table.
         settings: the users' noise; None: none.
     """
@@ -57,7 +57,8 @@ class UserPriors:
     def exact(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of a client's prior before noise, `float64 [K]` each.
 
-        A client with several words of a kind has their mean, one without any the mean of all words.
+        A client with several words of a kind has their mean, a client without any the mean of all
+        words.
         """
         rows = []
         for own, mean, place in zip(self.vectors, self.means, self.features, strict=True):
@@ -90,8 +91,8 @@ class UserPriors:
 
     @property
     def sensitivities(self) -> tuple[float, float]:
-        """Most that mean and variance of a user, all K numbers together, change in L2 norm with all
-        its metadata."""
+        """Largest L2 change of a user's mean and variance, all K numbers together, if all its
+        metadata change."""
         return float(np.linalg.norm(self.highest)), float(np.linalg.norm(self._widest))
 
     @property
@@ -102,7 +103,7 @@ class UserPriors:
 
     def _stds(self, client: int, settings: PersonalNoise) -> tuple[float, float]:
         """Standard deviations of the noise on each number of mean and variance."""
-        if settings.mode == "paper":  # one kind of metadata changes, and one scalar is looked at
+        if settings.mode == "paper":  # one kind of metadata changes, and one scalar is considered
             scalars = (
                 float(np.max(self.means)),
                 float(np.square(np.maximum(1.0, self.highest)).max()),
@@ -110,7 +111,7 @@ class UserPriors:
             multiplier = settings.budget(client).paper_multiplier
             return multiplier * scalars[0], multiplier * scalars[1]
         mean, variance = self.sensitivities
-        each = settings.prior_multiplier(client) * math.sqrt(2)  # half of the cost is each one's
+        each = settings.prior_multiplier(client) * math.sqrt(2)  # each takes half of the cost
         return each * mean, each * variance
 
 
@@ -121,8 +122,8 @@ def user_priors(
 
     Args:
         config: the table.
-        settings: the users' noise; None: no noise is put on priors, whatever the table says.
-        model: says what users are described by, and how many numbers a code has.
+        settings: the users' noise; None: no noise is added to priors, independently of the table.
+        model: defines the user features and the size of a code.
 
     Raises:
         ExperimentError: the users have no such metadata.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adjacency of datasets, and the sensitivity of a sum of clipped updates.
 
-`replace-one`: all data of one client are exchanged for another client's; the number of clients
-stays. The sum moves by up to 2S, the diameter of the ball that updates are clipped to (PrivRec
+`replace-one`: all data of one client are replaced by another client's; the number of clients is
+fixed. The sum moves by up to 2S, the diameter of the ball that updates are clipped to (PrivRec
 definition 1, theorem 1). `add-remove`: one client more or less; the sum moves by up to S.
 `fedrec.privacy.clipping.Clip.sensitivity` is the only place where a clip norm becomes a
 sensitivity.
@@ -10,8 +10,8 @@ sensitivity.
 The papers write z for both noise/2S and noise/S. The factor of two is a factor of four in Rényi
 divergence, so a plan keeps both, as `Multipliers`.
 
-For some contributions, which never point in opposite directions, 2S is too large. Let a and b be
-what two users contribute, both of L2 norm at most S. Exchanging one for the other moves the sum by
+For contributions that never point in opposite directions, 2S is too large. Let a and b be the
+contributions of two users, both of L2 norm at most S. Replacing one by the other changes the sum by
 |a - b|, and
 
     |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b> <= 2 S^2    whenever <a, b> >= 0,
@@ -26,10 +26,10 @@ non-negative when
 * all are positive semi-definite matrices with the Frobenius norm, where
   <A, B> = trace(A B) = |A^(1/2) B^(1/2)|^2 >= 0.
 
-Clipping multiplies by a number >= 0, and a failed client counts as zero, so all stay what they are.
-The bound is reached by two users without a common item. It does not hold for gradients, model
-updates or anything else with signs, where b = -a is possible; nor in the L1 norm, in which two
-users without a common item are 2S apart; and add-remove gains nothing, as |a - 0| = S already.
+Clipping multiplies by a number >= 0, and a failed client counts as zero, so these properties are
+preserved. The bound is reached by two users without a common item. It does not hold for signed
+vectors such as gradients and model updates, where b = -a is possible; nor in the L1 norm, in which
+two users without a common item are 2S apart; and add-remove gains nothing, as |a - 0| = S already.
 """
 
 from __future__ import annotations
@@ -56,5 +56,5 @@ class Multipliers:
     add_remove: float
 
     def under(self, adjacency: Adjacency) -> float:
-        """The multiplier that counts under an adjacency."""
+        """The multiplier under an adjacency."""
         return self.replace_one if adjacency == "replace-one" else self.add_remove

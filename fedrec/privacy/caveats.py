@@ -29,10 +29,10 @@ _TRUST = {
 
 
 def caveats(plan: Plan, *, backend: str | None = None) -> list[str]:
-    """Sentences to be reported with an epsilon of a plan.
+    """Sentences to report with an epsilon of a plan.
 
     Args:
-        plan: what was done.
+        plan: the plan.
         backend: accountant, when it is not the plan's own.
     """
     return [
@@ -44,7 +44,7 @@ def caveats(plan: Plan, *, backend: str | None = None) -> list[str]:
 
 
 def warnings(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
-    """Those sentences without which the number misleads, see `caveats`."""
+    """The sentences without which the number would be misleading, see `caveats`."""
     if backend == "paper":
         yield (
             "This reproduces the arithmetic of PrivRec's tables 4 and 5, which count every client"

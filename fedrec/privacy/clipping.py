@@ -16,7 +16,7 @@ The millionth is for float32: rounded coordinates of a vector of norm S may have
 S.
 
 Where this differs from the paper: algorithm 2 clips in every local epoch without starting again
-from what it clipped, so only the last clip has an effect; here an update is clipped once.
+from what it clipped, so only the last clip has an effect; here an update is clipped only once.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Clip:
         )
 
     def factors(self, norms: np.ndarray) -> np.ndarray:
-        """What each update is multiplied by, `float64 [clients]`; 0: replace it by zeros, even if
-        it is not finite.
+        """Factor on each update, `float64 [clients]`; 0: replace it by zeros, even if it is not
+        finite.
 
         Args:
             norms: norm of each client's whole update, `[clients]`; NaN or infinite where an update
@@ -115,7 +115,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """A clip norm that moves until a given share of clients stays unclipped (Andrew et al. 2021,
+    """A clip norm that is adapted until a given share of clients is unclipped (Andrew et al. 2021,
     section 3).
 
     Attributes:

@@ -153,8 +153,8 @@ class PrivacyConfig(Config):
         ]
 
     def in_phase(self, phase: str) -> PrivacyConfig:
-        """The settings of one phase of a run: these, with what `phases` says of it; its noise
-        factor apart."""
+        """The settings of one phase of a run, with its changes in `phases`, except the noise
+        factor."""
         own = self.phases.get(phase, PhaseConfig())
         changes = {"clip_norm": own.clip_norm, "parameters": own.parameters}
         return self.model_copy(
@@ -172,8 +172,8 @@ class PrivacyConfig(Config):
         return self.phases.get(phase, PhaseConfig()).noise_factor
 
     def noise_mix(self, phases: Iterable[str]) -> dict[float, int]:
-        """Number of rounds under noise by their noise factor, which noise is calibrated for; one
-        round of factor 1 where no round is under noise.
+        """Number of rounds under noise by their noise factor, for calibration; one round of factor
+        1 if no round is under noise.
 
         Args:
             phases: the phase of each round of the experiment.

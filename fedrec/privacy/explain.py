@@ -10,8 +10,8 @@ from fedrec.privacy.adjacency import Adjacency
 
 
 def odds_ceiling(epsilon: float) -> float:
-    """Largest factor by which an observer's odds may move, e^epsilon; infinite when it cannot be
-    written."""
+    """Largest factor by which an observer's odds may move, e^epsilon; infinite if it exceeds the
+    range of floats."""
     return math.exp(epsilon) if epsilon < 700 else math.inf
 
 
@@ -61,9 +61,12 @@ def lines(report: Report, adjacency: Adjacency) -> list[str]:
         )
         said.append(_strength(report.epsilon))
     if report.attack is not None and math.isfinite(report.epsilon):
+        proven, reached = f"{report.epsilon:.4g}", f"{report.attack:.4g}"
         said.append(
-            f"The true epsilon lies between {report.attack:.4g}, which the best known attack"
-            f" reaches, and {report.epsilon:.4g}, which is proven."
+            f"The true epsilon is {proven}, to four digits: it is proven, and an attack reaches it."
+            if proven == reached
+            else f"The true epsilon lies between {reached}, which the best known attack reaches,"
+            f" and {proven}, which is proven."
         )
     said += [f"Phase {phase} alone: epsilon {value:.4g}." for phase, value in _told(report.phases)]
     said.append(f"Method: {report.method}.")

@@ -60,10 +60,10 @@ class Ledger:
             self._count(charge)
 
     def charge(self, round_number: int, event: Event, n: int = 1) -> None:
-        """Write a charge to the disk; on return, and not before, what it pays for may be used.
+        """Write a charge to the disk; only after it returns, the release may be used.
 
         Raises:
-            RunError: the charge could not be written; nothing may be released.
+            RunError: the charge could not be written, so nothing may be released.
         """
         charge = Charge(round_number, event, n)
         line = json.dumps(
@@ -77,8 +77,8 @@ class Ledger:
         return self.accountant.epsilon(delta, attack=attack)
 
     def would_exceed(self, event: Event, budget: float | None, delta: float, n: int = 1) -> bool:
-        """Whether n more such events would take the total beyond a budget; without a budget
-        never."""
+        """Whether the total would exceed a budget after n more such events; never without a
+        budget."""
         return budget is not None and self.accountant.would_exceed(event, budget, delta, n)
 
     def _count(self, charge: Charge) -> None:
@@ -107,7 +107,7 @@ class Ledger:
 
 
 def _read(path: Path) -> Iterator[tuple[Charge, int]]:
-    """Every charge of a file, and where its line ends."""
+    """Every charge of a file, and the end of its line."""
     if not path.exists():
         return
     try:

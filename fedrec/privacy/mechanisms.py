@@ -9,7 +9,7 @@ the noise (Mironov 2012; Holohan and Braghin 2021).
 
 Noise is drawn and added in float64 and only then rounded to float32: noise rounded before would
 leave the low bits of a float64 sum unprotected. Noise is added to every coordinate, including those
-that no client changed; noise on changed rows only would reveal the items.
+that no client changed, because noise on changed rows only would reveal the items.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ def add_noise(
         arrays: named sums, or one client's update; taken as float64.
         scale: standard deviation of Gaussian, b of Laplace noise; 0 adds nothing.
         source: where the noise comes from.
-        address: what the noise is for: the round, and the client where clients add noise. Never use
-            one twice.
+        address: the round, and the client if clients add noise. An address must not be used twice.
         mechanism: distribution of the noise.
 
     Returns:
@@ -123,7 +122,7 @@ def add_noise(
 
 
 def noisy_count(count: float, std: float, source: Source, *address: int) -> float:
-    """A count with Gaussian noise of that standard deviation (adaptive clipping)."""
+    """A count with Gaussian noise of the given standard deviation (adaptive clipping)."""
     return count + std * float(source.gaussian(1, "adaptive-clip/count", *address)[0])
 
 

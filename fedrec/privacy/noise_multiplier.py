@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise multiplier of a `[privacy]` table: given or calibrated, reduced by the share of a noisy
-count, in the configured order. `fedrec.privacy.mechanisms` draws the noise."""
+"""The noise multiplier of a `[privacy]` table: given or calibrated, increased if a noisy count
+takes a share of the budget, and adjusted to the configured order. `fedrec.privacy.mechanisms` draws
+the noise."""
 
 from __future__ import annotations
 
@@ -49,15 +50,15 @@ def multipliers(
         config: the settings.
         clip: of the clients' updates.
         sampling: how cohorts are drawn, for a target epsilon.
-        mix: number of rounds by their noise factor, likewise.
-        delta: likewise.
+        mix: number of rounds by their noise factor, for a target epsilon.
+        delta: for a target epsilon.
         denominator: the fixed number that sums are divided by.
         server_lr: the strategy's learning rate (alpha2).
-        factor: noise factor of the rounds that are asked about.
+        factor: noise factor of the rounds.
 
     Raises:
-        ExperimentError: no noise reaches the target, or a count alone costs more than the round
-            may.
+        ExperimentError: no noise reaches the target, or the count alone costs more than the whole
+            round may.
     """
     unit = clip.at(1.0)
     per_clip_norm = factor * _joint(config, unit, sampling, mix, delta)
@@ -82,14 +83,14 @@ def least_client_noise(
 
     With `noise-multiplier` it is the scale itself. With `epsilon` and local Gaussian noise it is
     the scale at which the releases of the mix cost exactly epsilon (Dong, Roth and Su 2022: the
-    squares of 1 / noise multiplier add up), which no accountant can undercut. What is left, noise
-    that is calibrated to an unknown N, has to be more than none.
+    squares of 1 / noise multiplier add up), which no accountant can undercut. In the remaining
+    case, noise calibrated to an unknown N, the bound is only that there is noise.
 
     Args:
         config: the settings.
         clip: of the clients' updates.
         mix: number of rounds under noise, by their noise factor, as in `multipliers`.
-        factor: noise factor of the rounds that are asked about.
+        factor: noise factor of the rounds.
         cohort: clients per round (M), which shares of distributed noise depend on; None: unknown.
 
     Returns:
@@ -154,8 +155,8 @@ def _given(config: PrivacyConfig, clip: Clip) -> float:
 def _joint(
     config: PrivacyConfig, unit: Clip, sampling: Sampling, mix: Mapping[float, int], delta: float
 ) -> float:
-    """Noise scale / S that a round of noise factor 1 may cost in all; `unit` is the clip at S =
-    1."""
+    """Noise scale / S that corresponds to the whole cost of a round of noise factor 1; `unit` is
+    the clip at S = 1."""
     if config.epsilon is None:
         return _given(config, unit)
     release = Release(config.mechanism, sampling, config.adjacency, 1.0)
@@ -164,7 +165,7 @@ def _joint(
     ) * unit.sensitivity(config.adjacency)
 
 
-@lru_cache(maxsize=64)  # every release of a mix asks for the same number, which may take a second
+@lru_cache(maxsize=64)  # all releases of a mix need the same number, which may take a second
 def _calibrated(
     epsilon: float, delta: float, mix: tuple[tuple[float, int], ...], release: Release, backend: str
 ) -> float:

@@ -2,8 +2,8 @@
 """DP-VAE's "optimal" clip norm of one user's gradients (Fang et al. 2022, equation 20 and algorithm
 2).
 
-    H(S) = l sqrt(2/pi) (sigma / S) S + 1/J sum_j [ |g~ - g-_j| + |g_j| / ||g_j|| * max(0, ||g_j|| -
-    S) ]
+    H(S) = l sqrt(2/pi) (sigma / S) S
+           + 1/J sum_j [ |g~ - g-_j| + |g_j| / ||g_j|| * max(0, ||g_j|| - S) ]
 
 with |.| the L1 and ||.|| the L2 norm, l the number of coordinates, g-_j the clipped gradients and
 g~ their mean. The first term is the expected L1 norm of the noise. S is sought among the norms of
@@ -15,8 +15,8 @@ release whose variance depends on the data has no finite epsilon. It is also tri
 costs l sqrt(2/pi) sigma/S in noise, and saves at most about sqrt(l) in clipping, so that the
 smallest norm wins unless l is tiny.
 
-Where this differs from the paper: algorithm 2 looks at three neighbours even in a list of one or
-two norms, where we compare what there is; and indices that fall off the list are not looked at.
+Where this differs from the paper: algorithm 2 compares three neighbours even in a list of one or
+two norms; here only norms that exist are compared.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from fedrec.privacy.accounting.sampling import Full, Sampling
 from fedrec.privacy.adjacency import Contributions, Multipliers
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import (
-    PrivacyConfig as PrivacyConfig,  # re-exported: the two are used together
+    PrivacyConfig as PrivacyConfig,  # re-exported, because both are used together
 )
 from fedrec.privacy.noise_multiplier import (
     count_noise_std,
@@ -44,6 +44,8 @@ from fedrec.privacy.noise_multiplier import (
     refuse_unshareable,
 )
 from fedrec.privacy.protection import Protection
+
+_TAIL = 72.0  # noise is longer than its bound with probability exp(-_TAIL)
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,7 @@ class Plan:
         sampling: how cohorts are drawn.
         clients: number of clients that may be drawn (N).
         rounds: number of rounds of the experiment (T).
-        denominator: what sums are divided by: M, qN under Poisson sampling, N when everybody takes
-            part.
+        denominator: denominator of sums: M, qN under Poisson sampling, N with all clients.
         clip: the present clip of clients' updates; the plan's sensitivity is that of the clip.
         multipliers: noise scale of the sum / 2S and / S. With `local`, of one client's upload.
         delta: probability with which the guarantee may fail.
@@ -95,9 +96,9 @@ class Plan:
             rounds: number of rounds (T); a target epsilon is for all of them.
             server_lr: the strategy's learning rate (alpha2), which only `paper-noise-order` needs.
             factor: the noise multiplier is this factor times that of the settings.
-            mix: of an experiment whose phases differ in their noise, the rounds by factor; default:
-                all alike.
-            contributions: `non-negative` only for what has no signs by construction, see
+            mix: numbers of rounds by noise factor, if phases differ in their noise; default: all
+                rounds are equal.
+            contributions: `non-negative` only for contributions that are so by construction, see
                 `fedrec.privacy.adjacency`.
 
         Raises:
@@ -112,7 +113,7 @@ class Plan:
             )
         sampling, denominator = samplings.of_sampler(sampler, dict(settings), clients)
         if config.placement == "local":
-            sampling = Full()  # the server sees who takes part, and each upload by itself
+            sampling = Full()  # the server sees who takes part and each single upload
         samplings.refuse_unproven(sampling, config.adjacency)
         refuse_unshareable(config, sampler, denominator)
         delta = default_delta(clients) if config.delta is None else config.delta
@@ -200,8 +201,23 @@ class Plan:
             return self.noise_scale
         return self.noise_scale / math.sqrt(self.denominator - self.config.max_dropouts)
 
+    def clip_of_sum(self, clients: int, coordinates: int) -> Clip:
+        """The clip that a sum of the uploads of so many clients is within: their updates' clip
+        norms and the noise that they add themselves.
+
+        Noise is longer with a probability of at most e^-72 (Laurent and Massart 2000, lemma 1;
+        Boucheron, Lugosi and Massart 2013, section 2.4, for Laplace noise).
+        """
+        updates, scale = self.clip_norm * clients, self.client_noise_scale
+        if self.config.mechanism == "laplace":  # the L1 norm of n values has Gamma's distribution
+            values = clients * coordinates
+            noise = scale * (values + math.sqrt(2 * values * _TAIL) + _TAIL)
+        else:
+            noise = scale * math.sqrt(clients) * (math.sqrt(coordinates) + math.sqrt(2 * _TAIL))
+        return self.clip.at(updates + noise)
+
     def missing_noise_std(self, answered: int) -> float:
-        """Distributed noise that is missing when only so many clients answered; 0 up to
+        """Missing distributed noise if only the given number of clients replied; 0 for up to
         `max-dropouts` failures."""
         if self.config.placement != "distributed":
             return 0.0
@@ -216,13 +232,8 @@ class Plan:
 
     @property
     def budget(self) -> float | None:
-        """Epsilon that no round may exceed."""
+        """Epsilon that must not be exceeded after any round."""
         return self.config.budget if self.config.epsilon is None else self.config.epsilon
-
-    def noise_norm(self, coordinates: int) -> float:
-        """Expected L2 norm of the mean's noise over so many coordinates; compare with the norm of
-        the mean update."""
-        return self.mean_noise_std * math.sqrt(coordinates)
 
     def event(self, phase: str = TRAINING) -> Event:
         """The event of one round of a phase."""

@@ -23,7 +23,7 @@ class Protection:
     Attributes:
         clip_norm: bound S on the norm of a client's whole update, over `names` together.
         order: 2 for the L2 norm, 1 for L1.
-        names: parameters that may leave the device; the update of all others counts as zero.
+        names: parameters that may leave the device; updates of all others count as zero.
         noise_scale: noise that each client adds to its clipped update; 0 where the server adds it.
         mechanism: distribution of that noise.
         counted: whether the node also reports the number of clients that were not clipped (adaptive
@@ -43,7 +43,7 @@ class Protection:
     def of(
         cls, config: PrivacyConfig, clip: Clip, names: Iterable[str], *, noise_scale: float = 0.0
     ) -> Protection:
-        """The protection that the settings of a phase ask for.
+        """The protection configured for a phase.
 
         Args:
             config: the settings.
@@ -67,7 +67,7 @@ class Protection:
 
     @classmethod
     def read(cls, text: str) -> Protection:
-        """From JSON as `text` wrote it."""
+        """From JSON written by `text`."""
         table = json.loads(text)
         return cls(**{**table, "names": tuple(table["names"])})
 
@@ -84,7 +84,7 @@ class Protection:
         Args:
             update: the clipped update, whole arrays of `names`; noise is added before anything is
                 rounded.
-            source: where it comes from.
+            source: source of the noise.
             address: round and client.
         """
         return add_noise(update, self.noise_scale, source, *address, mechanism=self.mechanism)

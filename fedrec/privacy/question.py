@@ -58,11 +58,11 @@ class Question(Config):
 
     @property
     def failing(self) -> float:
-        """The delta that was given, or the default."""
+        """The given or default delta."""
         return default_delta(self.clients) if self.delta is None else self.delta
 
     def plan(self) -> Plan:
-        """The plan of such rounds, with clip norm 1.
+        """The plan of these rounds, with clip norm 1.
 
         Raises:
             ExperimentError: there is no bound for such rounds, or no noise reaches the target.

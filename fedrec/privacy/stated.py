@@ -22,9 +22,9 @@ class Stated:
     Attributes:
         nominal: epsilon as the paper states it.
         exact: epsilon that the schedule costs if everything else that the paper assumes were true;
-            infinite where something is released or started from that no noise covers.
-        unit: what the guarantee is for, such as `one rating's value`.
-        caveats: what both numbers do not say, in sentences.
+            infinite if a release or the initialisation is without noise.
+        unit: the protected unit, such as `one rating's value`.
+        caveats: limits of both numbers, as sentences.
     """
 
     nominal: float
@@ -33,7 +33,7 @@ class Stated:
     caveats: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """All of it in words."""
+        """A description in sentences."""
         return [
             (
                 f"epsilon {self.nominal:.4g} as stated, for {self.unit}; the exact total of the"

@@ -43,7 +43,7 @@ class ItemRequests:
 
     @classmethod
     def read(cls, arrays: Mapping[str, np.ndarray]) -> ItemRequests:
-        """From named arrays as `arrays` gave them."""
+        """From named arrays returned by `arrays`."""
         return cls(arrays["clients"], arrays["offsets"], arrays["items"])
 
     @classmethod
@@ -59,14 +59,14 @@ class ItemRequests:
         )
 
     def rows_of(self, places: np.ndarray) -> np.ndarray:
-        """`int64 [rows]`: which of the P rows belong to the clients at some places, in the order
-        of these."""
+        """`int64 [rows]`: which of the P rows belong to the clients at the given positions, in
+        their order."""
         starts, counts = self.offsets[places], self.offsets[places + 1] - self.offsets[places]
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.repeat(starts, counts) + within
 
     def take(self, places: np.ndarray) -> ItemRequests:
-        """The clients at some places, `int64 [n]`."""
+        """The clients at the given positions, `int64 [n]`."""
         counts = self.offsets[places + 1] - self.offsets[places]
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return ItemRequests(self.clients[places], offsets, self.items[self.rows_of(places)])
@@ -92,11 +92,11 @@ class Generated:
 
     @classmethod
     def read(cls, arrays: Mapping[str, np.ndarray]) -> Generated:
-        """From named arrays as `arrays` gave them."""
+        """From named arrays returned by `arrays`."""
         return cls(ItemRequests.read(arrays), under(_VALUE, arrays), under(_ROW, arrays))
 
     def take(self, places: np.ndarray) -> Generated:
-        """The clients at some places, `int64 [n]`."""
+        """The clients at the given positions, `int64 [n]`."""
         rows = self.requests.rows_of(places)
         return Generated(
             self.requests.take(places),
@@ -115,5 +115,5 @@ class Generated:
         return found
 
     def real(self, width: int) -> np.ndarray:
-        """`bool [C, width]`: which rows of `padded` are no padding."""
+        """`bool [C, width]`: which rows of `padded` are not padding."""
         return np.arange(width) < np.diff(self.requests.offsets)[:, None]

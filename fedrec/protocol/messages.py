@@ -50,7 +50,7 @@ _ROWS, _VALUES, _TABLE = (
     "#values",
     "#table",
 )  # a table of which only some rows changed, in three arrays
-_SECURE = "secure-"  # marks what of a training order's settings is for secure aggregation
+_SECURE = "secure-"  # prefix of the settings of a training order for secure aggregation
 OVERRIDES = ("proximal-mu",)
 """Additional settings that some of Flower's strategies send."""
 # prefix of columns of an evaluation table with group membership, 0 or 1
@@ -69,11 +69,11 @@ _KEYS: Mapping[str, frozenset[str]] = {
     SECURE_SHARES: frozenset(field.name for field in fields(ShareOrder)),
     SECURE_UNMASK: frozenset(field.name for field in fields(UnmaskOrder)),
 }
-"""By the type of a message, the settings that it may carry."""
+"""The allowed settings by type of message."""
 
 
 def strange_keys(kind: str, content: RecordDict) -> list[str]:
-    """Keys that no order of a kind has, of all its settings.
+    """Settings of an order that its type of message does not have.
 
     Args:
         kind: the type of the message.
@@ -106,7 +106,8 @@ def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder
 def _refuses_malformed(
     unpack: Callable[[RecordDict], AnyOrder],
 ) -> Callable[[RecordDict], AnyOrder]:
-    """What unpacks an order, with a refusal of what is none that quotes the order alone."""
+    """Decorator for functions that unpack an order: errors become refusals that quote the order
+    only."""
 
     @functools.wraps(unpack)
     def unpacked(content: RecordDict) -> AnyOrder:
@@ -123,7 +124,7 @@ def _refuses_malformed(
 
 @_refuses_malformed
 def unpack_train_order(content: RecordDict) -> TrainOrder:
-    """The order of a training message alone; its parameters are not looked at."""
+    """The order of a training message without its parameters."""
     config = config_of(content)
     masking = under(_SECURE, config)
     overrides = {key: float(config[key]) for key in OVERRIDES if key in config}  # type: ignore
@@ -172,7 +173,7 @@ def unpack_sum(content: RecordDict) -> TrainSum:
 
 
 def pack_each(reply: TrainEach) -> RecordDict:
-    """The answer to a training message that requests each client's own."""
+    """The answer to a training message that requests the gradients of each client."""
     arrays = {**reply.gradients.arrays(), "examples": reply.examples, "losses": reply.losses}
     return RecordDict(
         {
@@ -189,7 +190,7 @@ def unpack_each(content: RecordDict) -> TrainEach:
 
 
 def pack_item_query(order: ItemQuery) -> RecordDict:
-    """The question which items' rows clients need."""
+    """A request for the items whose rows clients need."""
     config = _order_config(order.round, order.clients, order.step)
     config["purpose"] = order.purpose
     return RecordDict({CONFIG: config})
@@ -197,7 +198,7 @@ def pack_item_query(order: ItemQuery) -> RecordDict:
 
 @_refuses_malformed
 def unpack_item_query(content: RecordDict) -> ItemQuery:
-    """The question of `pack_item_query`."""
+    """The request packed by `pack_item_query`."""
     config: Any = config_of(content)
     clients = np.asarray(config["clients"], dtype=np.int64)
     return ItemQuery(
@@ -206,7 +207,7 @@ def unpack_item_query(content: RecordDict) -> ItemQuery:
 
 
 def pack_item_requests(requests: ItemRequests) -> RecordDict:
-    """The answer to it."""
+    """The answer to an item request."""
     return RecordDict({ARRAYS: to_record(requests.arrays())})
 
 
@@ -312,7 +313,7 @@ def _spelled(name: str, change: Change) -> list[tuple[str, np.ndarray]]:
 
 
 def _changes(arrays: dict[str, np.ndarray]) -> dict[str, Change]:
-    """Totals from the arrays that spell them."""
+    """Totals from their arrays."""
     found: dict[str, Change] = {}
     for key, array in arrays.items():
         name, mark, _ = key.rpartition("#")

@@ -32,11 +32,11 @@ class TrainOrder:
         weighting: an update enters the sum with weight 1 (`uniform`) or with its number of
             examples.
         step: name and settings of the local step; None: the experiment's own.
-        overrides: settings that some of Flower's strategies send beside, such as FedProx's
+        overrides: additional settings of some of Flower's strategies, such as FedProx's
             `proximal-mu`.
         protection: clip and noise of each client's update; all clients then have weight 1.
-        each: the parameters are generated ones, of each client its own, and gradients of each are
-            needed, not their sum.
+        each: parameters are generated for each client, and the gradients of each client are needed,
+            not their sum.
         secure: how the sum is masked, under secure aggregation.
     """
 
@@ -85,7 +85,7 @@ class ItemQuery:
 
 @dataclass(frozen=True, eq=False)
 class TrainSum:
-    """A node's sum over the clients that it was asked to train.
+    """A node's sum over the clients that it trained.
 
     Attributes:
         total: weighted sum of the clients' updates, per parameter; of a table with few changed rows
@@ -93,8 +93,8 @@ class TrainSum:
         clients: number of clients in it.
         weight: sum of their weights.
         examples: sum of their numbers of examples.
-        loss: sum of their losses, over those that had something to learn from.
-        losses: how many those are.
+        loss: sum of the losses of clients with training examples.
+        losses: number of clients with training examples.
         unclipped: number of clients whose update was within the clip norm, if the order asked for
             it.
     """
@@ -117,7 +117,7 @@ class EvaluateOrder:
         clients: `int64 [clients]`, which of its clients; None: all it hosts that have held-out
             rows, answered in standard form.
         step: the local step of on-device fine-tuning; None: the experiment's own.
-        each: the parameters are generated ones, of each client its own.
+        each: parameters are generated for each client.
         held_out: which held-out rows are ranked; None: those that the experiment evaluates.
     """
 
@@ -136,14 +136,13 @@ class Presence:
         partition: the node's place among the nodes.
         training: `int64 [clients]`, clients it hosts that may be sampled for training.
         evaluated: `int64 [clients]`, clients it hosts that have held-out rows.
-        work: `int64 [clients]`, number of training rows of each of `training`, said only by nodes
-            of a simulation that hold all clients' data: they may train each other's clients. None:
-            only the host can train a client.
-        memory_mib: peak memory of its process; 0 where it does not say.
-        paths: how it trains the clients of each of the experiment's steps, by the step's name, if
-            it says so.
-        validated: `int64 [clients]`, clients it hosts that have validation rows; said only where
-            training may end by them.
+        work: `int64 [clients]`, number of training rows of each of `training`, reported only by
+            nodes of a simulation that hold all clients' data and may train each other's clients.
+            None: only the host can train a client.
+        memory_mib: peak memory of its process in MiB; 0 if unknown.
+        paths: training path for each of the experiment's steps, by the step's name, if reported.
+        validated: `int64 [clients]`, clients it hosts that have validation rows; reported only with
+            early stopping.
     """
 
     partition: int

@@ -12,12 +12,12 @@ ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 
 
 def own_arrays(content: RecordDict) -> dict[str, np.ndarray]:
-    """The arrays of a message, which may be written."""
+    """Writable arrays of a message."""
     return from_record(_first(content))
 
 
 def read_arrays(content: RecordDict) -> dict[str, np.ndarray]:
-    """The same for reading only; without a copy if memory is shared."""
+    """Read-only arrays of a message, without a copy if memory is shared."""
     return zero_copy_arrays(_first(content))
 
 

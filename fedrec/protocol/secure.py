@@ -2,8 +2,8 @@
 """Messages of a session of secure aggregation, as plain fields; `fedrec.protocol.secure_messages`
 packs them into records.
 
-Everything that there is one of per node lies in the order of the nodes' places, end to end; a node
-that is not there any more has zeros.
+Values per node are concatenated in the order of the nodes' places; a node that has dropped out has
+zeros.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Words:
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Self:
-        """From what `fields` gave; it is untrusted input.
+        """From the result of `fields`, which is untrusted input.
 
         Raises:
             ValueError: a field is missing or of another type.
@@ -44,15 +44,16 @@ class Words:
 
 @dataclass(frozen=True)
 class ShareOrder(Words):
-    """A session begins: who is in it, and its terms, which are the same for all.
+    """Start of a session: its nodes and terms, which are the same for all.
 
     Attributes:
-        session: 16 bytes that no other session has.
+        session: 16 bytes, unique for each session.
         place: the place of the node that reads this.
         channels: public channel keys, 32 bytes per node.
-        proofs: by whom each of them is, see `listed`; empty where nodes do not prove it.
+        proofs: proofs of their origin, see `listed`; empty without proofs.
         counts: number of clients that each node is asked for, 4 bytes per node.
-        bits: binary digits behind the point.
+        bits: binary digits after the point.
+        training: digest of the training order that follows, see `fedrec.secure.common_order`.
     """
 
     session: bytes
@@ -61,6 +62,7 @@ class ShareOrder(Words):
     proofs: bytes
     counts: bytes
     bits: int
+    training: bytes
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class ShareReply(Words):
 
 @dataclass(frozen=True)
 class MaskOrder(Words):
-    """Goes with a training order: how the sum that answers it is masked.
+    """Part of a training order: how the reply is masked.
 
     Attributes:
         session: the session.
@@ -95,7 +97,7 @@ class MaskOrder(Words):
 
 @dataclass(frozen=True)
 class UnmaskOrder(Words):
-    """Who sent a masked sum.
+    """The nodes that sent a masked sum.
 
     Attributes:
         session: the session.
@@ -111,15 +113,15 @@ class UnmaskReply(Words):
     """Shares of one secret of each node.
 
     Attributes:
-        shares: 16 bytes per node: of a survivor's self-mask, of another's mask key, zeros for who
-            had gone before.
+        shares: 16 bytes per node: of the self-mask of a surviving node, of the mask key of one that
+            dropped out, zeros for earlier dropouts.
     """
 
     shares: bytes
 
 
 def pieces(joined: bytes, size: int) -> list[bytes]:
-    """Pieces of equal size that lie end to end.
+    """Pieces of equal size from their concatenation.
 
     Raises:
         ValueError: the length is no multiple of the size.
@@ -130,25 +132,25 @@ def pieces(joined: bytes, size: int) -> list[bytes]:
 
 
 def joined(parts: Mapping[int, bytes], nodes: int, size: int) -> bytes:
-    """Pieces by place, end to end; zeros where there is none."""
+    """Concatenated pieces by place; zeros for missing ones."""
     return b"".join(parts.get(place, bytes(size)) for place in range(nodes))
 
 
 def there(parts: Iterable[bytes]) -> dict[int, bytes]:
-    """By place, the pieces that are not zeros."""
+    """The pieces that are not zeros, by place."""
     return {place: part for place, part in enumerate(parts) if any(part)}
 
 
 def listed(parts: Iterable[bytes]) -> bytes:
-    """Pieces of any length, end to end, each after its length."""
+    """Concatenated pieces of any length, each after its length."""
     return b"".join(len(part).to_bytes(_LENGTH_BYTES, "little") + part for part in parts)
 
 
 def unlisted(text: bytes) -> list[bytes]:
-    """What `listed` was given.
+    """The pieces passed to `listed`.
 
     Raises:
-        ValueError: it was given something else.
+        ValueError: the bytes are malformed.
     """
     found, place = [], 0
     while place < len(text):
@@ -161,14 +163,14 @@ def unlisted(text: bytes) -> list[bytes]:
 
 
 def counted(numbers: Iterable[int]) -> bytes:
-    """Numbers of clients, end to end."""
+    """Concatenated numbers of clients."""
     return b"".join(number.to_bytes(COUNT_BYTES, "little") for number in numbers)
 
 
 def counts_in(text: bytes) -> list[int]:
-    """What `counted` was given.
+    """The numbers passed to `counted`.
 
     Raises:
-        ValueError: the length is none.
+        ValueError: the length is wrong.
     """
     return [int.from_bytes(piece, "little") for piece in pieces(text, COUNT_BYTES)]

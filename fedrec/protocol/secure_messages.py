@@ -19,8 +19,8 @@ AnyWords = TypeVar("AnyWords", bound=Words)
 
 
 def pack_masked(numbers: np.ndarray) -> RecordDict:
-    """The answer to a training message under secure aggregation: `uint64 [n]`, masked, and nothing
-    beside it."""
+    """The answer to a training message under secure aggregation: only the masked sum, `uint64
+    [n]`."""
     return RecordDict({ARRAYS: to_record({"masked": numbers})})
 
 
@@ -37,15 +37,15 @@ def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
 
 
 def pack_words(words: Words) -> RecordDict:
-    """An order or an answer of secure aggregation."""
+    """Pack an order or an answer of secure aggregation."""
     return RecordDict({CONFIG: ConfigRecord(words.fields())})  # type: ignore[arg-type]
 
 
 def unpack_words(kind: type[AnyWords], content: RecordDict) -> AnyWords:
-    """What `pack_words` was given, which is untrusted input.
+    """Unpack the result of `pack_words`, which is untrusted input.
 
     Raises:
-        ValueError: it is no such thing.
+        ValueError: it is malformed.
     """
     return kind.read(config_of(content))
 
@@ -59,7 +59,7 @@ def unpack_channel(content: RecordDict) -> tuple[bytes, bytes]:
     """A node's public channel key and its proof, which is untrusted input.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is malformed.
     """
     config = config_of(content)
     key, proof = config.get("channel"), config.get("proof")

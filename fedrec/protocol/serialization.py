@@ -14,7 +14,7 @@ _LENGTH_BYTES = 8
 
 
 class Part(NamedTuple):
-    """One array: its name, its type and shape, the format of its bytes, and these."""
+    """One array: its name, type and shape, the format of its bytes, and the bytes."""
 
     name: str
     dtype: str
@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 
 def packed(parts: Iterable[Part]) -> bytes:
-    """The parts as bytes, in their order."""
+    """The parts as bytes, in order."""
     parts = list(parts)
     table = [
         [part.name, part.dtype, list(part.shape), part.stype, len(part.data)] for part in parts
@@ -36,11 +36,11 @@ def packed(parts: Iterable[Part]) -> bytes:
 
 
 def opened(data: bytes) -> list[Part]:
-    """The arrays in bytes of `packed`, which is untrusted input.
+    """The arrays from the result of `packed`, which is untrusted input.
 
     Raises:
-        ValueError: it is cut off, has something left over, or names a part twice.
-        Exception: they are nothing of the kind.
+        ValueError: it is truncated, too long, or names a part twice.
+        Exception: the table of contents is malformed.
     """
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     parts: list[Part] = []

@@ -25,8 +25,8 @@ class SparseUpdate:
         shape: shape of the table.
         rows: `int64 [R]`, ascending, distinct.
         values: `[R, d]`.
-        drift: weight decay moves every row, named or not, by a factor; this is the sum of those
-            factors less one.
+        drift: weight decay scales every row, named or not, by a factor; this is the sum of those
+            factors minus one.
     """
 
     shape: tuple[int, ...]
@@ -84,15 +84,15 @@ def apply_changes(
 ) -> dict[str, np.ndarray]:
     """Parameters plus `rate` times their changes.
 
-    Tables whose change names rows are changed in place, so the cost does not depend on their size,
-    and so are those in shared memory: `theta` is used up.
+    Tables whose change names rows are changed in place, so the cost does not depend on their size;
+    those in shared memory also are. `theta` must not be used afterwards.
     """
     moved = {}
     for name, value in theta.items():
         change = changes[name]
         if isinstance(change, SparseUpdate):
             moved[name] = change.apply(value, rate)
-        elif isinstance(value, SharedArray):  # elsewhere the nodes could no longer see it
+        elif isinstance(value, SharedArray):  # nodes read the parameters in this memory
             _add(np.asarray(value).reshape(-1), rate, np.ascontiguousarray(change).reshape(-1))
             moved[name] = value
         else:
@@ -101,7 +101,7 @@ def apply_changes(
 
 
 def _add(values: np.ndarray, rate: float, changes: np.ndarray) -> None:
-    """Add rate times changes, piece by piece, so that what is in between stays in the caches."""
+    """Add rate times changes in blocks, so that intermediate results stay in the caches."""
     for start in range(0, len(values), _PIECE):
         piece = slice(start, start + _PIECE)
         values[piece] += (rate * changes[piece]).astype(values.dtype)
@@ -116,8 +116,8 @@ class SparseAccumulator:
 
     Attributes:
         values: `float64 [N, d]`, the sums; another array when more rows are touched.
-        rows: `int64 [N]`, the row that each belongs to.
-        used: how many of them there are; the others are 0.
+        rows: `int64 [N]`, the row of each sum.
+        used: number of used sums; the others are 0.
         slots: `int64 [rows of the table]`, where each row's sum is; -1 for none.
     """
 
@@ -141,7 +141,7 @@ class SparseAccumulator:
         torch.from_numpy(self.values).index_add_(0, slots, torch.from_numpy(values))
 
     def total(self) -> SparseUpdate:
-        """The sum so far."""
+        """The sum so far, as rows `int64 [R]` and values `[R, d]`."""
         order = np.argsort(self.rows[: self.used])
         return SparseUpdate(
             self.shape, self.rows[: self.used][order], self.values[: self.used][order], self.drift
@@ -162,7 +162,7 @@ class SparseAccumulator:
         return whole
 
     def reserve(self, more: int) -> None:
-        """Make room for so many rows more, or for all that there are."""
+        """Reserve memory for additional rows, at most for all rows of the table."""
         size = min(self.used + more, self.shape[0])
         if size <= len(self.rows):
             return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flower records whose arrays are numpy memory: in one process as such, between the processes of a
-machine as a place in shared memory, and over a network as one string of bytes.
+"""Flower records whose arrays are numpy memory: within a process by reference, between processes of
+a machine by their address in shared memory, and over a network as one byte string.
 
 Flower's own arrays are bytes from the start, so that every message copies every parameter several
 times.
@@ -29,28 +29,27 @@ class ZeroCopyArray(Array):
     machine.
 
     Args:
-        live: the array; whoever gets it by `zero_copy_arrays` sees later changes of it, all others
-            get copies.
+        live: the array; `float [...]` or another type of any shape; `zero_copy_arrays` returns the
+            array itself, all other functions return copies.
     """
 
     live: np.ndarray
 
     def __init__(self, live: np.ndarray) -> None:
-        # Flower's own setting of attributes looks after what is derived of them, of which there is
-        # nothing yet.
+        # Flower's own attribute setter updates derived values, which do not exist yet.
         vars(self).update(
             live=live, dtype=_spelling(live.dtype), shape=tuple(live.shape), stype=_NUMPY
         )
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
-        """The array in numpy's file format, made anew at each call."""
+        """The array in numpy's file format, serialised at each call."""
         buffer = io.BytesIO()
         np.save(buffer, np.asarray(self.live, order="C"), allow_pickle=False)
         return buffer.getvalue()
 
     def numpy(self) -> np.ndarray:
-        """The present values, as a writable copy in the array's shape."""
+        """The current values, as a writable copy `[...]` in the array's shape."""
         if isinstance(self.live, SharedArray) and is_shared(self.live):
             return private(*self.live.place)
         return np.array(self.live, order="C", subok=False)
@@ -61,21 +60,21 @@ class ZeroCopyArray(Array):
         return ZeroCopyArray, (np.asarray(self.live, order="C"),)
 
 
-# numpy takes longer to spell a type than all else that is done with a small array
+# formatting a type takes numpy longer than everything else for a small array
 @functools.lru_cache
 def _spelling(kind: np.dtype) -> str:
     return str(kind)
 
 
 class _OpenedArray(ZeroCopyArray):
-    """Shared memory as another process sees it; `live` is only to be read."""
+    """Shared memory of another process; `live` is read-only."""
 
     def __init__(self, *place: Any) -> None:
         self.place = place
         super().__init__(kept_open(*place))
 
     def numpy(self) -> np.ndarray:
-        """The values, which may be written; the owner does not see it."""
+        """A writable copy of the values, `[...]`; the owner does not see changes."""
         return private(*self.place)
 
 
@@ -94,7 +93,7 @@ def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
 
 
 def zero_copy_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
-    """Named numpy arrays of a Flower record, as little copied as possible; for the one who owns the
+    """Named numpy arrays of a Flower record, with as few copies as possible; for the owner of the
     record."""
     return {
         name: array.live if isinstance(array, ZeroCopyArray) else array.numpy()
@@ -103,8 +102,8 @@ def zero_copy_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
 
 
 def sent_bytes(record: ArrayRecord) -> int:
-    """Bytes that a record takes on its way to another process of this machine; arrays in shared
-    memory take none."""
+    """Number of bytes sent for a record to another process of this machine; arrays in shared memory
+    count 0."""
     arrays = zero_copy_arrays(record).values()
     return sum(
         array.nbytes
@@ -119,8 +118,8 @@ def for_the_network(content: RecordDict, made: dict[int, ArrayRecord] | None = N
 
     Args:
         content: what leaves this machine through Flower's own connections.
-        made: packed records by the identity of their record, for records that several messages
-            share.
+        made: cache of packed records by the identity of their record, for records shared by several
+            messages.
     """
     made = {} if made is None else made
     for key, record in list(content.array_records.items()):
@@ -132,8 +131,7 @@ def for_the_network(content: RecordDict, made: dict[int, ArrayRecord] | None = N
 
 
 def from_the_network(content: RecordDict) -> RecordDict:
-    """What `for_the_network` was given, changed in place; bytes that are nothing of the kind are
-    left as they is."""
+    """The inverse of `for_the_network`, in place; other bytes are not changed."""
     for key, record in list(content.array_records.items()):
         if list(record) == [_PACKED]:
             with contextlib.suppress(Exception):  # untrusted input may be anything

@@ -32,7 +32,7 @@ class System:
     """One system over all its seeds.
 
     Attributes:
-        label: what it is called.
+        label: name in tables.
         by_seed: mean of the metric under each seed.
         users: metric of each user, indexed by (seed, client).
         private: whether it has a finite epsilon in every run.
@@ -46,7 +46,7 @@ class System:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """All systems of some runs beside one of them.
+    """All systems of some runs compared with one of them.
 
     Attributes:
         metric: what is compared.
@@ -62,7 +62,7 @@ class Comparison:
 
     def table(self) -> pd.DataFrame:
         """One row per system: `mean`, `low`, `high` (95% over users), `sd` over seeds, `seeds`,
-        `private`, and beside the reference the fields of `PairedTest`, with `t_holm` and
+        `private`, and for all but the reference the fields of `PairedTest`, with `t_holm` and
         `wilcoxon_holm`."""
         labels = list(self.tests)
         corrected = {
@@ -129,7 +129,7 @@ def compare(
 
 
 def _differences(system: System, reference: System) -> np.ndarray:
-    """Of each user, averaged over its seeds."""
+    """Differences of each user, averaged over seeds."""
     differences = (system.users - reference.users).dropna()
     if differences.index.nunique() < 2:
         raise ExperimentError(
@@ -211,7 +211,7 @@ def _tested_on(table: dict, key: str) -> Any:
 
 
 def _differing(one: Any, other: Any) -> tuple[str, str]:
-    """How two sections differ, as texts: their names, or the settings that are not the same."""
+    """The differences of two sections, as texts: their names, or the settings that differ."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return repr(one), repr(other)
     keys = ["name"] if one.get("name") != other.get("name") else [*dict.fromkeys([*one, *other])]

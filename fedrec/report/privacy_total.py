@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Total privacy cost of several runs. An observer of many private runs on the same data has seen
-all of them: the charges in their ledgers add up to one total, by the accountant, whether a run was
-finished or not (basic composition; no run is taken off for having been kept or not). This is also
-the bound for choosing one of them, which needs no noise of its own then. It holds for training
-users; whose rows choose a setting is a second question, and the lines say so.
+all of them: the charges in their ledgers are composed by the accountant to one total, whether a run
+was finished or not (composition over all runs, independently of which one was kept). The total also
+covers the selection of one of them, which then needs no additional noise. It holds for training
+users; the lines also state whose rows were used to choose settings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedrec.privacy.accounting.backend import DEFAULT_BACKEND
 from fedrec.privacy.ledger import Charge, Ledger
 from fedrec.runs.folder import RunFolder
 
-_DELTA = 1e-5  # where no run says another
+_DELTA = 1e-5  # unless a run states another
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PrivacyTotal:
 
 
 def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
-    """What some runs cost together.
+    """The total privacy cost of some runs.
 
     Args:
         runs: the run folders.
@@ -60,8 +60,8 @@ def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
 
 
 def shown_together(folders: Iterable[Path]) -> list[str]:
-    """A line per data set of which several private runs stand in one table: what they cost
-    together, or the reason why there is no total.
+    """A line per dataset with several private runs: their total cost, or the reason why there is no
+    total.
 
     Args:
         folders: run folders.
@@ -152,8 +152,8 @@ def _charges(runs: Iterable[RunFolder]) -> Iterable[Charge]:
 
 
 def _epsilon(charges: Sequence[Charge], backend: str, delta: float) -> tuple[float | None, str]:
-    """Epsilon of all charges, or None and the reason: other adjacencies, or an event that the
-    backend has no bound for."""
+    """Epsilon of all charges, or None and the reason: different adjacencies, or an event without a
+    bound."""
     accountant = Accountant(backend)
     try:
         for charge in charges:
@@ -169,7 +169,7 @@ def _backend(runs: Sequence[RunFolder]) -> str:
 
 
 def _delta(run: RunFolder) -> float:
-    """The largest delta that a run states; of one that is not finished, what its settings say."""
+    """The largest delta of the runs; for unfinished runs, that of their settings."""
     settings = run.experiment.privacy
     found = [] if settings is None or settings.delta is None else [settings.delta]
     for file in (run.path / "result.json", *run.path.glob("baselines/*/result.json")):

@@ -18,7 +18,7 @@ _NOT_PRIVATE = " (not private)"
 
 
 def summary_table(result: Result) -> Table:
-    """All systems of a run; where any is private, the others are marked."""
+    """All systems of a run; if any is private, the others are marked."""
     rows = system_rows(result)
     private = {label: is_private(result, label) for label in rows}
     if any(private.values()):
@@ -35,7 +35,7 @@ def summary_table(result: Result) -> Table:
 
 
 def summary_notes(result: Result) -> list[str]:
-    """Whether the system is better than popularity, and what to try where it is not."""
+    """Whether the system is better than popularity, and suggestions if it is not."""
     name = deciding_metric(result)
     if name is None or not result.experiment.federated:
         return []
@@ -43,8 +43,8 @@ def summary_notes(result: Result) -> list[str]:
 
 
 def early_stopping_line(result: Result) -> str:
-    """The round that was kept, why, and whether training ended early; empty where nobody
-    watched."""
+    """The selected round, the reason, and whether training ended early; empty without early
+    stopping."""
     found = result.early_stopping
     best = found.get("best-round")
     if not found or best is None:
@@ -63,7 +63,7 @@ def early_stopping_line(result: Result) -> str:
 
 
 def deciding_metric(result: Result) -> str | None:
-    """The metric that systems are judged by: Hits@10, or the first hit rate there is."""
+    """The main metric: Hits@10, or the first available hit rate."""
     hits = [metric for metric in result.metrics if metric.startswith("hits@")]
     return "hits@10" if "hits@10" in hits else next(iter(hits), None)
 

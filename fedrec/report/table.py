@@ -47,30 +47,6 @@ def comparison_table(rows: Rows, metrics: Sequence[str]) -> Table:
     return table
 
 
-def plain_table(rows: Rows, metrics: Sequence[str]) -> str:
-    """The same as aligned plain text; the best value of each column carries a star.
-
-    Args:
-        rows: metrics of each system.
-        metrics: the columns, in order; a system without a metric, or with NaN, shows a dash.
-    """
-    best = {metric: _best(rows, metric) for metric in metrics}
-    lines = [["system", *(f"{metric} " for metric in metrics)]]
-    for system, values in rows.items():
-        marks = ["*" if system in best[metric] else " " for metric in metrics]
-        lines.append(
-            [system, *(_cell(values.get(m)) + mark for m, mark in zip(metrics, marks, strict=True))]
-        )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(_aligned(line, widths) for line in lines)
-
-
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
-    name, *cells = line
-    padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-    return "  ".join([name.ljust(widths[0]), *padded]).rstrip()
-
-
 def _best(rows: Rows, metric: str) -> set[str]:
     """The systems that share the best value, as it is printed."""
     values = {

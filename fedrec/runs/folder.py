@@ -8,18 +8,19 @@ experiment.
     status.json        running, finished, interrupted or failed, and the last complete round
     rounds.csv         one row per round; the same seed gives the same bytes on the same engine and
                        number of nodes
-    timings.csv        seconds per round, apart from rounds.csv because they never repeat
+    timings.csv        seconds per round, apart from rounds.csv because they differ in every run
     baselines.json     metrics of the centralised baselines
-    baselines/NAME/    each of them: result.json, users.csv, privacy.jsonl (what was charged)
+    baselines/NAME/    one of them: result.json, users.csv (metrics of each user), privacy.jsonl
+                       (its charges)
     users.csv          metrics of each evaluated user after the last round
     groups.csv         the same, averaged over groups of users
-    epsilons.csv       each user's true and nominal epsilon, where users add noise of their own
+    epsilons.csv       true and requested epsilon of each user, if users add noise of their own
     result.json        metrics of the system and of its baselines
-    log.txt            what was said
+    log.txt            log messages
     checkpoints/       the state after the last rounds
     private/           private state of the clients, one file per node
 
-Every file is written whole or not at all.
+Every file is written atomically.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pandas as pd
@@ -45,7 +47,7 @@ from fedrec.runtime.folder_lock import locked
 Row = dict[str, Any]
 _BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
 _SAID = ("leak", "perturb", "personal", "privacy", "early-stopping", "baselines-privacy")
-_METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # of a result
+_METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # in result.json
 
 
 class RunFolder:
@@ -77,10 +79,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, experiment: Experiment, path: Path) -> RunFolder:
-        """Make the folder of a new run.
+        """Create the folder of a new run.
 
         Raises:
-            RunError: there is something at `path` already.
+            RunError: `path` exists already.
         """
         path = path.expanduser().resolve()
         if path.exists() and (not path.is_dir() or not _never_began(path)):
@@ -90,7 +92,8 @@ class RunFolder:
                 expected="a new or empty folder",
                 got="a run folder" if known else "other files",
                 fix=(
-                    f"fedrec resume {path}; or fedrec run with --overwrite, to begin anew"
+                    f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to begin"
+                    " anew"
                     if known
                     else "choose another --output"
                 ),
@@ -111,11 +114,11 @@ class RunFolder:
         """The experiment of this run.
 
         Raises:
-            RunError: it is not the one that the run was started with.
+            RunError: it differs from the one that the run was started with.
         """
         from fedrec.experiment.loading import read
 
-        # As it was resolved when it was written: its components need not be imported to read it.
+        # It was resolved when written, so its components need not be imported to read it.
         experiment = Experiment.parse(read(self.path / "experiment.toml"))
         about = self._read_json("run.json")
         if experiment.digest() not in self.digests:
@@ -129,8 +132,7 @@ class RunFolder:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Digests of the experiment, the present one first, and those that it had before it was
-        amended."""
+        """Digests of the experiment: the current one first, then those before amendments."""
         about = self._read_json("run.json")
         return (str(about.get("experiment-sha256")), *map(str, about.get("earlier-sha256", ())))
 
@@ -141,8 +143,7 @@ class RunFolder:
 
     @property
     def has_progress(self) -> bool:
-        """Whether there is anything that a resumed run would not have to do again: a round, a
-        baseline, a charge."""
+        """Whether a resumed run would keep anything: a round, a baseline, a charge."""
         kept = ("baselines/*/result.json", "**/privacy.jsonl", "private/*")
         return self.has_rounds or any(any(self.path.glob(pattern)) for pattern in kept)
 
@@ -157,7 +158,7 @@ class RunFolder:
         return self.path / "log.txt"
 
     def lock(self) -> AbstractContextManager[None]:
-        """Hold the folder against a second process that would write to it.
+        """Lock the folder against a second writing process.
 
         Raises:
             RunError: another process holds it.
@@ -185,13 +186,13 @@ class RunFolder:
 
     def set_status(self, state: str, round_number: int) -> None:
         """Write the state of the run."""
-        durable = state != "running"  # how far a running run is, its checkpoints say
+        durable = state != "running"  # the progress of a running run is in its checkpoints
         text = _json({"state": state, "round": round_number})
         write_atomically(self.path / "status.json", text, durable=durable)
 
     def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:
         """Write all rounds so far."""
-        # the checkpoint holds them too
+        # they are also in the checkpoint
         for name, rows in (("rounds.csv", rounds), ("timings.csv", timings)):
             write_atomically(
                 self.path / name,
@@ -204,7 +205,7 @@ class RunFolder:
         return self._read_table("timings.csv")
 
     def read_baselines(self) -> dict[str, dict[str, float]] | None:
-        """Metrics of the baselines, when they have been computed."""
+        """Metrics of the baselines, if they have been computed."""
         if not (self.path / "baselines.json").exists():
             return None
         found = self._read_json("baselines.json")
@@ -213,7 +214,7 @@ class RunFolder:
         return found
 
     def write_baselines(self, metrics: dict[str, dict[str, float]]) -> None:
-        """Keep the metrics of the baselines for a resumed run."""
+        """Store the metrics of the baselines for a resumed run."""
         write_atomically(self.path / "baselines.json", _json(metrics))
 
     def baseline_folder(self, label: str) -> Path:
@@ -221,8 +222,8 @@ class RunFolder:
         return self.path / "baselines" / label.replace(":", ".")
 
     def read_baseline(self, label: str) -> dict[str, Any] | None:
-        """What was found of one baseline (`metrics`, `seconds`, `privacy` of a private one); None
-        if it is not done."""
+        """Results of one baseline (`metrics`, `seconds`, `privacy` of a private one); None if it is
+        not finished."""
         file = f"baselines/{self.baseline_folder(label).name}/result.json"
         if not (self.path / file).exists():
             return None
@@ -232,7 +233,7 @@ class RunFolder:
         return found
 
     def write_baseline(self, label: str, found: dict[str, Any], users: pd.DataFrame) -> None:
-        """Keep one baseline for a resumed run: users.csv and, last, result.json."""
+        """Store one baseline for a resumed run: users.csv and, last, result.json."""
         folder = self.baseline_folder(label)
         write_atomically(folder / "users.csv", users.to_csv())
         write_atomically(folder / "result.json", _json(found))
@@ -277,7 +278,7 @@ class RunFolder:
                 f"{self.path} has no result",
                 expected="a finished run",
                 got=f"a run that is {self.status()['state']} after round {self.status()['round']}",
-                fix=f"fedrec resume {self.path}",
+                fix=f"fedrec resume {quote(str(self.path))}",
             )
         summary = self._read_json("result.json")
         metrics, before, baselines = (summary.get(key) for key in _METRICS)
@@ -306,7 +307,8 @@ class RunFolder:
     def _read_table(self, name: str, index: int | None = None) -> pd.DataFrame:
         try:
             return pd.read_csv(self.path / name, index_col=index)
-        except (OSError, ValueError, IndexError, OverflowError) as error:  # pandas': ValueErrors
+        # the errors of pandas are ValueErrors
+        except (OSError, ValueError, IndexError, OverflowError) as error:
             raise self._damaged(name, f"{type(error).__name__}: {error}") from None
 
     def _read_json(self, name: str) -> dict[str, Any]:
@@ -331,7 +333,7 @@ class RunFolder:
 
 
 def _never_began(folder: Path) -> bool:
-    """Whether a folder is empty, or of a run that was killed before it had a run.json."""
+    """Whether a folder is empty, or of a run that was killed before it wrote run.json."""
     names = sorted(file.name.lstrip(".") for file in folder.iterdir())
     started = not names or names[0].startswith(_BEFORE_RUN[0])
     return started and all(name.startswith(_BEFORE_RUN) for name in names)

@@ -28,7 +28,8 @@ def write_ids(folder: Path, interactions: Interactions) -> None:
 
 
 def read_ids(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Ids of users and of items as texts, in the order of their numbers; None where none are kept.
+    """Ids of users and of items as texts, in the order of their numbers; None if the folder has
+    none; `[n]` each.
 
     Raises:
         RunError: a file is damaged.

@@ -25,8 +25,8 @@ class IncrementalCsv:
     def text(self, rows: Sequence[Mapping[str, Any]]) -> str:
         """The whole table: header and all rows, as `pandas.DataFrame(rows).to_csv(index=False)`.
 
-        Rows are formatted anew unless they are the rows of the last call, with others behind them
-        that change no column's type.
+        Rows are formatted again unless they begin with the rows of the last call and the new ones
+        do not change the type of a column.
         """
         known = len(self._rows)
         grown = 0 < known <= len(rows) and all(
@@ -47,7 +47,7 @@ class IncrementalCsv:
         return "".join(self._parts)
 
     def _fits(self, row: Mapping[str, Any]) -> bool:
-        """Whether pandas would write the other rows the same with this one behind them."""
+        """Whether pandas would format earlier rows the same with this row appended."""
         known = all(name in self._kinds for name in row)
         return known and all(
             kind is not None and _is(row.get(name), kind) for name, kind in self._kinds.items()

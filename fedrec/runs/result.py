@@ -14,7 +14,7 @@ import pandas as pd
 from fedrec.experiment.schema import Experiment
 from fedrec.metrics.groups import group_gaps
 
-# above this library, looked up by name on first use, as `fedrec.run` is
+# in a package above this library, looked up by name on first use, like `fedrec.run`
 _SCORING = "simulations.recommending"
 
 
@@ -32,8 +32,8 @@ class Result:
         users: one row per evaluated user, one column per metric.
         groups: means over groups of users, one row per group.
         parameters: the final global parameters, by name.
-        privacy: what the run cost in privacy, and what that means, one paragraph per line; empty
-            without `[privacy]`, `[perturb]` and private baselines.
+        privacy: the privacy cost of the run and its meaning, one paragraph per line; empty without
+            `[privacy]`, `[perturb]` and private baselines.
         baseline_users: one table like `users` per centralised baseline.
         early_stopping: with `[early-stopping]`: `metric`, `best`, `best-round`, `rounds`,
             `planned-rounds`, `stopped` and more; `parameters` are those of the best round.
@@ -54,7 +54,7 @@ class Result:
 
     @property
     def best_round(self) -> int:
-        """The round whose parameters the run ended with: its last, unless training was watched."""
+        """The round of the final parameters: the last one, unless there was early stopping."""
         return int(self.early_stopping.get("best-round") or len(self.rounds))
 
     @classmethod
@@ -95,6 +95,5 @@ class Result:
 
     @property
     def gaps(self) -> pd.DataFrame:
-        """How far apart the groups of users of one kind are; one row per kind, as from
-        `group_gaps`."""
+        """Gaps between groups of users, one row per kind of group, as from `group_gaps`."""
         return group_gaps(self.groups)

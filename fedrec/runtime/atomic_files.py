@@ -14,13 +14,13 @@ from fedrec.errors import RunError
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
-    """Write a file so that a crash at any moment leaves the old one or the new one, never a part.
+    """Write a file so that after a crash it has either the old or the new content.
 
     Args:
         path: the file.
         content: all of it.
-        durable: whether it must survive a power cut too; what can be derived from other files need
-            not.
+        durable: whether it must also survive a power failure; not necessary for files derived from
+            others.
 
     Raises:
         RunError: the file cannot be written (no space, no permission); an earlier file of that name
@@ -32,14 +32,14 @@ def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) 
 
 @contextmanager
 def open_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write to, which takes its name when the block ends without an error; see
+    """A temporary file that is renamed to `path` if the block ends without an error; see
     `write_atomically`."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = _beside(path)
         with os.fdopen(handle, "wb") as file:
-            # a file keeps its mode; a new one has what the umask leaves
+            # an existing file keeps its mode; a new one has that of the umask
             with suppress(FileNotFoundError):
                 os.fchmod(handle, path.stat().st_mode & 0o777)
             yield file

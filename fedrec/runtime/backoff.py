@@ -5,12 +5,12 @@ from __future__ import annotations
 
 
 class Backoff:
-    """Sleeps that grow, so that an answer is late by a fixed share of the time that was waited for
-    it.
+    """Growing sleep times, so that the delay of an answer is at most a fixed share of the waiting
+    time.
 
     Args:
         first: seconds of the first sleep.
-        longest: seconds that none is longer than.
+        longest: seconds of the longest sleep.
         growth: factor from one sleep to the next.
     """
 

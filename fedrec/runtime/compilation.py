@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles a function once per machine and version of its source, and keeps the result.
+"""Compiles a function once per machine and version of its source, and caches the result.
 
-Numba's own cache lies beside each source file and watches that file alone: a copy of fedrec, such
-as Flower makes to send an app around, would compile everything anew, and a change in a function
-that is called from another file would go unseen. Here one digest over all sources beside that of
-the function names the folder, in the user's cache.
+Numba's own cache is beside each source file and depends on that file only: a copy of fedrec, such
+as Flower makes to distribute an app, would compile everything again, and a change in a function
+called from another file would be ignored. Here the folder, in the user's cache, is named by one
+digest of all sources in the function's folder.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ def is_compiled() -> bool:
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """A function as compiled code that lets go of Python's lock; kept from one process to the
-    next."""
+    """A function as compiled code that releases Python's global lock, cached between processes."""
     made = numba.njit(nogil=True, **FAST)(function)
-    with contextlib.suppress(RuntimeError):  # there is no folder: each process compiles for itself
+    with contextlib.suppress(RuntimeError):  # no writable folder: each process compiles again
         made._cache = _Cache(made.py_func)  # type: ignore[attr-defined]
     return made
 
 
 @functools.cache
 def _digest(sources: Path) -> str:
-    """Of every source in a folder, and of Numba's version."""
+    """Digest of all sources in a folder and of Numba's version."""
     found = hashlib.sha256(numba.__version__.encode())
     for source in [Path(__file__), *sorted(sources.glob("*.py"))]:
         found.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -55,15 +54,15 @@ def _digest(sources: Path) -> str:
 
 
 class _Locator(_CacheLocator):
-    """Where compiled code is kept, and what it belongs to."""
+    """Numba's locator of cached code."""
 
     def __init__(self, name: str, sources: Path) -> None:
         self._name, self._sources = name, sources
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> _Locator | None:
-        """The locator; None where there is no folder and none can be made. One that is only to be
-        read will do."""
+        """The locator; None if the folder does not exist and cannot be created. A read-only one is
+        sufficient."""
         sources = Path(py_file).parent
         try:
             cache_folder(sources).mkdir(parents=True, exist_ok=True)
@@ -92,6 +91,6 @@ class _Cache(FunctionCache):
     _impl_class = _Implementation
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled, if the folder can be written."""
+        """Cache compiled code, if the folder is writable."""
         with contextlib.suppress(OSError):
             super().save_overload(sig, data)

@@ -13,11 +13,11 @@ from fedrec.errors import RunError
 
 @contextmanager
 def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]:
-    """Hold a folder against a second process that would write to it.
+    """Lock a folder against a second writing process.
 
     Args:
-        folder: there already.
-        expected: who may be in it, for the error; `got` and `fix` likewise.
+        folder: an existing folder.
+        expected: text of the error, like `got` and `fix`.
 
     Raises:
         RunError: another process holds it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forks of this process that end on their own, without what the parent would do at its end."""
+"""Forks of this process that exit without the parent's exit handlers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _end_after(work: Callable[[], None]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        # Nothing of the parent's is closed here: its connections are shared.
+        # The parent's resources are not closed here, because its connections are shared.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

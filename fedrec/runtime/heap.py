@@ -8,7 +8,7 @@ import gc
 
 
 def release_free_heap() -> None:
-    """Free what only a cycle of references holds, and give freed memory back to the system.
+    """Collect reference cycles, and return freed memory to the system.
 
     Python would free it later, and the C library (glibc) would keep it. It takes a tenth of a
     second, so it is called only after large objects were released.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters in memory that several processes of a machine see, so that a round copies nothing but
-what it changes.
+"""Parameters in memory shared by several processes of a machine, so that a round copies only what
+it changes.
 
 The process that owns an array changes it in place, between rounds. Others open it with `private`:
 they read the same pages, and a write makes a copy of its page, so that no client can change what
-the others see. The memory has no name in any folder and is given back when its last user ends,
-however it ends.
+the others see. The memory has no name in the file system and is freed when its last user exits,
+even after a crash.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class SharedArray(np.memmap):
 
     @property
     def place(self) -> tuple[str, str, tuple[int, ...]]:
-        """What `private` and `kept_open` need to open the whole array."""
+        """The address with which `private` and `kept_open` open the whole array."""
         return str(self.filename), self.dtype.str, self.shape
 
 
 def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same arrays, the large ones in shared memory where the system offers it."""
+    """The same arrays, large ones in shared memory if the system supports it."""
     if not offered():
         return dict(arrays)
     return {
@@ -42,15 +42,15 @@ def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def offered() -> bool:
-    """Whether the system has such memory."""
+    """Whether the system supports shared memory."""
     return hasattr(os, "memfd_create")
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
-    """Shared zeros, which take memory when they are first written."""
+    """Shared zeros, which are allocated on the first write."""
     descriptor = os.memfd_create("fedrec")
     os.ftruncate(descriptor, math.prod(shape) * dtype.itemsize)
-    # Others open the memory through this process, while it lives.
+    # Others open the memory through this process while it is running.
     found = SharedArray(f"/proc/{os.getpid()}/fd/{descriptor}", dtype=dtype, mode="r+", shape=shape)
     weakref.finalize(found, os.close, descriptor)
     # Numpy says that every memmap's constructor gives a plain one
@@ -58,7 +58,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
 
 
 def is_shared(array: np.ndarray) -> bool:
-    """Whether other processes can open this whole array."""
+    """Whether other processes can open this array `[...]` as a whole."""
     return (
         isinstance(array, SharedArray)
         and array.base is not None
@@ -68,18 +68,19 @@ def is_shared(array: np.ndarray) -> bool:
 
 
 def private(filename: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Open a shared array of a living process: its present values, writes stay one's own."""
+    """Open a shared array `[...]` of a running process with copy-on-write: writes are not visible
+    to others."""
     return _mapped(filename, dtype, shape, "c")
 
 
 def kept_open(
     filename: str, dtype: str, shape: tuple[int, ...], *, to_write: bool = False
 ) -> np.ndarray:
-    """The same, opened once in this process: for those who only read, as what one writes all others
-    here see for good.
+    """The same array `[...]`, opened once per process, for reading only, because writes are visible
+    to all users in this process.
 
-    The memory of what was read stays mapped, where `private` has the system look up every page
-    anew. Where it is opened `to_write`, the owner sees what is written too.
+    Pages that were read stay mapped, while `private` maps every page again. If opened `to_write`,
+    writes are also visible to the owner.
     """
     return _opened(filename, os.stat(filename).st_ino, dtype, shape, "r+" if to_write else "c")
 
@@ -88,7 +89,7 @@ def kept_open(
 def _opened(
     filename: str, inode: int, dtype: str, shape: tuple[int, ...], mode: Literal["c", "r+"]
 ) -> np.ndarray:
-    """By inode too: the owner may give a name to another array, when it has closed the first."""
+    """The key includes the inode, because the owner may reuse a name after closing an array."""
     return _mapped(filename, dtype, shape, mode)
 
 

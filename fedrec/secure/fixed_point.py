@@ -2,9 +2,9 @@
 """Real numbers as integers modulo 2^64, so that masks cancel exactly and sums of masked numbers are
 sums.
 
-A number x is round(x * 2^bits), negative ones as two's complement. Of n nodes each may bring no
-more than (2^63 - 1) / n in absolute value, so that no sum of theirs wraps around. A node whose
-numbers are larger refuses: a sum that wrapped around would look like any other.
+A number x is round(x * 2^bits), negative ones as two's complement. Each of n nodes may contribute
+at most (2^63 - 1) / n in absolute value, so that sums do not overflow. A node with larger numbers
+refuses, because an overflow could not be detected.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ MOST_BITS = 100
 
 
 def limit(nodes: int) -> int:
-    """Largest absolute value, as an integer, that each of so many nodes may bring."""
+    """Largest absolute value, as an integer, that each of the given number of nodes may
+    contribute."""
     return _LARGEST // nodes
 
 
 def bits_for(bound: float, nodes: int) -> int:
-    """The most binary digits behind the point with which each of `nodes` can bring numbers up to
-    `bound`.
+    """Largest number of binary digits after the point with which each of `nodes` can contribute
+    numbers up to `bound`.
 
     Args:
         bound: largest absolute value of a number of one node, > 0.
@@ -37,7 +38,7 @@ def bits_for(bound: float, nodes: int) -> int:
         Between 0 and 100; the step of the fixed point is 2^-bits.
 
     Raises:
-        ExperimentError: not even whole numbers have room.
+        ExperimentError: even whole numbers would overflow.
     """
     # exact: a float would round it up
     room = int(limit(nodes) / Fraction(bound)) if 0 < bound < math.inf else 0
@@ -56,14 +57,14 @@ def encoded(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:
 
     Args:
         values: `float64 [n]`.
-        bits: binary digits behind the point.
+        bits: binary digits after the point.
         nodes: number of nodes whose numbers are added.
 
     Returns:
         `uint64 [n]`, each within half a step of its value.
 
     Raises:
-        RefusalError: a value is not finite or has no room. The text does not name the value, as the
+        RefusalError: a value is not finite or too large. The text does not name the value, as the
             server reads the error.
     """
     scaled = np.rint(np.ldexp(np.asarray(values, dtype=np.float64), bits))

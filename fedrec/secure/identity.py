@@ -2,8 +2,8 @@
 """Identity of a node towards other nodes: a key certified by the deployment's authority, and proofs
 made with it.
 
-The server relays proofs and can make none: the authority's key is needed at set-up only, and
-certificates of servers are not for this use. Keys are ECDSA P-256.
+The server relays proofs but cannot create them: the authority's key is needed at set-up only, and
+certificates of servers are not valid for this use. Keys are ECDSA P-256.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fedrec.protocol.secure import listed, unlisted
 
 KEY, CERTIFICATE, AUTHORITY = "signing.key", "signing.crt", "ca.crt"
 USE = x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH
-"""What a certificate of a node is for, and one of a server is not."""
+"""Extended key usage of node certificates, which server certificates do not have."""
 
 
 class Identity:
-    """A node's key with its certificate, and the authority that others are judged by.
+    """A node's key with its certificate, and the authority for verifying others.
 
     Args:
         key: private key, PEM.
@@ -41,7 +41,7 @@ class Identity:
         authority: certificate of the authority, PEM.
 
     Raises:
-        ValueError: one of them is none.
+        ValueError: one of them is invalid.
     """
 
     def __init__(self, key: bytes, certificate: bytes, authority: bytes) -> None:
@@ -53,7 +53,7 @@ class Identity:
 
     @classmethod
     def read(cls, folder: Path) -> Identity | None:
-        """That in the folder that a node joins with; None without one.
+        """Load the identity from a node's join folder; None without one.
 
         Raises:
             ValueError: a file is damaged.
@@ -63,14 +63,15 @@ class Identity:
         return cls(*((folder / name).read_bytes() for name in (KEY, CERTIFICATE, AUTHORITY)))
 
     def proof(self, statement: bytes) -> bytes:
-        """That this node says something."""
+        """A proof that a statement is from this node."""
         return listed([self._certificate, self._key.sign(statement, ECDSA(SHA256()))])
 
     def author(self, proof: bytes, statement: bytes) -> bytes:
-        """The public key of the node that made a proof.
+        """The public key of the node that created a proof.
 
         Raises:
-            ValueError: no node of the authority's made it, or of another statement.
+            ValueError: it is not from a node certified by the authority, or is for another
+                statement.
         """
         parts = unlisted(proof)
         if len(parts) != 2:

@@ -3,13 +3,13 @@
 section 4).
 
 A node's masked numbers are x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv), modulo
-2^64: b_u is a seed of its own, s_uv what u and v agree on by X25519 and HKDF-SHA256, PRG the
-keystream of ChaCha20. In the sum of all nodes the pairwise masks cancel. Every secret is for one
-session, which is one attempt at one round.
+2^64: b_u is the node's own seed, s_uv a key agreed between u and v by X25519 and HKDF-SHA256, and
+PRG the keystream of ChaCha20. In the sum of all nodes the pairwise masks cancel. Every secret is
+used for one session, which is one attempt at one round.
 
-Where this differs from the paper: secrets are 128-bit seeds that keys are derived from, so that
+Where this differs from the paper: secrets are 128-bit seeds from which keys are derived, so that
 each fits one Shamir share, and a node commits to the seed of its self-mask, so that false shares
-are noticed. Channel keys are kept for a run; mask keys, as in the paper, are not: one that was
+are detected. Channel keys are kept for a run; mask keys, as in the paper, are not: one that was
 recovered from shares after its node dropped out would unmask the earlier rounds of that node.
 """
 
@@ -31,7 +31,7 @@ _NONCE = bytes(16)  # every key is used for one keystream
 
 
 def fresh_seed() -> bytes:
-    """128 bits from the operating system's generator."""
+    """128 random bits from the operating system."""
     return secrets.token_bytes(SEED_BYTES)
 
 
@@ -56,12 +56,12 @@ def public_of(key: X25519PrivateKey) -> bytes:
 
 
 def commitment_of(seed: bytes) -> bytes:
-    """What a seed is recognised by, 32 bytes, and cannot be found from."""
+    """Commitment to a seed, 32 bytes."""
     return digest(b"commitment", seed)
 
 
 def digest(purpose: bytes, *parts: bytes) -> bytes:
-    """SHA-256 of some pieces in their order, 32 bytes."""
+    """SHA-256 of several byte strings in order, 32 bytes."""
     found = Hash(SHA256())
     found.update(b"fedrec secure aggregation: " + purpose + listed(parts))
     return found.finalize()
@@ -71,7 +71,7 @@ def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
     """A key of 32 bytes that only the owners of the two keys can compute.
 
     Raises:
-        ValueError: the other's public key is none.
+        ValueError: the other's public key is invalid.
     """
     return derived(own.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
 
@@ -90,7 +90,7 @@ def own_mask(seed: bytes, length: int) -> np.ndarray:
 def pairwise_mask(
     key: X25519PrivateKey, place: int, others: Mapping[int, bytes], session: bytes, length: int
 ) -> np.ndarray:
-    """What a node adds for all its pairs, `uint64 [length]`.
+    """Sum of a node's pairwise masks, `uint64 [length]`.
 
     Args:
         key: its private mask key.
@@ -100,7 +100,7 @@ def pairwise_mask(
         length: number of integers.
 
     Raises:
-        ValueError: a public key is none.
+        ValueError: a public key is invalid.
     """
     total = np.zeros(length, dtype=np.uint64)
     for other, public in others.items():
@@ -123,10 +123,10 @@ def unmasked(
     """The sum of the survivors' numbers, `uint64 [n]`.
 
     Args:
-        masked: masked numbers of those who sent them, by place.
+        masked: masked numbers `uint64 [n]` of the nodes that sent them, by place.
         own_seeds: seeds of their self-masks.
-        dropped_seeds: seeds of the mask keys of those who had been counted on and sent nothing.
-        mask_keys: public mask keys of all of both.
+        dropped_seeds: seeds of the mask keys of the nodes that dropped out.
+        mask_keys: public mask keys of all these nodes.
         session: the session.
     """
     total = np.zeros_like(next(iter(masked.values())))
@@ -140,5 +140,5 @@ def unmasked(
 
 
 def without(keys: Mapping[int, bytes], place: int) -> dict[int, bytes]:
-    """Keys of all but one."""
+    """Keys of all nodes except one."""
     return {other: key for other, key in keys.items() if other != place}

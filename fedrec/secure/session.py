@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's side of one session of secure aggregation: its messages, and the sum. A session is
-one attempt at one round. Nodes are identified by their places. The caller exchanges the messages,
-and has checked only the lengths of the replies.
+one attempt at one round. Nodes are identified by their places. The caller exchanges the messages
+and checks only the lengths of the replies.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Session:
 
     Args:
         channels: public channel key of each node.
-        quorum: number of nodes that a sum needs, and shares that a secret needs.
-        bits: binary digits behind the point.
+        quorum: number of nodes required for a sum, and of shares for a secret.
+        bits: binary digits after the point.
         counts: number of clients that each node is asked for.
-        proofs: by whom each channel key is; none where nodes do not prove it.
+        training: digest of the training order, see `fedrec.secure.common_order`.
+        proofs: proof of the origin of each channel key; empty without proofs.
 
     Attributes:
-        dealt: what the nodes answered to the first exchange, by place; who is not in it is no
-            longer there.
+        dealt: the nodes' answers to the first exchange, by place; other nodes have dropped out.
     """
 
     def __init__(
@@ -53,27 +53,29 @@ class Session:
         quorum: int,
         bits: int,
         counts: Sequence[int],
+        training: bytes,
         proofs: Sequence[bytes] = (),
     ) -> None:
         self.identifier = secrets.token_bytes(SESSION_BYTES)
         self.channels, self.quorum, self.bits = list(channels), quorum, bits
-        self.counts, self.proofs = list(counts), list(proofs)
+        self.counts, self.proofs, self.training = list(counts), list(proofs), training
         self.dealt: dict[int, ShareReply] = {}
 
     @property
     def nodes(self) -> int:
-        """Number of nodes that it began with."""
+        """Number of nodes at the start."""
         return len(self.channels)
 
     def share_orders(self) -> dict[int, ShareOrder]:
         """The first exchange, by place; none when there are fewer nodes than the quorum."""
         if self.nodes < self.quorum:
             return {}
-        terms = b"".join(self.channels), listed(self.proofs), counted(self.counts), self.bits
+        who = b"".join(self.channels), listed(self.proofs), counted(self.counts)
+        terms = *who, self.bits, self.training
         return {place: ShareOrder(self.identifier, place, *terms) for place in range(self.nodes)}
 
     def take_shares(self, replies: Mapping[int, ShareReply]) -> None:
-        """The answers to it."""
+        """The answers to the first exchange."""
         self.dealt = dict(replies)
 
     def mask_orders(self) -> dict[int, MaskOrder]:
@@ -112,7 +114,7 @@ class Session:
         """The sum of the masked sums without the masks, `uint64 [n]`.
 
         Returns:
-            None when fewer than the quorum gave shares, or false ones: there is no sum then.
+            None if fewer than the quorum gave correct shares, so that the sum cannot be unmasked.
         """
         if len(masked) < self.quorum or len(replies) < self.quorum:
             return None

@@ -2,10 +2,9 @@
 """Secret sharing: any `quorum` of the shares reconstruct a secret, and fewer reveal nothing (Shamir
 1979); encryption of shares for other nodes.
 
-Shamir's scheme is that of PyCryptodome, over GF(2^128). Shares pass through the server, sealed for
-the node that each is for with ChaCha20-Poly1305 under a key that the two nodes agreed on. A node
-uses each session once, so that each key seals one message; nonces are still random, as a second
-safeguard.
+Shamir's scheme is that of PyCryptodome, over GF(2^128). Shares are relayed by the server, encrypted
+for the receiving node with ChaCha20-Poly1305 under a key agreed between the two nodes. A node uses
+each session once, so each key encrypts one message; nonces are random as a second safeguard.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def combined(shares: Mapping[int, bytes], quorum: int) -> bytes:
     secret.
 
     Raises:
-        ValueError: there are fewer.
+        ValueError: there are fewer than `quorum` shares.
     """
     if len(shares) < quorum:
         raise ValueError(f"Expected at least {quorum} shares, got {len(shares)}.")
@@ -53,14 +52,14 @@ def sealed(
     pair: tuple[bytes, bytes],
     mask_key: bytes,
 ) -> bytes:
-    """Two shares and the sender's public mask key, for one node alone.
+    """Two shares and the sender's public mask key, encrypted for one node.
 
     Args:
         channel: the sender's private channel key.
         other: the receiver's public channel key.
         route: the session with its terms, sender and receiver; never the same twice.
         pair: shares of the seed of the sender's mask key, and of the seed of its self-mask.
-        mask_key: its public mask key, so that the server cannot exchange it.
+        mask_key: its public mask key, so that the server cannot replace it.
     """
     nonce = os.urandom(NONCE_BYTES)
     return nonce + _cipher(channel, other, route).encrypt(nonce, b"".join(pair) + mask_key, route)
@@ -69,11 +68,11 @@ def sealed(
 def opened(
     channel: X25519PrivateKey, other: bytes, route: bytes, message: bytes, mask_key: bytes
 ) -> tuple[bytes, bytes]:
-    """The two shares that `sealed` was given.
+    """The two shares passed to `sealed`.
 
     Raises:
-        ValueError: the message is not from that sender, not for this session, or its mask key is
-            another.
+        ValueError: the message is not from that sender, not for this session, or has another mask
+            key.
     """
     try:
         plain = _cipher(channel, other, route).decrypt(

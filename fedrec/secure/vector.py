@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's complete reply, sums of updates and counts, as one vector of integers that can be
-masked.
+"""A node's complete reply, sums of updates and counts, as one vector of integers for masking.
 
-Tables are whole: which rows a node's clients touched must stay hidden. Counts and the loss
-go with them, so that nothing of an answer is outside the mask.
+Tables are whole, because the rows touched by a node's clients must stay hidden. Counts and the loss
+are included, so that the whole answer is masked.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from fedrec.protocol.sparse_update import dense_change
 from fedrec.secure import fixed_point
 
 _COUNTED = ("clients", "weight", "examples", "loss", "losses", "unclipped")
-_COUNT_BITS = 20  # of counts and losses, whatever the updates are like
-_FAR = 64.0  # standard deviations that noise never reaches
+_COUNT_BITS = 20  # binary digits of counts and losses
+_FAR = 64.0  # standard deviations that noise practically never exceeds
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -39,11 +38,11 @@ def length(shapes: Shapes) -> int:
 
 
 def bound_of(protection: Protection | None, clients: int, largest: float) -> float:
-    """Largest absolute value in a node's sum of updates, should all clients of a round be on one
-    node.
+    """Largest absolute value in a node's sum of updates if all clients of a round are on one node.
 
     Args:
-        protection: what each client does to its update; its clip norm bounds every coordinate.
+        protection: clipping and noise of each client's update; the clip norm bounds every
+            coordinate.
         clients: number of clients of the round.
         largest: the bound where updates are not clipped.
     """
@@ -55,17 +54,17 @@ def bound_of(protection: Protection | None, clients: int, largest: float) -> flo
 def encoded(
     reply: TrainSum, arrays: Mapping[str, np.ndarray], shapes: Shapes, bits: int, nodes: int
 ) -> np.ndarray:
-    """An answer as `uint64 [length]`, see `fixed_point.encoded`.
+    """A reply as `uint64 [length]`, see `fixed_point.encoded`.
 
     Args:
         reply: the answer.
-        arrays: the parameters that its clients started from.
+        arrays: the initial parameters of its clients.
         shapes: see `shapes_of`.
-        bits: binary digits behind the point, of the updates.
+        bits: binary digits of the updates after the point.
         nodes: number of nodes whose answers are added.
 
     Raises:
-        ClientError: a number is too large or none.
+        ClientError: a number is too large or not finite.
     """
     whole = [dense_change(reply.total[name], arrays[name]).ravel() for name in shapes]
     updates = fixed_point.encoded(np.concatenate([*whole, np.empty(0)]), bits, nodes)

@@ -23,8 +23,16 @@ from server.samplers.base import Sampler
 
 
 class SampledCohorts:
-    """The cohort of a round and its nodes: a sampler over the training clients of a roster, or some
-    of them."""
+    """The cohort of a round and its nodes: a sampler over the training clients of a roster.
+
+    Args:
+        experiment: the experiment.
+        roster: the nodes and their clients.
+        clients: `int64 [clients]`, ascending: the clients that may be drawn; None: all training
+            clients.
+        sampler: name and settings of the sampler; None: those of the experiment.
+        grid: connection to the nodes; None: item requests are not possible.
+    """
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class Asked(NamedTuple):
     weighting: str
 
 
-class Usual:
+class OutlierDetector:
     """The usual size of replies, to detect much larger ones.
 
     Args:
@@ -87,7 +87,7 @@ class ReplyValidator:
     """
 
     def __init__(self, larger: float = LARGER) -> None:
-        self._norms, self._examples = Usual(larger), Usual(MORE)
+        self._norms, self._examples = OutlierDetector(larger), OutlierDetector(MORE)
 
     def trained(
         self, sent: Sequence[Message], replies: Sequence[Message], theta: Mapping[str, np.ndarray]
@@ -108,7 +108,7 @@ class ReplyValidator:
             try:
                 # a second reply, or one that was not requested, is rejected
                 order = asked.pop(node)
-                norm, examples[node] = _looked_at(reply, order, theta)
+                norm, examples[node] = _inspected(reply, order, theta)
             except Exception as error:  # untrusted input may be anything
                 log.warning("node %d: the answer is left out: %s", node, _reason(error))
                 continue
@@ -147,14 +147,20 @@ def evaluated(table: pd.DataFrame, asked: np.ndarray, columns: Sequence[str]) ->
     if len(table) and list(table.columns) != list(columns):
         raise ValueError("other metrics than were asked for")
     values = table.to_numpy()
-    most = [1e9 if name in _UNBOUNDED else 1 for name in table.columns]
-    # Recall and the like are not numbers for a user without held-out positives.
-    inside = np.isnan(values) | ((values >= 0) & (values <= most))
+    unbounded = table.columns.isin(_UNBOUNDED)
+    inside = (values >= 0) & (values <= np.where(unbounded, 1e9, 1))
+    # Recall and the like are not numbers for a user without held-out positives; errors always are.
+    inside |= np.isnan(values) & ~unbounded
     if not inside.all():
         raise ValueError("a metric is out of its range")
-    if ROWS in table and (table[ROWS].to_numpy() % 1 != 0).any():
-        raise ValueError("a number of held-out rows that is not an integer")
+    if ROWS in table and not _whole(table[ROWS].to_numpy()).all():
+        raise ValueError("a number of held-out rows that is not a whole number of at least 1")
     return table
+
+
+def _whole(values: np.ndarray) -> np.ndarray:
+    """`bool [n]`: which numbers are integers from 1 on."""
+    return (values >= 1) & (values % 1 == 0)
 
 
 def of_usual_size(table: pd.DataFrame) -> pd.DataFrame:
@@ -202,7 +208,7 @@ def _asked(message: Message) -> Asked:
     return Asked(0 if clients is None else len(clients), "protection" not in config, weighting)
 
 
-def _looked_at(
+def _inspected(
     reply: Message, asked: Asked, theta: Mapping[str, np.ndarray]
 ) -> tuple[float, float]:
     """Norm of an answer and its number of examples, both per client.

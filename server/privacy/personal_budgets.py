@@ -2,16 +2,17 @@
 """Privacy budgets of users who add their own noise: guarantees, exhausted budgets, and the epsilon
 of each user.
 
-The cohorts are known from the sampler; a sampled user is charged whether or not its upload arrived.
-With noise from the operating system a repeated round is another release and is charged again;
-`uploads.txt` in the run folder has a line for each round in which clients were asked.
+The cohorts are known from the sampler; a sampled user is charged whether or not its upload arrived,
+when it is asked: clients that join later change the cohorts that the sampler would draw. With noise
+from the operating system a repeated round is another release and is charged again; `uploads.txt` in
+the run folder has a line for each round in which clients were asked, and a run that lost lines is
+not resumed.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec.components import registry
 from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment.phases import phases_of
+from fedrec.experiment.schema import Experiment
 from fedrec.privacy.personal.noise import PersonalNoise
 from fedrec.privacy.personal.report import epsilon_table, promises, summary, words
 from fedrec.runs.folder import RunFolder
@@ -36,11 +39,12 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
 
     Raises:
         ExperimentError: cohorts are drawn from the operating system, so that nobody could count who
-            was in them.
+            was in them, or some rounds have another step or sampler.
     """
     settings = run.experiment.settings(registry.STEP)
     if not isinstance(settings, PersonalNoise):
         return None
+    refuse_phases(run.experiment)
     privacy = run.experiment.privacy
     if privacy is not None and privacy.mode == "secure":
         raise ExperimentError(
@@ -52,6 +56,22 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
     return PersonalAccounts(
         run, settings, cohorts if isinstance(strategy, CohortStrategy) else None, cohorts.clients
     )
+
+
+def refuse_phases(experiment: Experiment) -> None:
+    """Refuse an experiment in which users upload otherwise than by its own step, at their cost.
+
+    Raises:
+        ExperimentError: its strategy has phases.
+    """
+    phases = phases_of(experiment)
+    if len(phases) > 1:
+        raise ExperimentError(
+            "users' own budgets do not cover the uploads of other phases",
+            expected="a strategy without phases beside a step with users' own noise",
+            got=f"{experiment.strategy.name!r} with {', '.join(phase.name for phase in phases)}",
+            fix="set strategy.name = 'reptile', or choose a step without users' own noise",
+        )
 
 
 class PersonalAccounts(RunExtension):
@@ -72,6 +92,7 @@ class PersonalAccounts(RunExtension):
     ) -> None:
         self.run, self.settings, self.cohorts, self.clients = run, settings, cohorts, clients
         self._file = run.path / "uploads.txt"
+        self._asked = np.zeros(len(clients), dtype=np.int64)
         for line in promises(settings):
             log.warning(line) if settings.mode == "paper" else log.info(line)
         planned, drawn = (
@@ -86,16 +107,81 @@ class PersonalAccounts(RunExtension):
                 planned,
             )
 
+    def begin(self, rounds: int) -> None:
+        """A run starts at round 1; what was asked before is charged.
+
+        Raises:
+            RunError: rounds were done before, and no upload is recorded.
+        """
+        self._charge_since(0, least=min(rounds, 1))
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """How often each client was asked, `clients` and `asked`, both `int64 [clients]`, and the
+        number of lines in `uploads.txt`."""
+        return {
+            "clients": self.clients[self._asked > 0],
+            "asked": self._asked[self._asked > 0],
+            "lines": np.asarray(len(self._rounds())),
+        }
+
+    def restore(self, memory: dict[str, np.ndarray]) -> None:
+        """Restore what `memory` returned; rounds that were asked for since then are charged.
+
+        Raises:
+            RunError: `uploads.txt` has fewer lines than at that time.
+        """
+        if "lines" not in memory:
+            raise RunError(
+                "the checkpoint does not tell how often each user was asked",
+                expected="one of this version of fedrec",
+                got="one of an earlier version",
+                fix="start a new run",
+            )
+        self._add(memory["clients"], memory["asked"])
+        lines = int(memory["lines"])
+        self._charge_since(lines, least=lines)
+
+    def _charge_since(self, start: int, *, least: int) -> None:
+        """Charge the recorded rounds from a line on; refuse fewer lines than `least`."""
+        rounds = self._rounds()
+        if self.settings.noise == "secure" and len(rounds) < least:
+            raise RunError(
+                f"{self._file} does not contain all rounds in which clients were asked",
+                expected=f"at least {least} lines, as the newest checkpoint says",
+                got=str(len(rounds)),
+                fix="restore it from a backup; without it what users have spent is unknown",
+            )
+        for number in rounds[start:]:
+            self._charge(number)
+
+    def _charge(self, round_number: int) -> None:
+        drawn = self.clients if self.cohorts is None else self.cohorts.sample(round_number)
+        self._add(drawn, np.ones(len(drawn), dtype=np.int64))
+
+    def _add(self, clients: np.ndarray, times: np.ndarray) -> None:
+        """Charge clients, both `int64 [clients]`; some of them may have joined since the start."""
+        known = np.union1d(self.clients, clients)
+        asked = np.zeros(len(known), dtype=np.int64)
+        asked[np.searchsorted(known, self.clients)] = self._asked
+        asked[np.searchsorted(known, clients)] += times
+        self.clients, self._asked = known, asked
+
     def before_upload(self, round_number: int) -> None:
-        """Record that the clients of a round are asked, before they are; synced to disk on return.
+        """Charge the clients of a round, and record that they are asked, before they are; synced to
+        disk on return.
 
         Raises:
             RunError: it could not be written.
         """
-        if self.settings.noise == "reproducible":
-            return  # the same bits again are not a new release
+        if self.settings.noise == "secure":  # the same bits again are not a new release
+            self._write_down(round_number)
+        self._charge(round_number)
+
+    def _write_down(self, round_number: int) -> None:
         try:
+            whole = not self._file.exists() or self._file.read_bytes()[-1:] in (b"", b"\n")
             with self._file.open("ab") as file:
+                file.write(b"" if whole else b"\n")  # after a line that a crash cut off
                 file.write(f"{round_number}\n".encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -119,35 +205,32 @@ class PersonalAccounts(RunExtension):
         anybody = len(self.cohorts.sample(round_number))
         return "" if anybody else "every user's budget is spent"
 
-    def table(self, rounds: int) -> pd.DataFrame:
-        """One row per user after so many rounds, see `epsilon_table`."""
-        asked, times = np.zeros(len(self.clients), dtype=np.int64), self._times()
-        for number in range(1, rounds + 1):
-            drawn = self.clients if self.cohorts is None else self.cohorts.sample(number)
-            asked[np.searchsorted(self.clients, drawn)] += max(1, times[number])
-        return epsilon_table(self.settings, self.clients.tolist(), asked.tolist())
+    def table(self) -> pd.DataFrame:
+        """One row per user, see `epsilon_table`."""
+        if self.cohorts is not None:  # clients that joined and were not asked
+            self._add(self.cohorts.clients, np.zeros(len(self.cohorts.clients), dtype=np.int64))
+        return epsilon_table(self.settings, self.clients.tolist(), self._asked.tolist())
 
-    def _times(self) -> Counter[int]:
-        """How often the clients of each round were asked, if it is recorded."""
-        return uploads_in(self._file) if self._file.exists() else Counter()
+    def _rounds(self) -> list[int]:
+        """The rounds in which clients were asked, in their order, if they are recorded."""
+        return uploads_in(self._file) if self._file.exists() else []
 
     def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """Write `epsilons.csv`; gives the report in words and as JSON values."""
-        table = self.table(rounds)
+        table = self.table()
         write_atomically(self.run.path / "epsilons.csv", table.to_csv())
         said = words(self.settings, table)
         return said, {"mode": self.settings.mode, "users": summary(table), "in words": said}
 
 
-def uploads_in(file: Path) -> Counter[int]:
-    """How often the clients of each round were asked, from the file that records it.
+def uploads_in(file: Path) -> list[int]:
+    """The rounds in which clients were asked, in their order, from the file that records them.
 
     Raises:
         RunError: it is damaged; the users' spent budgets would be underestimated.
     """
     try:
-        lines = file.read_bytes().decode("ascii").splitlines()
-        rounds = Counter(int(line) for line in lines)
+        rounds = [int(line) for line in file.read_bytes().decode("ascii").splitlines()]
         if any(number < 1 for number in rounds):
             raise ValueError("rounds begin with 1")
     except (OSError, ValueError) as error:

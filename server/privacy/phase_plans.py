@@ -169,7 +169,7 @@ class PhasePlans:
                 )
         return said
 
-    def doings(self) -> Iterator[str]:
+    def phase_lines(self) -> Iterator[str]:
         """A line for each phase, and one for the rounds that the budget does not cover."""
         paid = self.paid_rounds()
         for phase, rounds in Counter(self.order[:paid]).items():

@@ -53,6 +53,7 @@ from fedrec.protocol.secure import KEY_BYTES, SEALED_BYTES, SEED_BYTES, ShareRep
 from fedrec.protocol.secure_messages import pack_words, unpack_channel, unpack_masked, unpack_words
 from fedrec.protocol.zero_copy import zero_copy_arrays
 from fedrec.secure import fixed_point, vector
+from fedrec.secure.common_order import digest_of
 from fedrec.secure.session import Session
 from server.cohorts.roster import Roster
 from server.exchange.replies import answers
@@ -178,7 +179,12 @@ class SecureSums:
         )
         bits = self._bits(order, counts)
         session = Session(
-            channels, self.settings.quorum(len(nodes)), bits, counts, proofs if any(proofs) else ()
+            channels,
+            self.settings.quorum(len(nodes)),
+            bits,
+            counts,
+            digest_of(order, theta),
+            proofs if any(proofs) else (),
         )
         heard += self._deal(session, nodes)
         orders = {

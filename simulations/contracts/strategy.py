@@ -181,19 +181,22 @@ class Everyone:
         self.clients, self.nodes = np.arange(CLIENTS), nodes
 
     def sample(self, round_number: int) -> np.ndarray:
+        """All clients, `int64 [clients]`."""
         return self.clients
 
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Each node's number and clients, of some clients `int64 [n]`."""
         for node in range(self.nodes):
             group = clients[clients % self.nodes == node]
             if len(group):
                 yield 100 + node, group
 
     def draw(self, name: str, share: float) -> np.ndarray:
-        """All clients."""
+        """All clients, `int64 [clients]`."""
         return self.clients
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> Everyone:
+        """These cohorts, whatever the clients `int64 [n]`."""
         return self
 
 

@@ -34,10 +34,11 @@ from fedrec.errors import EngineError
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
+from simulations.engines import process_groups
 from simulations.engines.ray_alone import settings_of_a_local_ray
 from simulations.telemetry import disable_telemetry
 
-_SUPERLINK_START_SECONDS = 60.0
+_SUPERLINK_START_SECONDS, _STOP_SECONDS = 60.0, 10.0
 _PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
 
 
@@ -138,16 +139,17 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, run: RunFol
 
 
 def _stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its children (the ServerApp, Flower's Ray)."""
+    """End a SuperLink and what it has started (its executor, the ServerApp, Flower's Ray), which
+    are in a session of their own and would go on with the run."""
+    groups = process_groups.below(process.pid)
     for sign in (signal.SIGTERM, signal.SIGKILL):
+        process_groups.signal_all(groups, sign)
         try:
-            os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(timeout=10)
+            process.wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             continue
+        if process_groups.ended(groups, _STOP_SECONDS):
+            break
     process.wait()
 
 

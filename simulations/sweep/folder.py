@@ -16,9 +16,11 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedrec.errors import RunError
@@ -109,7 +111,10 @@ class SweepFolder:
                 f"there is another sweep in {self.path}",
                 expected="the same experiment, settings, seeds, trials and aims",
                 got=f"{', '.join(other)} differ from its {SWEEP}",
-                fix=f"choose another --output, or continue it: fedrec resume {self.path}",
+                fix=(
+                    "choose another --output, or continue it: fedrec resume"
+                    f" {quote(str(self.path))}"
+                ),
             )
         if longer:
             write_atomically(self.path / SWEEP, _json(asked))
@@ -196,6 +201,29 @@ class SweepFolder:
             got=got,
             fix="restore it from a backup; the run folders below runs/ are whole by themselves",
         )
+
+
+def with_sweeps(folders: Sequence[Path]) -> list[Path]:
+    """Run folders, and in place of each sweep its finished runs.
+
+    Raises:
+        RunError: a sweep has no finished run.
+    """
+    found: list[Path] = []
+    for folder in folders:
+        if not (folder / SWEEP).is_file():
+            found.append(folder)
+            continue
+        finished = sorted(file.parent for file in folder.glob("runs/*/result.json"))
+        if not finished:
+            raise RunError(
+                f"{folder} has no finished run",
+                expected="a sweep with finished runs",
+                got="a sweep that has just begun",
+                fix=f"fedrec resume {folder}",
+            )
+        found += finished
+    return found
 
 
 def values_of(run: RunFolder) -> dict[str, float]:

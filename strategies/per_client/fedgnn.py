@@ -82,7 +82,7 @@ class Fedgnn(PerClientStrategy):
         return {"third/": self._third, **super().memories}
 
     @classmethod
-    def said(
+    def remarks(
         cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
     ) -> list[str]:
         """Remarks to be reported with the results: the guarantee of the noise, compared with the

@@ -95,7 +95,7 @@ class Gpfedrec(PerClientStrategy):
         return {"uploads/": self._uploads, **super().memories}
 
     @classmethod
-    def said(
+    def remarks(
         cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
     ) -> list[str]:
         """Remarks to be reported with the results: what the server sees."""

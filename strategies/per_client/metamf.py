@@ -6,10 +6,10 @@ private parameters, the rows of these items only; the client replies with the gr
 mean loss with respect to them; the server back-propagates the gradients through its generator and
 takes one step of its optimiser:
 
-    gradient of the generator = sum_c n_c J_c^T g_c / sum_c n_c,    J_c = d generated parameters of
-    c / d generator
+    gradient of the generator = sum_c n_c J_c^T g_c / sum_c n_c
 
-which is the gradient of the mean loss over the cohort's examples, as in central training.
+with J_c the Jacobian of client c's generated parameters with respect to the generator. This is
+the gradient of the mean loss over the cohort's examples, as in central training.
 
 What the server learns: it knows each client by its user id, sees which items each one needs in a
 round (with ranking, among the drawn negatives) and each one's gradient, from which ratings can be

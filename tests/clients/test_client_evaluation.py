@@ -10,6 +10,8 @@ import torch
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.hosting.node import Node
 from clients.training.round import run_step, train_clients
+from fedrec.data.population import Population
+from fedrec.data.split import Partition
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
@@ -63,6 +65,28 @@ def test_metrics_of_known_scores(node, theta):
     # Whole lists exclude known items: of 5 4 3 2 item 2 is fourth for client 0; item 4 is second
     # for client 1.
     np.testing.assert_allclose(table["mrr"], [1 / 4, 1 / 2, 1 / 5])
+
+
+def test_whole_lists_leave_out_known_items(node, theta):
+    """With item i scored by -i, the known items 0 and 1 of client 0 would be first; 2 is held
+    out."""
+    theta["item.id"] = -theta["item.id"]
+    theta["layer0.bias"] = theta["layer0.bias"] + 10  # hidden units stay positive
+    assert evaluate_clients(node(), theta, order(epochs=0)).loc[0, "mrr"] == 1
+
+
+def test_a_held_out_item_that_is_also_known_is_in_no_whole_list(node, theta):
+    """Client 1 used item 1 again: a hit is possible, but no whole list can contain the item."""
+    made = node()
+    part = made.population.partition
+    made.population = Population(
+        made.population.interactions,
+        Partition(part.training_clients, np.array([0, 1, 4, 9]), np.array([8]), np.array([5])),
+        task="ranking",
+        positive_above=3.0,
+    )
+    (row,) = evaluate_clients(made, theta, order(1, epochs=0)).to_dict("records")
+    assert np.isnan(row["mrr"]) and np.isnan(row["recall@1"]) and not np.isnan(row["hits@1"])
 
 
 def test_groups_are_columns_of_zeros_and_ones(node, theta):

@@ -144,10 +144,10 @@ def test_the_cost_of_the_noise_is_composed():
     assert whole.spent(1000, 10) == pytest.approx(10)
     assert math.isinf(FedgnnStepConfig().spent(1, 1))
     sizes = {"item.id": np.zeros((30, 4)), "items.weight": np.zeros((4, 4)), "user.id": np.zeros(4)}
-    lines = Fedgnn.said(FedgnnConfig(), paper, sizes, 5)
+    lines = Fedgnn.remarks(FedgnnConfig(), paper, sizes, 5)
     assert "2 S / b = 1." in lines[1] and "up to 136 numbers cost 136" in lines[1]
     assert "5 rounds 680 " in lines[1]
-    assert "no noise" in Fedgnn.said(FedgnnConfig(), FedgnnStepConfig(), sizes, 5)[1]
+    assert "no noise" in Fedgnn.remarks(FedgnnConfig(), FedgnnStepConfig(), sizes, 5)[1]
 
 
 def test_the_epsilon_is_reported_with_the_results(run_tiny):

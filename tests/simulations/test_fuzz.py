@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 import tomli_w
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clients.device.own_data import read_own
 from clients.device.policy import Policy, experiment_of, run_key
-from fedrec.errors import FedrecError
 from fedrec.experiment.loading import load
 from fedrec.experiment.overrides import override
 from fedrec.privacy.ledger import Ledger
@@ -35,17 +34,8 @@ from server.deployed.discovery import Discovery
 from server.deployed.reply_validation import ReplyValidator
 from simulations.deployment.client import plan_of
 from simulations.deployment.layout import Deployment
+from tests.simulations.fuzzing import fuzzed, told
 
-fuzzed = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=250,
-    suppress_health_check=[
-        HealthCheck.too_slow,
-        HealthCheck.function_scoped_fixture,
-        HealthCheck.data_too_large,
-    ],
-)
 NUMBERS = st.integers() | st.floats() | st.sampled_from([2**63, -(2**63) - 1, 1e30, 10**400, -0.0])
 WORDS = st.text(max_size=20) | st.sampled_from(
     ["", "\x00", "../x", "a" * 5000, "1e999", "nan", "os:system", "*", "["]
@@ -56,14 +46,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
     max_leaves=6,
 )
-
-
-def told(action, *arguments):
-    """The result of an action, or its error for the user."""
-    try:
-        return action(*arguments)
-    except FedrecError as error:
-        return str(error)
 
 
 def paths_in(table, before=()):
@@ -83,7 +65,7 @@ def changed(table, path, value):
     return found
 
 
-@fuzzed
+@fuzzed(250)
 @given(st.data())
 def test_experiments(load_tiny, data):
     table = load_tiny().table()
@@ -91,7 +73,7 @@ def test_experiments(load_tiny, data):
     told(load, changed(table, path, data.draw(VALUES)))
 
 
-@fuzzed
+@fuzzed(250)
 @given(st.text(max_size=200))
 @example("[" * 5000)
 @example("a = " + "[" * 2000 + "]" * 2000)
@@ -101,7 +83,7 @@ def test_experiment_files(tmp_path, text):
     told(load, tmp_path / "e.toml")
 
 
-@fuzzed
+@fuzzed(250)
 @given(st.text(max_size=60) | st.builds("{}={}".format, WORDS, WORDS), WORDS)
 @example("x=" + "[" * 5000, "")
 @example("privacy.noise-multiplier=1e30", "a" * 5000)
@@ -125,7 +107,7 @@ def shard(load_tiny, tmp_path_factory):
     return folder
 
 
-@fuzzed
+@fuzzed(250)
 @given(
     st.lists(
         st.sampled_from(["user", "item", "rating", "time", "part", "gender", "x", ""]), max_size=7
@@ -139,7 +121,7 @@ def test_data_of_nodes(shard, tmp_path, header, rows, rest):
     told(read_own, tmp_path / "d.csv", shard / "catalogue.json")
 
 
-@fuzzed
+@fuzzed(250)
 @given(st.data())
 def test_catalogues(shard, tmp_path, data):
     table = json.loads((shard / "catalogue.json").read_text())
@@ -151,7 +133,7 @@ def test_catalogues(shard, tmp_path, data):
     told(read_own, shard / "data.csv", tmp_path / "c.json")
 
 
-@fuzzed
+@fuzzed(250)
 @given(
     st.text(max_size=80)
     | st.dictionaries(WORDS, SCALARS.filter(lambda v: v is not None), max_size=4)
@@ -196,7 +178,7 @@ def read_all(folder):
         told(Checkpoints(run.checkpoints, experiment.digest(), keep=3).latest)
 
 
-@fuzzed
+@fuzzed(250)
 @given(st.data())
 def test_run_folders(finished, tmp_path, data):
     folder = tmp_path / "copy"
@@ -225,7 +207,7 @@ def test_run_folders(finished, tmp_path, data):
     read_all(folder)
 
 
-@fuzzed
+@fuzzed(250)
 @given(st.data())
 def test_checkpoints(finished, tmp_path, data):
     newest = max((finished / "checkpoints").glob("*.npz"))
@@ -271,7 +253,7 @@ RAW = st.builds(
 
 
 @pytest.mark.usefixtures("identity")
-@fuzzed
+@fuzzed(250)
 @given(st.data())
 def test_answers_of_nodes(tmp_path, data):
     order = TrainOrder(1, np.array([1, 2]), "uniform", {"name": "sgd"})

@@ -2,12 +2,11 @@
 """Random input on the command line, in messages, and in the files of nodes and servers is accepted
 or refused with a reason, never with a traceback.
 
-600 inputs; `FEDREC_FUZZ=10` tries ten times as many.
+800 inputs; `FEDREC_FUZZ=10` tries ten times as many.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any, cast
 
@@ -16,40 +15,16 @@ import numpy as np
 import pytest
 import typer
 from flwr.app import Array, ArrayRecord
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.storage.participation import Participation
 from clients.storage.session_secrets import SessionSecrets
-from fedrec.errors import FedrecError
 from fedrec.protocol import messages
 from fedrec.protocol.serialization import Part, opened, packed
 from server.deployed.discovery import Discovery
 from simulations import cli
-
-TIMES = int(os.environ.get("FEDREC_FUZZ", "1"))
-
-
-def fuzzed(count):
-    return settings(
-        deadline=None,
-        derandomize=True,
-        max_examples=count * TIMES,
-        suppress_health_check=[
-            HealthCheck.too_slow,
-            HealthCheck.function_scoped_fixture,
-            HealthCheck.data_too_large,
-        ],
-    )
-
-
-def told(action, *arguments):
-    """The result of an action, or its error for the user."""
-    try:
-        return action(*arguments)
-    except FedrecError as error:
-        return str(error)
-
+from tests.simulations.fuzzing import fuzzed, told
 
 SPLIT = "x ../x /nowhere/x * [ a=b a.b=[[[ é ' - -- 0 -1 1e30 nan inf 1.5 localhost:1 tiny.toml run"
 WORDS = st.sampled_from([*SPLIT.split(), "", '"', "a" * 5000, str(2**70), "d.csv"]) | st.text(
@@ -104,6 +79,36 @@ def place(tiny_experiment, tmp_path_factory):
 @given(lines())
 def test_command_lines(place, monkeypatch, capfd, line):
     monkeypatch.chdir(place)
+    run_command(line, monkeypatch, capfd)
+
+
+COUNTS = st.sampled_from([1, 2, 10, 1000, 10**6, 10**9, 2**62, 2**70, 0, -1, 1.5])
+REALS = st.sampled_from(
+    [1.0, 0.3, 5.0, 1e-5, 1e-9, 1e-12, 1e-30, 1e-308, 1e9, 1e30, 1e300, 0.0, -1.0, 1.0 - 1e-16]
+)
+SIDES = [("fixed-size", "replace-one"), ("poisson", "add-remove")]
+
+
+@pytest.mark.slow
+@fuzzed(100)
+@given(st.data())
+def test_numbers_of_the_accounting_commands(monkeypatch, capfd, data):
+    """Whatever number of clients and rounds, noise, epsilon and delta, and soon."""
+    name, real = data.draw(
+        st.sampled_from([("epsilon", "--noise-multiplier"), ("calibrate", "--epsilon")])
+    )
+    sampler, adjacency = data.draw(st.sampled_from(SIDES))
+    backend = data.draw(st.sampled_from(["autodp", "tight-rdp", "pld"]))
+    mechanism = data.draw(st.sampled_from(["gaussian", "laplace"]))
+    line = ["privacy", name, real, data.draw(REALS), "--delta", data.draw(REALS)]
+    for option in ("--clients", "--cohort", "--rounds"):
+        line += [option, data.draw(COUNTS)]
+    line += ["--sampler", sampler, "--adjacency", adjacency, "--backend", backend]
+    run_command([*map(str, line), "--mechanism", mechanism], monkeypatch, capfd)
+
+
+def run_command(line, monkeypatch, capfd):
+    """Run a command in this process; it ends well, or says what is wrong."""
     monkeypatch.setattr(sys, "argv", ["fedrec", *line])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -201,4 +206,4 @@ def test_files_of_a_server(tmp_path, data):
     (tmp_path / "uploads.txt").write_bytes(damaged(b"1\n2\n2\n3\n", data))
     told(lambda: Discovery(cast(Any, None), tmp_path / "roster.json", timeout=1.0))
     found = told(uploads_in, tmp_path / "uploads.txt")
-    assert isinstance(found, str) or all(count > 0 for count in found.values())
+    assert isinstance(found, str) or all(number > 0 for number in found)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from simulations.engines import ray_alone
+from tests.simulations.listening import listening_below, parent_of
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.ray]
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +102,7 @@ def test_another_process_without_the_token_runs_no_code(victim, tmp_path):
 def _token_of_a_child(pid):
     """From the environment of one of Ray's processes, which only their user can read."""
     for file in Path("/proc").glob("[0-9]*/stat"):
-        if _parent(file) == pid:
+        if parent_of(file) == pid:
             for pair in (file.parent / "environ").read_bytes().split(b"\0"):
                 if pair.startswith(b"RAY_AUTH_TOKEN="):
                     return pair.partition(b"=")[2].decode()
@@ -112,40 +113,8 @@ def _token_of_a_child(pid):
 def test_it_listens_on_loopback_alone(victim):
     process, address = victim
     assert address.startswith("127.0.0.1:")
-    group = {process.pid}
-    for _ in range(4):  # Ray's processes, and theirs
-        group |= {
-            int(f.parent.name) for f in Path("/proc").glob("[0-9]*/stat") if _parent(f) in group
-        }
-    open_ports = {row for pid in group for row in _listening(pid)}
-    assert open_ports and not [row for row in open_ports if not row.endswith("0100007F")], (
-        open_ports
-    )
-
-
-def _parent(file):
-    try:
-        return int(file.read_text().rsplit(")", 1)[1].split()[1])
-    except OSError:
-        return None
-
-
-def _listening(pid):
-    """Addresses that a process listens on, as in /proc/net/tcp: 127.0.0.1 ends with 0100007F, zeros
-    are all."""
-    sockets = set()
-    try:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(link)
-            if target.startswith("socket:["):
-                sockets.add(target[8:-1])
-    except OSError:
-        return
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == "0A" and inode in sockets:
-                yield local.partition(":")[0]
+    own, others = listening_below(process.pid)
+    assert own and not others, others
 
 
 AFTER_OTHER_USE = """

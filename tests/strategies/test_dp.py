@@ -13,6 +13,7 @@ import pytest
 from dp_checks import (
     CLIENTS,
     CLIP,
+    COORDINATES,
     SHAPES,
     WORST,
     Federation,
@@ -24,10 +25,12 @@ from dp_checks import (
     update,
 )
 from flwr.app import Error, Message
-from scipy.stats import kstest
+from scipy.stats import chi, gamma, kstest
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import GaussianRound, LaplaceRound, NonPrivate
+from fedrec.privacy.mechanisms import Reproducible
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import pack_sum, unpack_sum
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.sparse_update import SparseUpdate
@@ -192,6 +195,60 @@ def test_a_node_that_names_rows_is_bounded_too():
         message, *_ = federation.configured()
         released = federation.applied([lying(message, rows([3, 5], 1e20, drift))])
         assert norm(released) == pytest.approx(CLIP, rel=1e-3)
+
+
+@pytest.mark.parametrize("nodes", [CLIENTS, 3], ids=["phones", "nodes of four"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"placement": "local"},
+        {"placement": "distributed", "max_dropouts": 2},
+        {"placement": "local", "mechanism": "laplace"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_with_noise_of_the_clients_a_node_is_bounded_too(settings, nodes):
+    """By clip norm and noise; honest sums are not scaled."""
+    federation = Federation(nodes=nodes, **settings)
+    plan, own = federation.strategy.privacy.plan, CLIENTS // nodes
+    messages = federation.configured()
+    size = {"laplace": COORDINATES, "gaussian": math.sqrt(COORDINATES / own)}
+    noise = plan.client_noise_scale * own * size[plan.config.mechanism]
+    for value in (1e30, -3e38):
+        released = federation.applied([lying(messages[0], table(value), clients=10**6)])
+        length = np.abs(flat(released)).sum() if plan.norm_order == 1 else norm(released)
+        missing = plan.missing_noise_std(own) * math.sqrt(COORDINATES)
+        assert length <= CLIP * own + 1.1 * noise + 1.1 * missing
+    honest_sum = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for client in range(own):
+        noisy = federation.strategy.privacy.protection(list(SHAPES)).noisy(
+            {name: np.zeros(shape) for name, shape in SHAPES.items()}, Reproducible(3), 1, client
+        )
+        honest_sum = {name: value + noisy[name] for name, value in honest_sum.items()}
+    bounded = federation.strategy.privacy._bounded(
+        honest_sum, list(SHAPES), federation.parts.start, own
+    )
+    for name, value in honest_sum.items():
+        assert np.array_equal(bounded[name], value)
+
+
+@pytest.mark.parametrize(("clients", "numbers"), [(1, 1), (1, 100), (7, 3), (30, 10**6)])
+def test_noise_is_practically_never_longer_than_its_bound(clients, numbers):
+    """Against the exact distributions of the norms."""
+    for mechanism, order in (("gaussian", 2), ("laplace", 1)):
+        config = PrivacyConfig(
+            clip_norm=2.0, noise_multiplier=3.0, placement="local", mechanism=mechanism
+        )
+        plan = Plan.of(config, "full", {}, 50, 1)
+        scale = plan.client_noise_scale
+        bound = plan.clip_of_sum(clients, numbers)
+        assert bound.order == order
+        room = (bound.norm - 2.0 * clients) / scale
+        if order == 2:
+            assert chi.sf(room / math.sqrt(clients), numbers) < 1e-30
+            assert room / math.sqrt(clients) < math.sqrt(numbers) + 12.1
+        else:
+            assert gamma.sf(room, clients * numbers) < 1e-30
 
 
 def changed(touched, values):

@@ -198,8 +198,8 @@ class FedgnnStep(GeneratedStep):
         }
         vector = self.graph.vector(leaves, leaves[ITEMS][places], near.to(self.device), there)
         real = torch.from_numpy(labels >= 0).to(rows.device)
-        wanted = torch.from_numpy(labels).to(vector)[real]
-        loss = F.binary_cross_entropy_with_logits(leaves[ITEMS][rows[real]] @ vector, wanted)
+        targets = torch.from_numpy(labels).to(vector)[real]
+        loss = F.binary_cross_entropy_with_logits(leaves[ITEMS][rows[real]] @ vector, targets)
         gradients = torch.autograd.grad(loss, list(leaves.values()))
         found = dict(zip(leaves, gradients, strict=True))
         kept = {

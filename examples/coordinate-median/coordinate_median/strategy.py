@@ -2,8 +2,7 @@
 """Coordinate-wise median of the clients' updates (Yin et al. 2018, Byzantine-Robust Distributed
 Learning, option I).
 
-    theta <- theta + server-lr * median over the cohort of (theta_k - theta), each coordinate by
-    itself
+    theta <- theta + server-lr * median over the cohort of (theta_k - theta), per coordinate
 
 A median needs each client's update and not their sum, so every client gets a message of its own. It
 is not a sum: one client may move it, so there is no noise that hides one client, and differential

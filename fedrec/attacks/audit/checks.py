@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Level 0 checks: tests of the noise, and of how far one client moves the mean.
 
-These compare with the claimed numbers instead of with an epsilon, so they find small faults that no
-bound on epsilon can see, such as noise of half the size, and faults that hide from one, such as the
-same noise in every round.
+They compare with the claimed numbers instead of an epsilon, so they detect faults that no bound on
+epsilon can detect, such as noise of half the size or the same noise in every round.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class Check:
 
     Attributes:
         name: what is tested.
-        measured: what was found.
-        claimed: what should be.
+        measured: measured value.
+        claimed: claimed value.
         probability: of so large a deviation if the claim holds, corrected for the number of
             comparisons.
         passed: whether that is above the significance.
@@ -43,7 +42,8 @@ class Check:
 
 
 def all_checks(seen: Observations, mechanism: Mechanism, significance: float) -> list[Check]:
-    """The checks for which a run has data: noise and its independence need claimed noise."""
+    """The checks that are possible for a run: those of the noise and its independence need claimed
+    noise."""
     found = [
         check_reach(seen, mechanism, significance),
         check_farthest(seen, mechanism, significance),
@@ -60,8 +60,8 @@ def differences(seen: Observations) -> Observations:
     """The noise of a round in which every canary took part, as if along absent canaries.
 
     Along canary j the release is `b_j m + noise`, with the same m for all, as all upload the same
-    length. An orthonormal basis of the contrasts between the `b_j x_j` is free of m, and its noise
-    is as large and as independent.
+    length. An orthonormal basis of the contrasts between the `b_j x_j` does not depend on m, and
+    its noise has the same size and is as independent.
     """
     contrasts = (seen.released * seen.signs) @ helmert(seen.released.shape[1]).T
     return Observations(

@@ -6,8 +6,8 @@ epsilon at delta between the two.
 
 The estimate errs upwards, because two fits of one variance never agree exactly. For exact normal
 scores of 500 canaries per sign it is 12 to 19 % too high on average, and the interval covers the
-truth in four of five runs, the others being above it (`tests/fedrec/attacks/audit`). So it is a
-reason to look, not a finding.
+truth in four of five runs, the others being above it (`tests/fedrec/attacks/audit`). So a high
+estimate is a reason to investigate, not a finding.
 
 Where this differs from the paper: its canaries are random directions and its second distribution is
 that of directions that were not used; here both are canaries, of opposite signs.
@@ -30,8 +30,8 @@ class Estimate:
 
     Attributes:
         epsilon: the estimate; may be infinite.
-        low, high: ends of the interval, bias-corrected; the estimate itself is not, and errs
-            upwards.
+        low, high: ends of the interval, bias-corrected; the estimate itself is not corrected, and
+            errs upwards.
     """
 
     epsilon: float
@@ -68,8 +68,8 @@ def estimate_epsilon(
 
 
 def _interval(value: float, resampled: np.ndarray) -> tuple[float, float]:
-    """Bias-corrected percentiles (Efron 1987): resampling repeats the upward bias of the fit, which
-    takes it out."""
+    """Bias-corrected percentiles (Efron 1987): resampling repeats the upward bias of the fit, so
+    that it can be corrected."""
     below = (np.count_nonzero(resampled < value) + np.count_nonzero(resampled == value) / 2) / len(
         resampled
     )

@@ -30,9 +30,9 @@ class Mechanism:
             `z * 2 S / M`.
         sampling_rate: q, chance that a client takes part in a round, in (0, 1].
         rounds: T, number of releases.
-        delta: of the claim, in (0, 1).
+        delta: delta of the claim, in (0, 1).
         epsilon: the claim: an upper bound at `delta` for all rounds together, computed for the
-            population that was trained, canaries included; infinity claims nothing.
+            population that was trained, canaries included; infinite if nothing is claimed.
 
     Raises:
         ExperimentError: a value is out of range.
@@ -78,16 +78,16 @@ class Mechanism:
         return self.noise_std / (2 * self.signal)
 
     def known_epsilon(self, releases: int) -> float:
-        """Epsilon at `delta` against an observer who knows that a client took part in so many
-        releases."""
+        """Epsilon at `delta` against an observer who knows in how many releases a client took
+        part."""
         return epsilon_of_gaussian(
             math.sqrt(releases) / self.noise_multiplier if self.noise_std else math.inf, self.delta
         )
 
     @cached_property
     def shown(self) -> float:
-        """The attack's own epsilon: the most that the sum of a canary's releases shows at `delta`
-        if the claim holds.
+        """The attack's own epsilon: the largest that the sum of a canary's releases can show at
+        `delta` if the claim holds.
 
         A canary's number of releases is binomial, so the two hypotheses are mixtures of normal
         distributions.

@@ -3,15 +3,16 @@
 them.
 
 For an epsilon-DP release the chance of any answer differs by a factor of at most exp(epsilon)
-between the two. So of an adversary who is right with chance p on the one, and wrong with chance q
-on the other, it follows that epsilon is at least ln(p / q); with exact limits of Clopper and
-Pearson in place of p and q that holds with the confidence asked for.
+between the two. So if an adversary is right with chance p on the one, and wrong with chance q on
+the other, epsilon is at least ln(p / q); with exact limits of Clopper and Pearson in place of p and
+q this holds with the requested confidence.
 
-The adversary compares the likelihoods of a release under independent Laplace noise on what either
-data set would have given. The data are made so that one rating moves much: a user with n ratings at
-both ends of the scale, among others who rate everything in the middle, so that items' means hardly
-move. Its own row of similarities sees the error of that rating times n - 1 deviations, and the row
-of each of its other items sees it as a neighbour.
+The adversary compares the likelihoods of a release under independent Laplace noise on the noiseless
+result of each dataset. The data are constructed so that one rating has a large effect: a user has n
+ratings at both ends of the scale, and all others rate everything in the middle, so that the item
+means hardly change. The row of similarities of the changed item changes with the error of that
+rating times n - 1 deviations, and the rows of the user's other items change because the item is
+their neighbour.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class LowerBound:
 
     Attributes:
         epsilon: lower bound, at least 0.
-        right: how often the first data set was called the first.
-        wrong: how often the second one was.
-        trials: releases of each.
+        right: how often the first dataset was classified as the first.
+        wrong: how often the second dataset was classified as the first.
+        trials: number of releases of each dataset.
     """
 
     epsilon: float
@@ -44,7 +45,7 @@ class LowerBound:
 
 
 def lower_bound(right: int, wrong: int, trials: int, confidence: float = 0.95) -> LowerBound:
-    """The bound of so many right and wrong answers, each in so many trials."""
+    """The bound from numbers of right and wrong answers in `trials` trials each."""
     tail = (1 - confidence) / 2
     least, most = exact_lower(right, trials, tail), exact_upper(wrong, trials, tail)
     return LowerBound(max(0.0, math.log(least / most)) if least else 0.0, right, wrong, trials)
@@ -54,13 +55,13 @@ def laplace_score(
     release: np.ndarray, first: np.ndarray, second: np.ndarray, scale: float
 ) -> float:
     """Log-likelihood ratio of a release under Laplace noise of that scale on `first` and on
-    `second`, all of one shape."""
+    `second`, all `float64 [...]` of the same shape."""
     return float((np.abs(release - second) - np.abs(release - first)).sum() / scale)
 
 
 def neighbours(ratings: int, others: int = 20) -> tuple[Ratings, Ratings]:
-    """Two data sets over as many items, in which user 0 rated the first one 5, or 1; all else is
-    equal.
+    """Two datasets over `ratings` items that differ in one rating: user 0 rated the first item 5 or
+    1.
 
     Args:
         ratings: number of ratings of user 0.
@@ -78,12 +79,12 @@ def neighbours(ratings: int, others: int = 20) -> tuple[Ratings, Ratings]:
 def audit_one_rating(
     config: DpsgdPnbmConfig, ratings: int, trials: int, *, seed: int = 0, confidence: float = 0.95
 ) -> LowerBound:
-    """Run algorithm 1 on both data sets, and bound the epsilon of one rating.
+    """Run algorithm 1 on both datasets, and bound the epsilon of one rating.
 
     Args:
         config: settings; one iteration, with `start = "constant"` so that both start alike.
         ratings: number of ratings of the user one of whose ratings differs.
-        trials: runs on each data set.
+        trials: number of runs on each dataset.
         seed: of the first run.
         confidence: of the bound.
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lower bound on epsilon from one run (Steinke, Nasr and Jagielski 2023, theorem 5.2).
 
-Of m canaries with independent fair signs an auditor guesses r, the others he passes over; v guesses
-are right. Under (eps, delta)-DP the chance of that is at most
+An auditor guesses the signs of r of m canaries with independent fair signs and abstains on the
+others; v guesses are right. Under (eps, delta)-DP the probability of this is at most
 
     P[B >= v] + 2 m delta max_i (1/i) P[v > B >= v - i],     B ~ Binomial(r, e^eps / (1 + e^eps)).
 
-The largest epsilon for which this stays below the significance is refuted with that confidence. It
-holds for any mechanism; the price is that it cannot exceed about log(m), and is far from tight when
-many canaries share a run.
+The largest epsilon for which this is below the significance is refuted with that confidence. The
+bound holds for any mechanism, but it cannot exceed about log(m), and is far from tight if many
+canaries share a run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class OneRunBound:
 
     Attributes:
         epsilon: lower bound, >= 0.
-        guesses: number of guesses of that bound.
-        correct: how many of them were right.
+        guesses: number of guesses that give the bound.
+        correct: number of right guesses.
     """
 
     epsilon: float
@@ -74,8 +74,8 @@ def one_run_bound(
     significance: float = 0.05,
     shares: tuple[float, ...] = SHARES,
 ) -> OneRunBound:
-    """Guess the signs of the canaries with the most extreme scores, for each share; the best bound
-    of them.
+    """Guess the signs of the canaries with the most extreme scores, for each share; return the best
+    bound.
 
     Args:
         scores: `float [k]`, positive where +1 is guessed.

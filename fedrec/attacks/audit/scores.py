@@ -26,8 +26,8 @@ class Scores:
     Attributes:
         name: `"final"`, `"trace"` or `"known"`.
         values: `float64 [k]`.
-        scale: what a score's standard deviation would be for the claimed mechanism, a function of
-            the claim alone.
+        scale: standard deviation of a score under the claimed mechanism, a function of the claim
+            alone.
         upper: the epsilon that the claim allows this observer.
     """
 

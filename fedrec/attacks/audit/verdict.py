@@ -2,9 +2,9 @@
 """All results of an audit of one or more runs, and the verdict.
 
 FAIL: a lower bound lies above the claimed epsilon, or a check of level 0 refutes the claim. WARN:
-only a point estimate lies above it. PASS: neither; which does not prove the claim. All tests
-together wrongly FAIL with at most the stated significance, whatever their number: each gets an
-equal part of it (Bonferroni).
+only a point estimate lies above it. PASS: neither, which does not prove the claim. The probability
+that a true claim FAILs is at most the stated significance: each test gets an equal part of it
+(Bonferroni).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TESTS_PER_RUN = 10  # two bounds for each of three observers, four checks
 
 @dataclass(frozen=True)
 class ScoreFindings:
-    """What one kind of observer learned.
+    """Bounds and estimate for one kind of observer.
 
     Attributes:
         observer: `"final"`, `"trace"` or `"known"`.
@@ -51,7 +51,7 @@ class ScoreFindings:
 
     @property
     def verdict(self) -> Verdict:
-        """Of this observer alone."""
+        """The verdict for this observer alone."""
         return (
             "FAIL"
             if self.lower > self.upper
@@ -80,7 +80,7 @@ class ScoreFindings:
 
 @dataclass(frozen=True)
 class RunFindings:
-    """What one audited run showed.
+    """Results of one audited run.
 
     Attributes:
         canaries: their number.

@@ -2,7 +2,8 @@
 """Item-to-item weights of a Gram matrix that may hold noise: EASE or PureSVD.
 
 Symmetric noise of standard deviation s alone has eigenvalues up to about s sqrt(2 m) for m items,
-the noise edge (the semicircle law, s being that of the diagonal); what lies below it is cut.
+the noise edge (the semicircle law, s being that of the diagonal); eigenvalues below it are set to
+zero.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 """Steps of conjugate gradients on the ridge regressions of `ials`, in native code (Takacs, Pilaszy
 and Tikk 2011).
 
-With a few steps a row costs as much as some passes over its likes, far less than its matrix would
-take to be made. Rows differ in length, so that products of many rows at once would be filled up
-with zeros, and each is small; here every row is one loop.
+A few steps cost as much as a few passes over the likes of a row, far less than computing the row's
+matrix. Rows differ in length, so batched products would consist mostly of padding, and each row's
+product is small; here every row is one loop.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def improved(
     Args:
         liked: binary `[rows, columns]`.
         fixed: Y, `float [columns, factors]`; its precision is that of the computation.
-        start: `[rows, factors]`, from where the steps go.
+        start: `[rows, factors]`, initial values of the iteration.
         weight: of a liked pair, >= 1.
         penalty: `[rows]`, > 0.
         steps: at least 1.
@@ -70,7 +70,7 @@ def improved(
 def _compiled() -> Any:
     """`_improve` in native code, compiled when it is first needed.
 
-    Sums may be taken in another order, as vectors need it; NaN and infinity keep their meaning.
+    Sums may be reordered for vector instructions; NaN and infinity keep their meaning.
     """
     import numba
 

@@ -4,8 +4,8 @@
     -ln sigma(p_u . (q_i - q_j)) + lambda / 2 (|p_u|^2 + |q_i|^2 + |q_j|^2)
 
 for each positive i of a user and a fresh item j that the user has not, by stochastic gradient
-descent, one triple after the other. The factors and items are drawn in numpy, the triples of an
-epoch are worked off in native code.
+descent, one triple after the other. Factors and items are drawn in numpy, and the triples of an
+epoch are processed in native code.
 
 Where this differs from the papers: Rendle et al. draw triples with replacement, here each epoch
 visits every positive once in random order. UPC-SDG's experiments use LightGCN's code (Adam, batches
@@ -74,13 +74,13 @@ class Bprmf(UserRowsBaseline):
             pass
 
     def training(self, histories: Histories) -> Iterator[int]:
-        """`fit`, one epoch at a time, so that one training can be measured along its way.
+        """`fit`, one epoch at a time, so that the model can be evaluated during training.
 
         Args:
             histories: positives of the users.
 
         Yields:
-            How many epochs are done; the factors are those after them.
+            The number of completed epochs; the factors are those after them.
 
         Raises:
             DataError: no user has a positive and a negative item.
@@ -132,8 +132,8 @@ class Bprmf(UserRowsBaseline):
         return torch.from_numpy(self.rows(histories) @ self.items.T + self.biases)
 
     def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users who were not trained with, each from its own
-        items alone."""
+        """`float32 [users, width]`: rows of users that were not in training, each computed from its
+        own items only."""
         rows = np.zeros((histories.num_users, self.config.factors), dtype=np.float32)
         np.add.at(rows, histories.rows(), self.items[histories.items] - self.items.mean(axis=0))
         return rows

@@ -4,8 +4,8 @@ WWW 2019).
 
 With X the binary `[users, items]` matrix of positives and P = (X^T X + lambda I)^-1, the
 item-to-item weights are B_ij = -P_ij / P_jj and B_jj = 0 (equation 8), and a user's scores are the
-sum of the rows of B of the user's items. It has no user parameters, so it serves users who were not
-there when it was fitted.
+sum of the rows of B of the user's items. It has no user parameters, so it also scores users that it
+was not fitted to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedrec.baselines.base import Baseline, Histories
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 
-_USERS_AT_ONCE = 1024
+_USERS_AT_ONCE = 1024  # users per block of dense rows in memory
 _DENSE_MATRICES = 3  # Gram matrix, Cholesky factor and inverse live at the same time.
 
 
@@ -84,7 +84,7 @@ def item_weights(gram: torch.Tensor, regularisation: float) -> torch.Tensor:
     weights = torch.cholesky_inverse(gram)
     weights.div_(-weights.diagonal().clone())
     weights.fill_diagonal_(0.0)
-    return weights.contiguous()  # LAPACK left its columns together; sums take rows
+    return weights.contiguous()  # LAPACK returns column-major memory; sums need rows
 
 
 def _gram(histories: Histories) -> torch.Tensor:

@@ -6,17 +6,17 @@ With c the weight of a liked pair and 1 that of any other,
     sum over liked (u, i) of c (1 - x_u . y_i)^2  +  sum over all others of (x_u . y_i)^2
         + lambda (sum of w_u^nu |x_u|^2 + sum of w_i^nu |y_i|^2)
 
-is minimised over all users' x_u given the items and over all items' y_i given the users, in turns.
-Each is a ridge regression over the whole catalogue, whose Gram matrix is shared: A_u = Y^T Y + (c -
-1) sum over liked of y y^T. Rows of about the same number of likes are solved for together. w_u is
-the weight of all of the user's pairs, c for each liked one and 1 for each other. With nu = 0 this
-is Hu et al.'s loss, with nu = 1 its penalty grows as in Rendle et al., who weigh unliked pairs by 1
-/ (c - 1) instead and scale everything by that.
+is minimised alternately over all users' x_u given the items and over all items' y_i given the
+users. Each is a ridge regression over the whole catalogue, whose Gram matrix is shared: A_u = Y^T Y
++ (c - 1) sum over liked of y y^T. Rows of about the same number of likes are solved for together.
+w_u is the weight of all of the user's pairs, c for each liked one and 1 for each other. With nu = 0
+this is Hu et al.'s loss, with nu = 1 its penalty grows as in Rendle et al., who weigh unliked pairs
+by 1 / (c - 1) instead and scale everything by that.
 
-With `solver = "cg"` a row takes a few steps of conjugate gradients from where it was instead
-(Takacs, Pilaszy and Tikk 2011), which costs less by the square of the width. A user who is scored
-is always solved for exactly from its known items, whether it was there when the items were fitted
-or not.
+With `solver = "cg"` a row takes a few steps of conjugate gradients from its previous value instead
+(Takacs, Pilaszy and Tikk 2011), which reduces the cost by the square of the width. Users to be
+scored are always solved for exactly from their known items, whether they were training users or
+not.
 
 Where this differs from Hu et al.: c is a setting, where they have 1 + alpha r (`implicit` and other
 libraries have alpha r, which is this); an item that a user has several times counts once.
@@ -99,7 +99,7 @@ def solved(liked: Sparse, fixed: Tensor, config: IalsConfig, start: Tensor | Non
         liked: binary `[rows, columns]`.
         fixed: `float [columns, factors]`; its precision is that of the computation.
         config: weights and penalty.
-        start: `[rows, factors]`, from where conjugate gradients go; None: rows are solved for
+        start: `[rows, factors]`, initial values of conjugate gradients; None: rows are solved for
             exactly.
 
     Returns:
@@ -133,8 +133,7 @@ def solved(liked: Sparse, fixed: Tensor, config: IalsConfig, start: Tensor | Non
 def _in_threads(
     work: Callable[[Tensor, Tensor], None], parts: Iterator[tuple[Tensor, Tensor]], threads: int
 ) -> None:
-    """Each part by one thread: the products are too small to be shared, and PyTorch's threads would
-    wait in each."""
+    """Each part on one thread: the products are too small to be split among PyTorch's threads."""
     if threads == 1:
         for part in parts:
             work(*part)

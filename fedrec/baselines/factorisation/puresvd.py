@@ -2,7 +2,7 @@
 """PureSVD (Cremonesi, Koren and Turrin 2010): the best low-rank approximation of the binary matrix.
 
 With X the binary `[users, items]` matrix and V its first right singular vectors, scores are X V V^T
-(their equation 8). V is all that is fitted, so users who were not there are served by their items.
+(their equation 8). Only V is fitted, so new users can be scored from their items.
 """
 
 from __future__ import annotations

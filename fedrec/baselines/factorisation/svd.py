@@ -6,11 +6,10 @@ libraries call SVD.
 
 One step after the other, for each rating, users ascending and each one's ratings in the order of
 the data, the same in every epoch: with the error e, b += rate (e - lambda b) and p += rate (e q -
-lambda p), and likewise for the item. That is the order, and these are the defaults, of Surprise.
+lambda p), and likewise for the item. Order and defaults are those of Surprise.
 
-A user who was not there when it was fitted gets bias and factors, both zero at first, by the same
-steps on its known ratings with the items as they are. Predictions are cut to the range of the
-training ratings.
+For a new user, bias and factors start at zero and are found by the same steps on its known ratings,
+with the items fixed. Predictions are clipped to the range of the training ratings.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class Svd(RatingBaseline):
         self._learn(ratings, users, items)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Predicted ratings, `float64 [rows]`. Training users keep what was fitted, others are
-        solved for now."""
+        """Predicted ratings, `float64 [rows]`. Training users keep their fitted factors, new users
+        are folded in."""
         own, biases = self._users.copy(), self._user_biases.copy()
         own[~self._trained], biases[~self._trained] = 0.0, 0.0
         new = ~self._trained[known.users]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """LightFM with the WARP loss (Kula 2015; Weston, Bengio and Usunier 2011).
 
-    score(u, i) = p_u . q_i + b_i,   where p_u, q_i and b_i are sums over what u and i have: an id,
-    and side features
+    score(u, i) = p_u . q_i + b_i
+
+where p_u, q_i and b_i are sums over the id and the side features of u and of i.
 
 For each liked item of a user, other items are drawn, up to `max-sampled`, until one scores above it
 minus 1. If that is the t-th, the item's rank is about floor((items - 1) / t), and the step is along
@@ -13,9 +14,9 @@ the gradient of
 by Adagrad, one step after the other in random order. Drawn items that the user likes count as
 tried. A user is folded in by the same steps on its own row, which starts from its side features.
 
-Where this differs from LightFM: users have no bias, which cancels in every ranking; several threads
-would make results a matter of chance, so there is one; there is no L2 penalty, which LightFM has
-switched off by default.
+Where this differs from LightFM: users have no bias, because it cancels in every ranking; there is
+only one thread, because results would not be reproducible with several; there is no L2 penalty,
+which LightFM switches off by default.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class WarpConfig(UserRowsConfig):
 
 
 class Warp(UserRowsBaseline):
-    """Factors of ids and side features, trained to put liked items on top."""
+    """Factors of ids and side features, trained to rank liked items first."""
 
     Config = WarpConfig
     paper = "Kula 2015; Weston et al. 2011"
@@ -98,14 +99,14 @@ class Warp(UserRowsBaseline):
         return torch.from_numpy(self.rows(histories) @ self._items.T + self._biases)
 
     def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users who were not trained with, each from its own
-        items alone."""
+        """`float32 [users, width]`: rows of users that were not in training, each computed from its
+        own items only."""
         codes = _codes(
             histories.user_features, self._of_users, histories.users, histories.num_users
         )
         start = codes @ self._features[self.fitted.num_users :] if codes.shape[1] else 0.0
         rows = np.zeros((histories.num_users, self.config.factors), np.float32) + start
-        alone = np.arange(2), np.zeros(1, np.int64)  # the user has its row, and nothing else
+        alone = np.arange(2), np.zeros(1, np.int64)  # its own row only
         for user in range(histories.num_users):
             block = histories.block(user, user + 1)
             liked, own, random = (
@@ -133,7 +134,7 @@ class Warp(UserRowsBaseline):
     ) -> None:
         """Steps on the liked pairs in an order; the tables change in place."""
         from fedrec.baselines.factorisation.warp_steps import (
-            descend,  # Numba, which who only reads settings need not wait for
+            descend,  # imports Numba, which is slow and not needed to read settings
         )
 
         native: Any = descend  # pyright counts arguments that are unpacked as one each
@@ -150,8 +151,8 @@ class Warp(UserRowsBaseline):
         )
 
     def _described(self, histories: Histories) -> tuple[Sparse, Sparse]:
-        """Of what each user's and each item's rows are sums, `[users, ids + codes]` and
-        `[items, ids + codes]`."""
+        """The ids and feature codes that sum to the row of each user, `[users, ids + codes]`, and
+        of each item, `[items, ids + codes]`."""
         tables = (
             (None if histories.users is None else histories.user_features),
             histories.item_features,

@@ -11,7 +11,7 @@ _LARGEST_WEIGHT = 10.0
 
 @njit(nogil=True, cache=True)
 def rank_weight(num_items, tries):
-    """Weight of a step for which so many items had to be drawn: ln(max(1, floor((items - 1) /
+    """Weight of a step by the number of items that had to be drawn: ln(max(1, floor((items - 1) /
     tries))), at most 10."""
     return min(_LARGEST_WEIGHT, np.log(max(1.0, np.floor((num_items - 1) / tries))))
 
@@ -29,7 +29,7 @@ def _drawn(state, below):
 
 @njit(nogil=True, cache=True)
 def _sum(has_from, has, row, table, out):
-    """Write the sum of a row's parts."""
+    """Write the sum of the parts of a row."""
     out[:] = 0
     for place in range(has_from[row], has_from[row + 1]):
         out += table[has[place]]

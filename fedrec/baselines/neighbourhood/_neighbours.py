@@ -50,7 +50,7 @@ class NeighbourConfig(ScaleConfig):
     shrinkage: float = Field(default=0.0, ge=0)
     """Similarities of items that n users rated are multiplied by n / (n + shrinkage)."""
     among: Among = "co-raters"
-    """Whose ratings norms (cosine) or means (Pearson) are of: of users who rated both items, or of
+    """Users whose ratings enter norms (cosine) or means (Pearson): those who rated both items, or
     all."""
     fallback: Literal["item-mean", "user-mean"] = "item-mean"
     """Prediction without rated neighbours: the item's mean, or that plus the user's mean
@@ -101,8 +101,8 @@ def profiles_of(ratings: Ratings) -> Profiles:
 
 
 def user_deviations(known: Profiles, means: np.ndarray, damping: float = 0.0) -> np.ndarray:
-    """Mean of each user's ratings less their items' means, `float64 [users]`; as if `damping` more
-    were 0."""
+    """Mean over each user's ratings of the deviation from the item's mean, `float64 [users]`, with
+    `damping` additional deviations of 0."""
     own = known.centred(means)
     sums = np.bincount(own.users, own.values, own.num_users)
     return sums / np.maximum(own.counts + damping, 1e-300)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of two sparse matrices into a dense one, in native code.
 
-scipy makes a sparse product, whose places it has to count first, and then a dense one of that.
-Where the result is dense anyway, adding into it directly takes about a third of the time.
+scipy computes a sparse product first, whose non-zero entries it has to count, and converts it to a
+dense one. If the result is dense anyway, adding into it directly takes about a third of the time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def dense_product(left: Sparse, right: Sparse) -> np.ndarray:
 
 
 def overlaps(left: Sparse, right: Sparse) -> np.ndarray:
-    """The product of two binary matrices, `float32 [rows, columns]`, whose numbers are not looked
-    at.
+    """The product of two binary matrices, `float32 [rows, columns]`; their values are not read.
 
     Args:
         left: `[rows, n]`.
@@ -44,7 +43,7 @@ def overlaps(left: Sparse, right: Sparse) -> np.ndarray:
 def _in_threads(
     native: Callable[..., None], left: Sparse, right: Sparse, *numbers: np.ndarray
 ) -> np.ndarray:
-    """What a function adds to zeros, each thread for some of the rows."""
+    """Run a function that adds to zeros, with the rows divided over threads."""
     found = np.zeros((left.shape[0], right.shape[1]), dtype=np.float32)
     threads = max(1, min(torch.get_num_threads(), left.shape[0]))
     bounds = np.linspace(0, left.shape[0], threads + 1).astype(np.int64)
@@ -88,7 +87,7 @@ def _add(offsets, places, other_offsets, columns, amounts, others, start, stop, 
 
 
 def _count(offsets, places, other_offsets, columns, start, stop, found) -> None:
-    """The same where all amounts are 1."""
+    """The same if all values are 1."""
     for row in range(start, stop):
         own = found[row]
         for n in range(offsets[row], offsets[row + 1]):

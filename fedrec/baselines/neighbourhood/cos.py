@@ -2,7 +2,8 @@
 """Item-item neighbourhoods by cosine similarity (COS in PNBM, section 5.1).
 
 `among = "all"` takes an item's norm over all of its ratings, the cosine of columns filled with
-zeros; by default it is over the users who rated both items. The paper does not say which it has.
+zeros; by default it is over the users who rated both items. The paper does not say which one it
+uses.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class CosConfig(NeighbourConfig):
 
 
 class Cos(Neighbours):
-    """Predicts from items at a small angle."""
+    """Predicts from similar items by cosine."""
 
     Config = CosConfig
     paper = "PNBM, section 5.1"

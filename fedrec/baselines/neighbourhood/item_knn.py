@@ -2,8 +2,8 @@
 """Item-based nearest neighbours (Sarwar et al. 2001; Deshpande and Karypis 2004) on what users
 like.
 
-An item's score is the sum of its similarities to those of its nearest items that the user likes. It
-knows users by their items alone, so it serves users who were not there when it was fitted.
+An item's score is the sum of its similarities to those of its nearest items that the user likes.
+Users are represented by their items only, so new users can be scored too.
 """
 
 from __future__ import annotations

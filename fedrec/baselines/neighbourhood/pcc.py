@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Item-item neighbourhoods by Pearson correlation (PCC in PNBM, section 5.1).
 
-With the signs kept it is worse on MovieLens-100K than user and item biases alone; with
-`positive-only` it is better. The paper does not say which it has.
+With negative similarities it is worse on MovieLens-100K than user and item biases alone; with
+`positive-only` it is better. The paper does not say which one it uses.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ Where this differs from the paper:
 - f does not change when S is scaled, so the penalty only makes S shrink and steps grow; early
   stopping is what regularises. `renormalise` keeps each row's sum of magnitudes, and `prior` makes
   the scale mean something.
-- The start, the batches and which neighbours count are not in the paper; they are settings.
+- The initial similarities, the batches and the choice of neighbours are not in the paper; they are
+  settings.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class SimilarityConfig(ScaleConfig):
     """Settings of systems that learn similarities."""
 
     start: Start = "constant"
-    """Similarities before the first step; `constant` and `uniform` know no ratings, `cosine` and
-    `pearson` are made of them."""
+    """Initial similarities; `constant` and `uniform` do not depend on the ratings, `cosine` and
+    `pearson` are computed from them."""
     regularisation: float = Field(default=0.005, ge=0)
     """Regularisation lambda, in every step."""
     neighbours: int | None = Field(default=None, ge=1)
@@ -47,7 +48,7 @@ class SimilarityConfig(ScaleConfig):
     prior: float = Field(default=0.0, ge=0)
     """Added to the denominators of equation 2; 0 in the paper."""
     seed: int = Field(default=0, ge=0)
-    """Of the start, the order of ratings and the noise."""
+    """Seed of the initial similarities, the order of ratings and the noise."""
 
 
 class PnbmConfig(SimilarityConfig):
@@ -125,7 +126,7 @@ def predicted_from(
 
 
 def refuse_divergence(*learned: np.ndarray) -> None:
-    """Refuse parameters that are no numbers.
+    """Check that parameters are finite.
 
     Raises:
         ExperimentError: they are not.

@@ -3,12 +3,13 @@
 
 Of two rows with a and b ones out of n, of which o are common:
 
-    cosine     o / (sqrt(a b) + h)                                             h: shrinkage
-    pearson    (o - a b / n) / (sqrt(a (1 - a/n) b (1 - b/n)) + h)             correlation over all
-    n places euclidean  1 / (1 + sqrt(a + b - 2 o))
+    cosine     o / (sqrt(a b) + h)
+    pearson    (o - a b / n) / (sqrt(a (1 - a/n) b (1 - b/n)) + h)
+    euclidean  1 / (1 + sqrt(a + b - 2 o))
 
-Over the common places alone, as between ratings, two binary rows would always be equal; so the
-zeros count. Rows that are equally similar are taken by rising index.
+with the shrinkage h; the Pearson correlation is over all n positions, zeros included, because over
+the positions that both rows have, as between ratings, two binary rows would always be equal. Of
+equally similar rows the one with the smaller index comes first.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 """User-based nearest neighbours (Herlocker et al. 1999) on what users like.
 
 An item's score is the sum of the similarities of those of the user's nearest training users who
-like it. A user who was among the training users is not a neighbour of itself; any other is compared
-with them by its known items. The training users' items are part of what was fitted, so nothing of
-it is private.
+like it. A user who was among the training users is not a neighbour of itself; any other user is
+compared with them by its known items. The fitted model contains the training users' items, so it is
+not private.
 """
 
 from __future__ import annotations

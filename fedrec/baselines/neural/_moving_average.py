@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The moving average of parameters while they are trained, which ranks better than the last ones:
-these still move with every batch."""
+"""Exponential moving average of parameters during training. It ranks better than the last
+parameters, which still change with every batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import Tensor
 
 class MovingAverage:
     """Exponential moving average of tensors over steps (Polyak and Juditsky 1992 for the plain
-    mean); the decay rises to its value over the first steps, so that the start does not count.
+    mean); the decay rises to its value over the first steps, so that the initial values have no
+    weight.
 
     Args:
-        tensors: at the start.
+        tensors: initial values, of any shapes.
         decay: in [0, 1); 0 keeps nothing.
 
     Attributes:
@@ -26,7 +27,8 @@ class MovingAverage:
         self._decay, self._steps = decay, 0
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Take in the tensors after one more step."""
+        """Update the averages with the tensors `[...]` after a step, in the order and shapes of
+        `values`."""
         self._steps += 1
         weight = 1 - min(self._decay, (1 + self._steps) / (10 + self._steps))
         for mean, value in zip(self.values, tensors, strict=False):  # none with a decay of 0

@@ -2,8 +2,9 @@
 """LightGCN (He et al. 2020): matrix factorization whose factors are averaged over the graph of
 users and items.
 
-    E^(l+1) = D^-1/2 A D^-1/2 E^(l),    E = (E^(0) + ... + E^(K)) / (K + 1),    score(u, i) = e_u .
-    e_i
+    E^(l+1)     = D^-1/2 A D^-1/2 E^(l)
+    E           = (E^(0) + ... + E^(K)) / (K + 1)
+    score(u, i) = e_u . e_i
 
 with A the symmetric 0-1 matrix of who likes what and D its row sums (their equations 3 to 8). E^(0)
 is trained by Adam on the pairwise loss -ln sigma(score(u, liked) - score(u, other)), plus the decay
@@ -13,13 +14,14 @@ E = P E^(0) is linear and P symmetric, so the gradient with respect to E^(0) is 
 respect to E: one more propagation of a matrix that is zero outside the batch, without automatic
 differentiation.
 
-A user is folded in with a row of zeros in E^(0): what comes to it over the graph from its items, K
-layers deep.
+A new user is folded in with a row of zeros in E^(0): its embedding is propagated from its items
+over K layers.
 
-Where this differs from the paper: by its defaults nothing is known. Like the authors' code, and
-unlike their text, it draws users uniformly, and then one of the user's items (`draw = "users"`).
-For large graphs there are two settings beside the paper: `precision = "bfloat16"` propagates rows
-of half the size, and `final-rate` lets the steps shrink, so that large batches need few of them.
+Where this differs from the paper: with the default settings, in nothing that is known. Like the
+authors' code, and unlike their text, it draws users uniformly, and then one of the user's items
+(`draw = "users"`). Two settings for large graphs are not in the paper: `precision = "bfloat16"`
+propagates rows of half the size, and `final-rate` decreases the learning rate, so that fewer large
+batches suffice.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class LightgcnConfig(UserRowsConfig):
     draw: Literal["users", "pairs"] = "users"
     """Uniform sampling of a user and one of its items (`users`), or of a liked pair (`pairs`)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of rows while they are propagated in training; parameters, gradients and scores are float32.
+    """Precision of propagated rows in training; parameters, gradients and scores are float32.
     bfloat16 has 8 bits of mantissa, half the memory traffic, and on x86-64 several times the speed
     (elsewhere it may be slower)."""
 
@@ -103,15 +105,15 @@ class Lightgcn(UserRowsBaseline):
         return torch.from_numpy(self.rows(histories)).to(self.device) @ self._items.T
 
     def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users who were not trained with, each from its own
-        items alone."""
+        """`float32 [users, width]`: rows of users that were not in training, each computed from its
+        own items only."""
         liked = histories.csr()
         degrees = np.diff(liked.indptr)[:, None]
         return (liked @ self._arriving) / np.sqrt(np.maximum(degrees, 1)).astype(np.float32)
 
     def _settle(self, first: Tensor) -> None:
-        """Keep of E^(0) what scores are made from: the averages, and what an item brings to a user
-        folded in."""
+        """Store what scores are computed from: the averaged rows, and the contribution of each item
+        to a user who is folded in."""
         layers, users = self._graph.layers(first, self.config.layers), self.fitted.num_users
         everything = torch.stack(layers).mean(0)
         self.own, self._items = everything[:users].cpu().numpy(), everything[users:]
@@ -119,7 +121,8 @@ class Lightgcn(UserRowsBaseline):
         self._arriving = (passed_on * self._graph.scale[:, None])[users:].cpu().numpy()
 
     def _gradient(self, first: Tensor, rows: Tensor) -> Tensor:
-        """Of the mean loss of a batch of triples `int64 [3, batch]` with respect to E^(0)."""
+        """Gradient of the mean loss of a batch of triples `int64 [3, batch]` with respect to
+        E^(0)."""
         own, good, other = self._graph.average_at(rows, first, self.config.layers)
         slope = -torch.sigmoid((own * (other - good)).sum(1, keepdim=True)) / rows.shape[1]
         outer = torch.zeros_like(first)
@@ -182,8 +185,8 @@ class Graph:
         return found
 
     def average_at(self, places: Tensor, rows: Tensor, number: int) -> Tensor:
-        """What `average` has at some places `int64 [...]`, `float32 [..., width]`, without the sums
-        of all others."""
+        """The rows of `average` at some positions `int64 [...]`, `float32 [..., width]`, without
+        computing all others."""
         total, rows = F.embedding(places, rows), rows.to(self._precision)
         for _ in range(number):
             rows = self.propagate(rows)

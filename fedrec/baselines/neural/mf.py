@@ -28,7 +28,7 @@ class Mf(Neumf):
     config: MfConfig
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Initial parameters beside the rows: Glorot's uniform layers, zero biases."""
+        """Initial parameters other than the rows: Glorot-uniform layers, zero biases."""
         return {"b": torch.zeros(())}
 
     def logits(self, users: Tensor, items: Tensor) -> Tensor:

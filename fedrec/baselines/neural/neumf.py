@@ -5,22 +5,22 @@ layers, joined.
     logit(u, i) = h . [p_u * q_i ; tower([p'_u ; q'_i])] + b
 
 with rows p, q for the product (GMF) and rows p', q' of their own for the tower (MLP), ReLU between
-its layers. Trained by Adam on cross-entropy: each liked pair, and so many items that the user does
-not like, drawn anew in each epoch. Without a tower it is GMF, without factors MLP, and GMF with h =
-1 is matrix factorization; they are the baselines `gmf`, `mlp` and `mf`.
+its layers. Trained by Adam on cross-entropy: each liked pair, and a number of items that the user
+does not like, drawn again in each epoch. Without a tower it is GMF, without factors MLP, and GMF
+with h = 1 is matrix factorization; they are the baselines `gmf`, `mlp` and `mf`.
 
-A user is folded in by gradient descent on its own rows, which start from the mean of all users', on
-what it likes and as many drawn items as in training; all else stays.
+A new user is folded in by gradient descent on its own rows, which start from the mean of all users,
+on its liked items and as many drawn items as in training; all other parameters are fixed.
 
-With `pretrain-epochs` both parts are trained alone first, and joined: their rows and layers as they
-are, and the output's weights and bias alpha and 1 - alpha times theirs (section 3.4.1), so that
-training goes on from the weighted mean of both parts' logits.
+With `pretrain-epochs` both parts are first trained separately and then joined: rows and layers are
+kept, and output weights and bias are multiplied by alpha and 1 - alpha (section 3.4.1), so that
+training continues from the weighted mean of both logits.
 
 With `average` the parameters that rank are the exponential moving average of those of all steps.
 
 Where this differs from the paper: by default both parts are trained together from the start, and
-the joined model by Adam also after pre-training (`optimiser = "sgd"` is the paper's); users' and
-items' rows are pulled to zero by an L2 penalty on those in a batch.
+the joined model by Adam also after pre-training (`optimiser = "sgd"` is the paper's); an L2 penalty
+applies to the users' and items' rows in a batch.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class NeumfConfig(UserRowsConfig):
     regularisation: float = Field(default=0.0, ge=0)
     """L2 penalty on the embeddings of a batch, averaged over its liked pairs."""
     average: float = Field(default=0.0, ge=0, lt=1)
-    """Decay of the exponential moving average over steps of all parameters, which takes their place
-    at the end: about 1 / (1 - average) steps count; 0: the last parameters."""
+    """Decay of the exponential moving average of all parameters, which is used after training: it
+    averages about 1 / (1 - average) steps; 0: the last parameters are used."""
     spread: float = Field(default=0.01, gt=0)
     """Standard deviation of the initial embeddings."""
     fold_in_steps: int = Field(default=60, ge=1)
@@ -163,7 +163,7 @@ class Neumf(UserRowsBaseline):
         self.own = last.cpu().numpy()
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Initial parameters beside the rows: Glorot's uniform layers, zero biases."""
+        """Initial parameters other than the rows: Glorot-uniform layers, zero biases."""
         tower = self.config.tower
         last = self.config.factors + (tower[-1] if tower else 0)
         found = {"h": _glorot(1, last, generator)[0], "b": torch.zeros(())}
@@ -217,8 +217,8 @@ class Neumf(UserRowsBaseline):
 
     @torch.enable_grad()
     def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users who were not trained with, each from its own
-        items alone. Users without items get the mean row."""
+        """`float32 [users, width]`: rows of users that were not in training, each computed from its
+        own items only. Users without items get the mean row."""
         start = torch.from_numpy(self.own.mean(0)).expand(histories.num_users, -1).contiguous()
         counts = np.diff(histories.csr().indptr)
         if not counts.any():
@@ -249,7 +249,7 @@ class Neumf(UserRowsBaseline):
         return loss / len(users)
 
     def _tower_logits(self, users: Tensor, items: Tensor) -> Tensor:
-        """`[users, items]`: what the tower and b say of every pair."""
+        """`[users, items]`: the contribution of the tower and b for every pair."""
         parameters, width = self._parameters, self.config.factors
         own, their = parameters["W0"].split(self.config.tower[0] // 2, dim=1)
         hidden = (users[:, width:] @ own.T)[:, None] + (
@@ -264,8 +264,8 @@ class Neumf(UserRowsBaseline):
         return torch.randn(number, width, generator=generator) * self.config.spread
 
     def _own_examples(self, histories: Histories) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Of each step: items, labels and weights, `[users, examples]`; each user's depend on its
-        own items alone."""
+        """For each step: items, labels and weights, `[users, examples]`; those of a user depend on
+        its own items only."""
         liked, config = histories.csr(), self.config
         counts = np.diff(liked.indptr)
         longest, shape = (

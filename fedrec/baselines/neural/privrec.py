@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """PrivRec's network trained centrally (Wang et al. 2021, table 2, row PrivRec-CEN).
 
-The same arithmetic as its federated training, without clients and messages: REPTILE (their equation
-6) over users, each of whom trains a copy of the network on its liked items and drawn ones, and the
-shared network moves to the mean of the copies. Users have no parameters; whoever is scored
-fine-tunes a copy first, as a device would.
+The same computation as its federated training, without clients and messages: REPTILE (their
+equation 6) over users. Each user trains a copy of the network on its liked items and drawn
+negatives, and the shared network moves towards the mean of the copies. Users have no parameters; a
+copy is fine-tuned for each user to be scored, as on a device.
 
-Where this differs from the paper: it does not say how PrivRec-CEN is trained; joined batches of all
-users without fine-tuning learn hardly more than popularity, as the network knows users by side
-features only. The settings are those of the shipped experiment `privrec-ml1m`; its page describes
-all differences.
+Where this differs from the paper: it does not say how PrivRec-CEN is trained; training on mixed
+batches of all users without fine-tuning learns little more than popularity, because users enter by
+side features only. The settings are those of the shipped experiment `privrec-ml1m`; its page
+describes all differences.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Privrec(Baseline):
         randoms: list[np.random.Generator],
         item_rate: float,
     ) -> list[dict[str, Tensor]]:
-        """The parameters that each user ends with, `[1, ...]` each, in the order of the users."""
+        """The fine-tuned parameters of each user, `[1, ...]` each, in the order of the users."""
         config = self.config
         rates = {name: config.layer_rate for name in theta if name.startswith("layer")} | {
             "item.id": item_rate
@@ -128,7 +128,7 @@ class Privrec(Baseline):
             )
             for user, random in enumerate(randoms)
         ]
-        # as blocks are put together
+        # the order of clients in a block
         order = np.argsort([-len(own.sizes) for own in batches], kind="stable")
         users = [tuple(code[user] for code in codes) for user in order]
         block = Block.of(users, [batches[user] for user in order], self.device)
@@ -136,7 +136,8 @@ class Privrec(Baseline):
         return [trained.parameters_of(place) for place in np.argsort(order).tolist()]
 
     def _batches(self, liked: np.ndarray, num_items: int, random: np.random.Generator) -> Batches:
-        """All batches of one user: liked items and drawn ones, in another order in each epoch."""
+        """All batches of one user: liked items and drawn negatives, in a different order in each
+        epoch."""
         drawn = draw_negatives(liked, num_items, self.config.negatives * len(liked), random)
         items = np.concatenate([liked, drawn])
         labels = (np.arange(len(items)) < len(liked)).astype(np.float32)
@@ -146,18 +147,18 @@ class Privrec(Baseline):
         )
 
     def _codes(self, histories: Histories) -> list[np.ndarray]:
-        """Per side feature the users' category codes, `int64 [users, width]`; -1 where nobody
-        knows."""
+        """The users' category codes for each side feature, `int64 [users, width]`; -1 if
+        unknown."""
         table, users = histories.user_features, histories.users
         if table is None or users is None:
             return [np.full((histories.num_users, 1), -1) for _ in self._model.schema.user_features]
         return [table[name].padded()[users] for name, _ in self._model.schema.user_features]
 
     def _trained(self, theta: Mapping[str, Tensor], block: Block, sgd: SgdSettings) -> Trained:
-        """A block of users after their training, in native code where it fits."""
+        """A block of users after training, in native code if it supports the model."""
         from fedrec.cohort.kernel.suitability import kernel_refusal
         from fedrec.cohort.kernel.training import (
-            train_block,  # Numba, which who only reads settings need not wait for
+            train_block,  # imports Numba, which is slow and not needed to read settings
         )
 
         if kernel_refusal(self._model, sgd, self.device) is None:
@@ -166,7 +167,7 @@ class Privrec(Baseline):
 
 
 def _able(histories: Histories) -> np.ndarray:
-    """`int64 [users]`: users who have something to learn from, liked items and others."""
+    """`int64 [users]`: users with training data: at least one liked and one other item."""
     counts = np.diff(histories.csr().indptr)
     return np.flatnonzero((counts > 0) & (counts < histories.num_items))
 

@@ -17,8 +17,8 @@ def binary_rows(liked: Histories, users_at_once: int, device: torch.device) -> I
 
     Args:
         liked: distinct items of each user.
-        users_at_once: of a part; the last one may have fewer.
-        device: where the rows are wanted.
+        users_at_once: users per block; the last block may have fewer.
+        device: device of the rows.
     """
     for start in range(0, liked.num_users, users_at_once):
         stop = min(start + users_at_once, liked.num_users)
@@ -26,6 +26,6 @@ def binary_rows(liked: Histories, users_at_once: int, device: torch.device) -> I
 
 
 def clip_factors(clip: Clip, norms: Tensor) -> Tensor:
-    """What clipping multiplies contributions of some norms `[users]` by, `float64 [users]` on
-    their device."""
+    """Clipping factors of contributions with the given norms `[users]`, `float64 [users]` on their
+    device."""
     return torch.from_numpy(clip.factors(norms.cpu().numpy())).to(norms.device)

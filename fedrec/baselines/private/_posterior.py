@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What systems share that release one sample of a scaled posterior: settings, the scale, and what
-holds of it.
+"""Shared code of systems that release one sample of a scaled posterior: settings, scale, and the
+actual guarantee.
 
 With each user's half squared error l_u in [0, B / 2], one exact sample of exp(-c sum_u l_u)
-p(parameters) changes, when a user is exchanged for another, by a factor of at most exp(c B / 2) in
-the density and as much in its normalisation: it is c B-DP. The papers take c = epsilon / 4B, which
-is four times less than c = epsilon / B.
+p(parameters) changes, if one user is replaced by another, by a factor of at most exp(c B / 2) in
+the density and by the same factor in its normalisation: it is c B-DP. The papers take c = epsilon /
+4B, which is four times less than c = epsilon / B.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PosteriorConfig(ScaleConfig):
     regularisation: float = Field(default=0.02, ge=0)
     """Lambda, precision of the prior / precision of ratings."""
     seed: int = Field(default=0, ge=0)
-    """Of the start, the removed ratings, the batches and the noise."""
+    """Seed of the initial values, the removed ratings, the batches and the noise."""
 
     @property
     def most_error(self) -> float:
@@ -75,17 +75,17 @@ class PosteriorConfig(ScaleConfig):
 
     @property
     def factor(self) -> float:
-        """What the log of the posterior is multiplied by."""
+        """Factor on the log of the posterior."""
         if self.epsilon is None:
             return 1.0
         return self.epsilon / (self.most_error * (4 if self.bound == "paper" else 1))
 
     def chain(self) -> Langevin:
-        """The chain."""
+        """The Langevin chain of these settings."""
         return Langevin(self.steps, self.learning_rate, self.decay, self.temperature)
 
     def stated(self, *more: str) -> Stated | None:
-        """Of a sample under these settings, with further sentences."""
+        """Stated and exact privacy of a sample under these settings, with additional caveats."""
         if self.epsilon is None:
             return None
         exact = self.factor * self.most_error / self.temperature

@@ -4,9 +4,9 @@ before its noise is drawn.
 
 A private system releases a few sums over all training users under Gaussian noise and computes
 everything else from those. One target epsilon is for all of its releases; each takes a share of the
-squared Gaussian parameter mu^2 (Dong, Roth and Su 2022), which is what adds up over Gaussian
-releases. So a release with share p has 1 / sqrt(p) times the noise multiplier that it would have
-alone. Calibration and accounting are those of a federated run.
+squared Gaussian parameter mu^2 (Dong, Roth and Su 2022), which is additive over Gaussian releases.
+So a release with share p has 1 / sqrt(p) times the noise multiplier of a single release that takes
+the whole budget. Calibration and accounting are those of a federated run.
 
 A caller may set `charge`, which is called with every release before its noise is drawn: a run
 folder writes it to a ledger. A system without noise (`noise = false`) is charged as not
@@ -57,8 +57,7 @@ class PrivateConfig(Config):
     """Seed of the noise; default: the experiment's."""
 
     def seeded(self, seed: int) -> Self:
-        """The same settings, with seeds of their own that were left out taken from the experiment's
-        seed."""
+        """The same settings; seeds that are not set are derived from the experiment's seed."""
         return self if self.seed is not None else self.model_copy(update={"seed": seed})
 
     @property
@@ -83,14 +82,14 @@ class Part:
     """A kind of release.
 
     Attributes:
-        name: names its noise and, as a phase, its charges.
+        name: name of its noise stream and, as a phase, of its charges.
         clip_norm: bound S on the norm of one user's contribution.
-        share: of the budget, as squared Gaussian parameters, that all releases of this kind take;
+        share: share of the budget, in squared Gaussian parameters, for all releases of this kind;
             all shares sum to 1.
-        releases: how many there are.
-        contributions: what users contribute, see `fedrec.privacy.adjacency`.
-        unfounded: why such releases guarantee nothing, although they have noise; empty: they do
-            guarantee.
+        releases: number of releases.
+        contributions: kind of contributions of users, see `fedrec.privacy.adjacency`.
+        unfounded: why such releases have no guarantee although they have noise; empty if they have
+            one.
     """
 
     name: str
@@ -175,7 +174,7 @@ class Releases:
         plans: of each kind of release, by name.
         source: where noise comes from.
         charge: see `PrivateBaseline.charge`.
-        unfounded: by kind, see `Part.unfounded`; what is not named is founded.
+        unfounded: by kind, see `Part.unfounded`; kinds that are not in it have a guarantee.
     """
 
     def __init__(
@@ -194,10 +193,11 @@ class Releases:
         first.
 
         Args:
-            name: which kind.
-            total: the sum.
-            clip_norm: of this release, where it is not that of all: noise goes with it, and costs
-                the same if it was chosen without the users' data.
+            name: kind of the release.
+            total: the sum, `float [...]` of any shape.
+            clip_norm: clip norm of this release, if it differs from that of the kind: the noise is
+                proportional to it, and the cost is the same if it was chosen without the users'
+                data.
         """
         plan = self.plans[name] if clip_norm is None else self.plans[name].at_clip_norm(clip_norm)
         self._number += 1
@@ -212,9 +212,9 @@ class Releases:
     def symmetric(self, name: str, total: np.ndarray) -> np.ndarray:
         """The same of symmetric matrices `[..., n, n]`, clipped together in the Frobenius norm.
 
-        Noise goes on n (n + 1) / 2 coordinates in which lengths are Frobenius norms: the diagonal,
-        and sqrt(2) times what is above it. So noise has the standard deviation on the diagonal and
-        1 / sqrt(2) of it elsewhere.
+        Noise is added to n (n + 1) / 2 coordinates whose L2 norm is the Frobenius norm: the
+        diagonal, and sqrt(2) times the entries above it. So noise has its full standard deviation
+        on the diagonal and 1 / sqrt(2) of it elsewhere.
         """
         rows, columns = np.triu_indices(total.shape[-1])
         length = np.where(rows == columns, 1.0, np.sqrt(2))

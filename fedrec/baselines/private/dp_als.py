@@ -7,11 +7,11 @@ ICML 2021) and Krichene, Jain, Song, Sundararajan, Thakurta and Zhang (Multi-tas
 privacy under distribution skew, ICML 2023). The loss is that of iALS (Hu et al. 2008, in the form
 of Rendle et al. 2021),
 
-    sum over liked (u, i) of (1 - x_u . y_i)^2 + a0 sum over all (u, i) of (x_u . y_i)^2 + lambda
-    (|X|^2 + |Y|^2).
+    sum over liked (u, i) of (1 - x_u . y_i)^2
+        + a0 sum over all (u, i) of (x_u . y_i)^2 + lambda (|X|^2 + |Y|^2).
 
-In every step each user solves for its own x_u, which nobody else ever sees, and scales it to norm G
-at most. Three sums are released under Gaussian noise:
+In every step each user solves for its own x_u, which is never shared, and scales it to norm G at
+most. Three sums are released under Gaussian noise:
 
     A_i = sum_u w_ui x_u x_u^T,    b_i = sum_u w_ui x_u,    K = sum_u x_u x_u^T,
 
@@ -19,18 +19,18 @@ with weights w_ui = count_i^-e (noisy counts, so that rare items lose less to no
 a user's weights have norm sqrt(k) at most. A user thus contributes at most sqrt(k) G^2, sqrt(k) G
 and G^2 in L2. A and K are positive semi-definite, so that exchanging a user costs sqrt(2) times
 that; b has signs and costs 2. The server projects A_i and K to semi-definite matrices and solves
-y_i = (A_i + a0 K + lambda I)^-1 b_i. All of it composes as Gaussian releases do.
+y_i = (A_i + a0 K + lambda I)^-1 b_i. All releases compose as Gaussian ones.
 
-The guarantee is joint differential privacy: y_i may be published, and a user's scores are for that
-user.
+The guarantee is joint differential privacy: y_i may be published, and a user's scores are shown to
+that user only.
 
 Where this differs from the papers:
 
 - Items are chosen by noisy counts; the published code chooses them by exact counts, which are not
   charged.
 - `start = "gram"` starts from the eigenvectors of a noisy Gram matrix (`dp-gram`) instead of random
-  ones or noisy power iterations; with few users random ones waste the first steps.
-- Lambda of the items also has `ridge` times the largest eigenvalue that noise alone has in an A_i.
+  ones or noisy power iterations; with few users the first steps from random ones are lost to noise.
+- Lambda of the items is increased by `ridge` times the largest eigenvalue of the noise in an A_i.
 - Weights are scaled down to norm sqrt(k), never up.
 
 Without noise, with k and G large and e = 0, this is iALS.
@@ -70,8 +70,8 @@ class DpAlsConfig(PrivateConfig):
     clip_norm: float = Field(default=0.5, gt=0)
     """Bound G on the norm of x_u."""
     item_budget: float = Field(default=10.0, gt=0)
-    """k, bound on the squared norm of a user's weights: as many items with weight 1 count in
-    full."""
+    """k, bound on the squared norm of a user's weights: the number of items that have weight 1
+    without scaling."""
     exponent: float = Field(default=0.2, ge=0)
     """Exponent e, by which the liked pairs of popular items weigh less in A_i and b_i."""
     unobserved: float = Field(default=1.0, ge=0)
@@ -86,10 +86,9 @@ class DpAlsConfig(PrivateConfig):
     count_share: float = Field(default=0.05, gt=0, lt=1)
     """Share of the budget (of mu^2) that the counts take."""
     start_share: float = Field(default=0.5, gt=0, lt=1)
-    """With start = "gram": share of what is left that the Gram matrix takes."""
+    """With start = "gram": share of the remaining budget for the Gram matrix."""
     vector_share: float = Field(default=0.8, gt=0, lt=1)
-    """Share of what is left for the steps that b takes; K takes a tenth of the rest, and A the
-    others."""
+    """Share of the steps' budget for b; K takes a tenth of the rest, and A what remains."""
     count_clip: float = Field(default=6.0, gt=0)
     """Bound on the L2 norm of a user's counts."""
     gram_clip: float = Field(default=8.0, gt=0)
@@ -192,8 +191,8 @@ class DpAls(PrivateBaseline):
         return torch.from_numpy(releases.symmetric(name, total.cpu().numpy())).to(self.device)
 
     def _users(self, liked: Histories) -> Tensor:
-        """Each user's x_u given the items, `float64 [users, factors]`; zero for a user who likes
-        none."""
+        """Each user's x_u given the items, `float64 [users, factors]`; zero for a user without
+        liked items."""
         width = self.config.factors
         identity = torch.eye(width, device=self.device).double()
         base = (

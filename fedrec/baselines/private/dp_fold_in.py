@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Item embeddings from public features and one noisy Gram matrix; each device fits its own taste.
+"""Item embeddings from public features and one noisy Gram matrix; each device fits its own user
+vector.
 
 Two releases, once each, under user-level differential privacy:
 
-1. noisy counts, which choose the m items of the second release and tell how popular all are;
+1. noisy counts, which select the m items of the second release and estimate the popularity of all;
 2. the Gram matrix of those m items, as in `dp-gram`.
 
-A user's row x holds 1 for each liked item and `low-rated` for each other item that it rated: who
-rated a film had chosen it, which says something of its taste, too. Both releases are sums over
-users of non-negative vectors and of positive semi-definite matrices of bounded norm, so exchanging
-a user costs sqrt(2) S (`fedrec.privacy.adjacency`).
+A user's row x holds 1 for each liked item and `low-rated` for each other item that it rated: a user
+chose the films that it rated, which also tells something about its preferences. Both releases are
+sums over users of non-negative vectors and of positive semi-definite matrices of bounded norm, so
+replacing a user costs sqrt(2) S (`fedrec.privacy.adjacency`).
 
 Item embeddings are public in part, factors of a kernel over genres and years
-(`fedrec.factors.public`), and learned in part, the leading eigenvectors of what popularity and the
-public part leave unexplained of the noisy Gram matrix (`fedrec.factors.residual`). That is
-post-processing and costs no privacy.
+(`fedrec.factors.public`), and learned in part, the leading eigenvectors of the part of the noisy
+Gram matrix that popularity and public embeddings do not explain (`fedrec.factors.residual`). That
+is post-processing and costs no privacy.
 
-A device then has popularity and embeddings, and finds the most probable taste of its user
-(`fedrec.factors.log_linear`) from the user's own rows. That is done where the data are, nothing of
-it is sent, and so it costs no privacy either.
+A device receives popularity and embeddings, and computes the most probable vector of its user
+(`fedrec.factors.log_linear`) from the user's own rows. This happens on the device and nothing of it
+is sent, so it costs no privacy either.
 
-The parts are from iALS's fold-in (Hu et al. 2008: a new user's vector from fixed item vectors), DP
-popularity, and EASE from a noisy Gram matrix; their combination is this project's. Features have to
-be public, as film titles and genres are, and users' features are not used.
+The parts are the fold-in of iALS (Hu et al. 2008: a new user's vector from fixed item vectors), DP
+popularity, and EASE from a noisy Gram matrix; their combination is ours. Item features have to be
+public, such as film titles and genres; user features are not used.
 """
 
 from __future__ import annotations
@@ -47,26 +48,26 @@ class DpFoldInConfig(PrivateConfig, LearnedConfig, PublicPriorConfig):
     """Settings of the releases, of the public embeddings and of the learned ones."""
 
     low_rated: float = Field(default=0.3, ge=0, le=1)
-    """Weight of a rated item that is not positive, in what is released and on the device; 0 leaves
-    them out."""
+    """Weight of a rated item that is not positive, in the releases and on the device; 0 ignores
+    these items."""
     items: int = Field(default=600, ge=1)
-    """m, the number of items with the largest noisy counts that the Gram matrix is about; at most
-    the catalogue."""
+    """Number m of items (with the largest noisy counts) in the Gram matrix; at most the
+    catalogue."""
     clip_norm: float = Field(default=8.0, gt=0)
-    """c, bound on the Frobenius norm of a user's matrix, about the number of chosen items that it
+    """c, bound on the Frobenius norm of a user's matrix, about the number of selected items that it
     likes."""
     exponent: float = Field(default=0.2, ge=0)
-    """Items are weighted by their noisy counts to the power of minus this; 0 weighs them alike."""
+    """Items are weighted by their noisy counts to the power of minus this; 0: equal weights."""
     count_share: float = Field(default=0.2, gt=0, lt=1)
     """Share of the budget (of mu^2) that the counts take."""
     count_clip: float = Field(default=6.0, gt=0)
     """Bound on the L2 norm of a user's counts: sqrt(n) for n liked items."""
     factors: int = Field(default=64, ge=0)
-    """Largest number of learned coordinates; those below the noise edge are left out anyhow."""
+    """Largest number of learned coordinates; those below the noise edge are dropped in any case."""
 
 
 class DpFoldIn(PrivateBaseline):
-    """Tastes fitted on the device to item embeddings that are public or released once."""
+    """User vectors fitted on the device to item embeddings that are public or released once."""
 
     Config = DpFoldInConfig
     paper = "fold-in of iALS (Hu et al. 2008) and EASE's Gram matrix (Steck 2019), from one release"
@@ -78,10 +79,10 @@ class DpFoldIn(PrivateBaseline):
         return counts_and_gram(config.count_clip, config.clip_norm, config.count_share)
 
     def fit(self, histories: Histories) -> None:
-        """Release counts and Gram matrix, and make embeddings of them and of public features.
+        """Release counts and Gram matrix, and compute embeddings from them and public features.
 
         Raises:
-            ExperimentError: an ordered feature is none of the items'.
+            ExperimentError: an ordered feature is not an item feature.
         """
         config, rows = self.config, rated_rows(histories, self.config.low_rated)
         releases = self.releases(histories.num_users)
@@ -109,18 +110,18 @@ class DpFoldIn(PrivateBaseline):
         self._model = LogLinear(embeddings, shares.log().float().to(self.device))
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """Scores after each user's taste was fitted to its own rows, `float32 [users, items]`."""
+        """Scores from each user's vector, fitted to its own rows, `float32 [users, items]`."""
         rows = rated_rows(histories, self.config.low_rated).toarray()
         return self._model.scores(torch.from_numpy(rows).float().to(self.device))
 
 
 def rated_rows(histories: Histories, low_rated: float) -> Sparse:
-    """Users' rows, sparse `float64 [users, items]`: 1 for liked items, a weight for others that
-    they rated, 0 elsewhere.
+    """The users' rows, sparse `float64 [users, items]`: 1 for liked items, a weight for other rated
+    items, 0 elsewhere.
 
     Args:
-        histories: what users like, and what else they rated.
-        low_rated: the weight, in [0, 1]; an item that is liked, too, has 1.
+        histories: the users' liked and other rated items.
+        low_rated: the weight, in [0, 1]; an item that is also liked has weight 1.
     """
     liked = histories.csr(np.float64)
     if histories.low_rated is None or low_rated == 0:

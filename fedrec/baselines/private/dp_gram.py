@@ -2,32 +2,32 @@
 """A linear item-to-item model from one noisy Gram matrix: EASE or PureSVD under user-level
 differential privacy.
 
-Two releases, once each, and nothing is learned in rounds:
+Two releases, once each, without training rounds:
 
-1. noisy counts of likers (`dp-popularity`), which choose the m items that have a chance against
-   noise, and weigh them;
+1. noisy counts of likers (`dp-popularity`), which select the m items whose entries can exceed the
+   noise, and give their weights;
 2. the Gram matrix of those items, G = sum_u a_u (D x_u)(D x_u)^T with a_u = min(1, c / |D x_u|^2),
    so that each user contributes a positive semi-definite matrix of Frobenius norm at most c. D is
    diagonal, the noisy counts to the power of minus `exponent`: popular items have the largest
-   entries and would take all of a user's norm.
+   entries and would otherwise dominate the norm.
 
-Both are sums over users, so that two uploads per user under secure aggregation would do, the second
-of m (m + 1) / 2 numbers. Neither has signs, so under replace-one both cost sqrt(2) S and not 2 S
-(`fedrec.privacy.adjacency`).
+Both are sums over users, so two uploads per user under secure aggregation would suffice, the second
+with m (m + 1) / 2 numbers. Contributions of both are non-negative, so under replace-one both cost
+sqrt(2) S and not 2 S (`fedrec.privacy.adjacency`).
 
 What follows is post-processing. Noise alone has eigenvalues up to about s sqrt(2 m), the noise
-edge, where s is its standard deviation on the diagonal (the semicircle law); what lies below it is
-taken for noise and cut. Then either
+edge, where s is its standard deviation on the diagonal (the semicircle law); eigenvalues below it
+are set to zero. Then either
 
 * `ease`: EASE's closed form (Steck 2019) with lambda = regularisation + ridge x noise edge, or
 * `puresvd`: scores x D V V^T D^-1 with V the leading eigenvectors (Cremonesi, Koren and Turrin
   2010).
 
-With `public-features` the matrix is denoised with what is public of the items first
-(`fedrec.factors.subspace`), and `ridge` counts in the same noise edge.
+With `public-features` the matrix is first denoised with the items' public features
+(`fedrec.factors.subspace`); `ridge` refers to the same noise edge.
 
 Without noise, with c and m large and `exponent = 0` these are EASE and PureSVD. Items that were not
-chosen come last, in the order of their noisy counts.
+selected are ranked last, by their noisy counts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from fedrec.errors import ExperimentError
 from fedrec.factors.subspace import basis_of, denoised_within, public_directions
 from fedrec.privacy.clipping import Clip
 
-_USERS_AT_ONCE = 1024
+_USERS_AT_ONCE = 1024  # users per block of dense rows in memory
 
 
 class DpGramConfig(PrivateConfig):
@@ -81,7 +81,7 @@ class DpGramConfig(PrivateConfig):
 
 
 class DpGram(PrivateBaseline):
-    """EASE or PureSVD from a noisy Gram matrix of the items that noisy counts choose."""
+    """EASE or PureSVD from a noisy Gram matrix of the items with the largest noisy counts."""
 
     Config = DpGramConfig
     paper = "EASE (Steck 2019), PureSVD (Cremonesi et al. 2010), each from one Gaussian release"
@@ -123,10 +123,11 @@ class DpGram(PrivateBaseline):
         return scores
 
     def _basis(self, histories: Histories, counts: np.ndarray) -> torch.Tensor:
-        """Of the directions in which chosen items of these noisy counts differ publicly.
+        """Orthonormal basis of the directions spanned by the popularities and public features of
+        the selected items.
 
         Raises:
-            ExperimentError: nothing is public of the items.
+            ExperimentError: the items have no public features.
         """
         if histories.item_features is None or not histories.item_features.features:
             raise ExperimentError(
@@ -139,7 +140,7 @@ class DpGram(PrivateBaseline):
         return basis_of(directions, counts * self._scale).to(self.device)
 
     def _solved(self, gram: torch.Tensor, edge: float) -> torch.Tensor:
-        """Item-to-item weights of a noisy Gram matrix, in the items' own scale."""
+        """Item-to-item weights from a noisy Gram matrix, with item weights divided out."""
         config = self.config
         denoised = config.public_features
         weights = solved_weights(
@@ -155,7 +156,7 @@ class DpGram(PrivateBaseline):
 
 
 def counts_and_gram(count_clip: float, clip_norm: float, count_share: float) -> tuple[Part, ...]:
-    """The two releases: noisy counts of items, and the Gram matrix of those that they choose.
+    """The two releases: noisy counts of items, and the Gram matrix of the items that they select.
 
     Args:
         count_clip: bound on the L2 norm of a user's counts.
@@ -173,7 +174,7 @@ def count_weights(counts: np.ndarray, noise: float, exponent: float) -> np.ndarr
 
     Args:
         counts: noisy ones.
-        noise: their standard deviation; counts below it weigh as if they were that large.
+        noise: their standard deviation; smaller counts are replaced by it.
         exponent: >= 0.
     """
     weights = np.maximum(counts, max(noise, 1.0)).astype(np.float64) ** -exponent
@@ -189,7 +190,7 @@ def weighted_gram(
         histories: each item at most once per user.
         scale: weight of each item, > 0.
         clip: bound on the Frobenius norm of a user's matrix.
-        device: where it is added up.
+        device: device for the computation.
     """
     squared_norms = np.bincount(
         histories.rows(), weights=scale[histories.items] ** 2, minlength=histories.num_users

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Item means under user-level differential privacy, plus the user's own mean: the floor for private
-rating prediction.
+"""Item means under user-level differential privacy, plus the user's own mean: the simplest baseline
+for private rating prediction.
 
-One release: every training user's ratings, mapped to [-1, 1], and its indicators of rated items,
-one vector, are clipped together, and their sum gets noise once, by the same plan and accountant as
-a federated round. No two such vectors point away from each other, so under replace-one it costs
-sqrt(2) S (`fedrec.neighbourhood.means`). An item's mean is its noisy sum over its noisy count. On
-top of it comes the mean of the user's own deviations, which the device knows.
+There is one release: the ratings of every training user, mapped to [-1, 1], and its indicators of
+rated items form one vector, which is clipped; their sum gets noise once, by the same plan and
+accountant as a federated round. The inner product of any two such vectors is non-negative, so under
+replace-one the cost is that of sqrt(2) S (`fedrec.neighbourhood.means`). An item's mean is its
+noisy sum over its noisy count. The mean of the user's own deviations, which the device knows, is
+added.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ class DpItemMean(RatingBaseline):
         return Plan.of(PrivacyConfig(**own), "full", {}, users, 1, contributions="non-negative")
 
     def fit_ratings(self, ratings: Ratings) -> None:
-        """Add up clipped users, and add the noise.
+        """Sum the clipped contributions and add noise.
 
         Raises:
-            ExperimentError: there is nobody.
+            ExperimentError: there are no training users.
         """
         config, profiles = self.config, profiles_of(ratings)
         if config.most_ratings is not None:
@@ -99,7 +100,7 @@ class DpItemMean(RatingBaseline):
         return self.config.within(self._means[items] + own[users])
 
     def stated(self) -> Stated | None:
-        """Its privacy guarantee once it is fitted: that of the plan, which is valid."""
+        """Its privacy guarantee after fitting, which is that of the plan and valid."""
         spent = report(self._plan)
         return Stated(
             self.config.epsilon, spent.epsilon, f"one user, at delta {spent.delta:g}", spent.caveats

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Popularity under user-level differential privacy: the baseline for private systems.
 
-One release: every training user's indicator vector of liked items is clipped, the sum gets noise
-once. The noise is calibrated by the same plan and accountant as that of a federated run, for every
-user taking part and one round. Counts have no signs, so under replace-one Gaussian noise is that of
-a sensitivity of sqrt(2) S (`fedrec.privacy.adjacency`).
+There is one release: the indicator vector of liked items of every training user is clipped, and the
+sum gets noise once. The noise is calibrated by the same plan and accountant as in a federated run,
+for one round with all users. Counts are non-negative, so under replace-one Gaussian noise is
+calibrated to a sensitivity of sqrt(2) S (`fedrec.privacy.adjacency`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DpPopularityConfig(PrivateConfig):
     """Distribution of the noise."""
 
     def privacy(self, clip_norm: float) -> PrivacyConfig:
-        """The same in the terms of an experiment's `[privacy]` table, for one clip norm."""
+        """The same as an experiment's `[privacy]` table, for one clip norm."""
         return super().privacy(clip_norm).model_copy(update={"mechanism": self.mechanism})
 
 
@@ -51,7 +51,7 @@ class DpPopularity(PrivateBaseline):
         return self.plans(users)["counts"]
 
     def fit(self, histories: Histories) -> None:
-        """Count clipped users, and add the noise."""
+        """Sum the clipped indicator vectors and add noise."""
         releases = self.releases(histories.num_users)
         counts = clipped_counts(histories.distinct(), releases.plans["counts"].clip)
         self._counts = torch.from_numpy(releases.release("counts", counts))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix factorization whose item factors are learned under differential privacy (DPMF), in two
-readings.
+variants.
 
 Fang et al. 2022 (DP-VAE, table 8) compare with a "DPMF" and name two papers for it. Here both
 minimise the squared error of the binary matrix of liked pairs,
 
     F = sum over all (u, i) of (r_ui - x_u . y_i)^2 + lambda (|X|^2 + |Y|^2),
 
-with the items' factors on the server and the users' on their devices, which these never leave: in
-every step each user solves for its x_u given the items, and scales it to norm G at most.
+with the items' factors on the server and the users' factors on their devices only: in every step
+each user solves for its x_u given the items, and scales it to norm G at most.
 
 - `objective` (Hua, Xia and Zhong, IJCAI 2015): the objective of the items is perturbed. It is
   quadratic in Y, so that its linear and quadratic parts are two sums, B = sum_u r_u x_u^T and K =
@@ -17,20 +17,20 @@ every step each user solves for its x_u given the items, and scales it to norm G
 - `posterior` (Liu, Wang and Smola, RecSys 2015): a sample from exp(-beta F) by stochastic gradient
   Langevin dynamics. A Langevin step is a gradient step with Gaussian noise, and that is what is
   accounted: with noise sigma on the summed gradient and learning rate h, Y moves by -h (gradient +
-  noise), which is a step of size eta = (h sigma)^2 for beta = 2 / (h sigma^2). So epsilon decides
-  sigma, and that beta, instead of the other way round.
+  noise), which is a step of size eta = (h sigma)^2 for beta = 2 / (h sigma^2). So epsilon
+  determines sigma and thereby beta, and not the other way round.
 
 Where this differs from the papers:
 
-- Both protect single ratings; here it is all data of a user, under the accountant of every other
-  system.
-- Hua et al. perturb once, though users' factors depend on their ratings too; here every step is a
+- Both protect single ratings; here all data of a user are protected, with the same accountant as
+  for every other system.
+- Hua et al. perturb once, although users' factors depend on their ratings too; here every step is a
   release.
 - Liu et al. claim pure epsilon for a sample that the dynamics only approach, and scale noise by a
-  temperature, which divides epsilon by it; here each step costs what its noise costs, however far
-  the chain is from the posterior.
-- Fang et al. put noise on the users' profiles. That alone protects nobody: the items' factors are
-  computed from the data of all users without noise.
+  temperature, which divides epsilon by it; here each step is accounted by its noise, independently
+  of the distance to the posterior.
+- Fang et al. put noise on the users' profiles. This alone protects no user, because the items'
+  factors are computed from the data of all users without noise.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class DpMfConfig(PrivateConfig):
 
 
 class DpMf(PrivateBaseline):
-    """Alternates between users, solved for on their devices, and items, moved by noisy sums."""
+    """Alternates between users, solved for on their devices, and items, updated by noisy sums."""
 
     Config = DpMfConfig
     paper = "Hua et al. 2015; Liu et al. 2015; DPMF in DP-VAE (Fang et al. 2022), table 8"

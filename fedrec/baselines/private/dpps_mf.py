@@ -5,13 +5,13 @@ PNBM).
     (U, V) ~ exp(-epsilon / 4B (1/2 sum (r_ui - m_i - u_u . v_i)^2 + lambda/2 (|U|^2 + |V|^2)))
 
 by stochastic gradient Langevin dynamics. V is released, and each user computes its own u from V and
-its own ratings, which nobody else sees. What holds of the stated epsilon:
-`fedrec/baselines/private/_posterior.py`, and `stated` in words.
+its own ratings on its device. The validity of the stated epsilon is discussed in
+`fedrec/baselines/private/_posterior.py` and returned by `stated`.
 
 Where this differs from the paper: deviations from items' means are factored; predictions are
 clipped inside the density, as B requires; a user's own factors are the ridge regression of its
-ratings on V and not those of the chain, so that users who were not there can be served; budgets of
-single users are left out.
+ratings on V and not those of the chain, so that new users can be scored; individual budgets of
+users are not implemented.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DppsMfConfig(PosteriorConfig):
     temperature: float = Field(default=0.03, gt=0)
     """Rho, factor on the variance of the noise; 1e-4 to 3e-2 in PNBM, 1 samples the posterior."""
     std: float = Field(default=0.1, gt=0)
-    """Standard deviation of the factors that the chain starts from."""
+    """Standard deviation of the initial factors of the chain."""
     own_regularisation: float = Field(default=5.0, gt=0)
     """Regularisation of the users' own factors."""
 
@@ -68,8 +68,8 @@ class DppsMf(RatingBaseline):
         self.items = found[ratings.num_users :]
 
     def gradient(self, profiles: Profiles) -> Gradient:
-        """Estimates of the gradient of the scaled energy in users' and items' factors, one above
-        the other."""
+        """Estimates of the gradient of the scaled energy with respect to users' and items' factors,
+        stacked."""
         config, (means, _), users = self.config, item_means(profiles), profiles.users
         count, shape = profiles.num_users, (profiles.num_users, profiles.num_items)
 
@@ -105,5 +105,5 @@ class DppsMf(RatingBaseline):
         )
 
     def stated(self) -> Stated | None:
-        """What is said of its privacy, once it is fitted; None: nothing, it has none."""
+        """Its stated and exact privacy after fitting; None without an epsilon."""
         return self.config.stated()

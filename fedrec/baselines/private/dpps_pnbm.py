@@ -2,10 +2,11 @@
 """DPPS-PNBM: one sample of the similarities from a scaled posterior, to the letter (PNBM, section
 4, algorithm 2).
 
-    S <- S - epsilon / 4B eta_t / 2 (|R| mean gradient of L ratings + lambda S / H) + z,   z ~ N(0,
-    rho eta_t)
+    S <- S - epsilon / 4B eta_t / 2 (|R| mean gradient of L ratings + lambda S / H) + z
+    z ~ N(0, rho eta_t)
 
-What holds of the stated epsilon: `fedrec/baselines/private/_posterior.py`, and `stated` in words.
+The validity of the stated epsilon is discussed in `fedrec/baselines/private/_posterior.py` and
+returned by `stated`.
 
 Where this differs from the paper:
 
@@ -47,7 +48,7 @@ class DppsPnbmConfig(PosteriorConfig, SimilarityConfig):
     """Settings of algorithm 2."""
 
     start: Start = "uniform"
-    """S before the first step; `cosine` and `pearson` are made of ratings."""
+    """S before the first step; `cosine` and `pearson` are computed from the ratings."""
     regularisation: float = Field(default=0.02, ge=0)
     """Lambda; 0.02 or 0.002 in the paper."""
     correction: Literal["paper", "none"] = "paper"
@@ -101,7 +102,7 @@ class DppsPnbm(RatingBaseline):
         return predicted_from(self.config, self.similarity, self._means, known, users, items)
 
     def stated(self) -> Stated | None:
-        """What is said of its privacy, once it is fitted; None: nothing, it has none."""
+        """Its stated and exact privacy after fitting; None without an epsilon."""
         return self.config.stated(*(_START if self.config.start in FROM_DATA else ()))
 
 

@@ -2,12 +2,11 @@
 """DPSGD-MF: matrix factorization whose errors get Laplace noise (Berlioz et al. 2015; a baseline of
 PNBM).
 
-    for k epochs, for each rating:  e = r_ui - p_u . q_i + Laplace(k (r_max - r_min) / epsilon),
-    clamped to +-e_max
-                                    p_u += eta (e q_i - lambda p_u);  q_i += eta (e p_u - lambda
-                                    q_i)
+    for k epochs, for each rating:
+        e = r_ui - p_u . q_i + Laplace(k (r_max - r_min) / epsilon), clamped to +-e_max
+        p_u += eta (e q_i - lambda p_u);  q_i += eta (e p_u - lambda q_i)
 
-on ratings less noisy averages of items and users, to which a part of epsilon goes. The scalar e is
+on deviations from noisy averages of items and users, which take a part of epsilon. The scalar e is
 the only access to a rating, k times at epsilon / k, so the stated epsilon holds: for the value of
 one rating. That a user rated an item stays visible.
 
@@ -58,7 +57,7 @@ class DpsgdMfConfig(ScaleConfig):
     std: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial factors."""
     seed: int = Field(default=0, ge=0)
-    """Of the initial factors, the order of ratings and the noise."""
+    """Seed of the initial factors, the order of ratings and the noise."""
 
 
 class DpsgdMf(RatingBaseline):
@@ -90,15 +89,15 @@ class DpsgdMf(RatingBaseline):
         refuse_divergence(self.users, self.items)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Predicted ratings, `float64 [rows]`. Users are those of the training ratings; the known
-        ratings are not used."""
+        """Predicted ratings, `float64 [rows]`. Users must be training users; the known ratings are
+        not used."""
         product = np.einsum("nk,nk->n", self.users[users], self.items[items])
         return self.config.within(
             self._mean + self._of_items[items] + self._of_users[users] + product
         )
 
     def stated(self) -> Stated | None:
-        """What is said of its privacy, once it is fitted; None: nothing, it has none."""
+        """Its stated and exact privacy after fitting; None without an epsilon."""
         epsilon = self.config.epsilon
         return (
             None
@@ -107,7 +106,8 @@ class DpsgdMf(RatingBaseline):
         )
 
     def _averaged(self, ratings: Ratings, random: np.random.Generator) -> np.ndarray:
-        """Set the noisy averages; gives what they leave of each rating."""
+        """Set the noisy averages; returns the deviation of each rating from them, `float64
+        [ratings]`."""
         share = 3 / self.config.average_share
         total = ratings.values.sum() + self._noise(random, 1, share)[0]
         self._mean = float(np.clip(total / max(len(ratings.values), 1), *self.config.scale))
@@ -125,7 +125,7 @@ class DpsgdMf(RatingBaseline):
         random: np.random.Generator,
         share: float,
     ) -> np.ndarray:
-        """Noisy mean deviation by item or user; how many ratings each has is public."""
+        """Noisy mean deviation by item or user; the number of ratings of each is public."""
         half = (self.config.scale[1] - self.config.scale[0]) / 2
         sums = np.bincount(of, values, count) + self._noise(random, count, share)
         weights = np.bincount(of, minlength=count) + self.config.damping

@@ -3,17 +3,18 @@
 algorithm 1).
 
     S <- beta S0;  for t = 1..K, on L ratings drawn uniformly:
-        e clamped to +-(0.5 + (phi - 1) / (t + 1)), denominators at least C, |d_uj - sign(s_ij) f|
-        at most phi G <- sum of gradients + Laplace(dF K gamma / epsilon),  dF = 2 (0.5 + (phi - 1)
-        / (t + 1)) phi / C S <- S - eta (beta G + lambda S)
+        e_t = 0.5 + (phi - 1) / (t + 1)
+        errors e clamped to +-e_t, denominators at least C, |d_uj - sign(s_ij) f| at most phi
+        G <- sum of gradients + Laplace(dF K gamma / epsilon),    dF = 2 e_t phi / C
+        S <- S - eta (beta G + lambda S)
 
-The stated epsilon does not hold; `stated` gives the exact total of the schedule and says in words
-what is wrong. For a system that is private see the federated `pnbm` (`fedrec/models/pnbm.py`).
+The stated epsilon is not valid; `stated` gives the exact total of the schedule and the reasons. A
+private system is the federated `pnbm` (`fedrec/models/pnbm.py`).
 
-Where this differs from the paper: the algorithm is a picture in the text that we have; this is the
-one reading that fits the text around it. The paper assumes the denominator's floor C; here it is
-enforced. The start, L and K are settings, and `start = "uniform"` knows no ratings. Which N_k
-neighbours count is decided by the noisy S after training.
+Where this differs from the paper: the algorithm is printed as a picture without text; this reading
+is the only one consistent with the surrounding text. The paper assumes the denominator's floor C;
+here it is enforced. Initial similarities, L and K are settings, and `start = "uniform"` does not
+depend on the ratings. The N_k neighbours are selected by the noisy S after training.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class DpsgdPnbmConfig(SimilarityConfig):
     """Settings of algorithm 1."""
 
     start: Start = "uniform"
-    """S0; `cosine` and `pearson` are made of ratings without noise."""
+    """S0; `cosine` and `pearson` are computed from the ratings without noise."""
     epsilon: float | None = Field(default=1.0, gt=0)
     """Epsilon for one rating, as the paper states it; null: no noise."""
     iterations: int = Field(default=10, ge=1)
@@ -114,7 +115,7 @@ class DpsgdPnbm(RatingBaseline):
         """Run algorithm 1.
 
         Raises:
-            ExperimentError: nobody has enough ratings, or it diverged.
+            ExperimentError: no user has enough ratings, or it diverged.
         """
         config, everyone = self.config, profiles_of(ratings)
         random = stream(config.seed, "baseline-dpsgd-pnbm")
@@ -139,7 +140,7 @@ class DpsgdPnbm(RatingBaseline):
         return predicted_from(self.config, self.similarity, self._means, known, users, items)
 
     def stated(self) -> Stated | None:
-        """What is said of its privacy, once it is fitted; None: nothing, it has none."""
+        """Its stated and exact privacy after fitting; None without an epsilon."""
         config = self.config
         if config.epsilon is None:
             return None

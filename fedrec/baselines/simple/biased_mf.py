@@ -2,13 +2,13 @@
 """Biased matrix factorization by alternating least squares (Koren, Bell and Volinsky 2009,
 equations 4 and 5).
 
-    r_ui = mu + b_u + b_i + p_u . q_i,    minimising the squared error + lambda (n_u (|p_u|^2 +
-    b_u^2) + n_i (...))
+    r_ui = mu + b_u + b_i + p_u . q_i
+    loss = squared error + lambda (n_u (|p_u|^2 + b_u^2) + n_i (|q_i|^2 + b_i^2))
 
 Given the items, each user's (b_u, p_u) is the solution of a ridge regression on its own ratings,
 and the other way round. The penalty of a user or item counts once per rating of it (Zhou et al.
-2008), which needs less care in choosing lambda. A user who was not there when it was fitted is
-solved for from its known ratings in the same way.
+2008), which needs less care in choosing lambda. A new user is solved for from its known ratings in
+the same way.
 
 Where this differs from the paper: it names stochastic gradient descent and alternating least
 squares; this is the latter, and biases are solved for together with the factors.
@@ -48,7 +48,7 @@ class BiasedMf(RatingBaseline):
         """Solve for users and items in turns."""
         width = self.config.factors
         self._mean = float(ratings.values.mean()) if len(ratings.values) else 0.0
-        # Columns: bias, factors. The first sweep sees no item biases.
+        # Columns: bias, factors. The item biases are zero in the first sweep.
         self._items = np.zeros((ratings.num_items, 1 + width))
         self._items[:, 1:] = stream(self.config.seed, "baseline-biased-mf").normal(
             0, 0.1, (ratings.num_items, width)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeat: what the user already has comes first, by count, and then what is popular.
+"""Repeat: the user's own items first, by count, then the most popular items.
 
 On data where the same pair occurs again and again (Frappe: five rows per pair), a row-level
-evaluation mostly measures whether a system recommends what the user already uses. This rule does
-nothing else, and should be reported with every such figure. On data without repeats it equals
+evaluation mostly measures whether a system recommends what the user already uses. This baseline
+does nothing else, and should be reported with every such result. On data without repeats it equals
 popularity.
 """
 

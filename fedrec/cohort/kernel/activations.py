@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations in compiled code, written so that a compiler makes vector instructions of their
-loops.
+"""Activations in compiled code, written so that compilers vectorise their loops.
 
 The exponential is Cephes' `expf` (reduction to [-ln 2 / 2, ln 2 / 2], polynomial of degree 5), the
 hyperbolic tangent its `tanhf`: both are within 2 units in the last place, and NaN stays NaN.
@@ -21,7 +20,7 @@ _LOG2_E, _LN2_HIGH, _LN2_LOW = _F(1.44269504088896341), _F(0.693359375), _F(-2.1
 
 @njit(error_model="numpy")
 def exponential(x):
-    """e to the x, for x in [-87, 88]; what is beyond is taken for these bounds."""
+    """e to the x, for x clipped to [-87, 88]."""
     bounded = min(max(x, _SMALLEST), _LARGEST)
     whole = np.floor(bounded * _LOG2_E + _F(0.5))
     rest = bounded - whole * _LN2_HIGH - whole * _LN2_LOW

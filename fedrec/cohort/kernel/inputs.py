@@ -2,10 +2,9 @@
 """The first layer of a declared model in compiled code: embeddings times weights, and the step of
 both.
 
-What belongs to the user is the same for all examples of a batch, so its product is taken once. A
-feature of the items has few categories: its table is multiplied by its part of the weights,
-`[categories, out]`, and examples add up rows of the product, which takes `categories` instead of
-`batch` rows per product.
+The user's part is the same for all examples of a batch, so its product is computed once. An item
+feature has few categories: its table is multiplied by its part of the weights, `[categories, out]`,
+and examples sum rows of the product, so the product has `categories` instead of `batch` rows.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def forward_inputs(network, own, batch, scratch, hidden):
 
 @njit(**FAST)
 def backward_inputs(network, own, batch, rates, scratch, gradient):
-    """The step of everything that the first layer is made of, given the gradient `[n, out]` of its
+    """The step of all parameters of the first layer, given the gradient `[n, out]` of its
     outputs."""
     summed = scratch.base
     summed[:] = 0
@@ -97,7 +96,7 @@ def _weights(network, own, start, rows):
 
 @njit(**FAST)
 def _codes(codes):
-    """How many of a row of codes are no padding."""
+    """Number of codes in a row that are not padding."""
     count = 0
     for code in codes:
         count += code >= 0
@@ -106,7 +105,8 @@ def _codes(codes):
 
 @njit(**FAST)
 def _add_user(user, network, own, scratch, base):
-    """The part of one of the user's features; the mean of its rows is kept for the way back."""
+    """The part of one of the user's features; the mean of its rows is kept for the backward
+    pass."""
     table, width, start, first, last = user[0], user[1], user[2], user[3], user[4]
     mean = scratch.user[start : start + width]
     mean[:] = 0
@@ -143,8 +143,8 @@ def _descend_user(user, network, own, rate, weight_rate, scratch, summed):
 
 @njit(**FAST)
 def _descend_rows(network, own, batch, rates, scratch, gradient):
-    """The step of the items' own rows, and of the weights that they meet; a row that was gathered
-    twice gets both."""
+    """The step of the items' own rows and of the weights that multiply them; a row that was
+    gathered twice gets both gradients."""
     width, examples = own.rows.shape[1], len(gradient)
     gathered, weights = (
         scratch.gathered[:examples],

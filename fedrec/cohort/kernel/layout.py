@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the parameters of a declared model lie in memory, and the numbers that tell compiled code
-so."""
+"""Memory layout of the parameters of a declared model, and its description for compiled code."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class Layout:
     """Places of the dense parameters in one vector per client.
 
     Attributes:
-        model: what was declared.
+        model: the declaration.
         shapes: shape of every parameter of the model.
         user_widths: number of codes of each feature of the users.
         places: place of each dense parameter in the vector.
@@ -48,7 +47,7 @@ class Layout:
         return self.shapes[self.model.item_table][1] if self.model.item_table is not None else 0
 
     def network(self) -> Network:
-        """The model as numbers."""
+        """The model as a record of numbers."""
         start, users, features = 0, [], []
         ends = np.cumsum([0, *self.user_widths]).tolist()
         for place, name in enumerate(self.model.user_tables):
@@ -93,8 +92,7 @@ class Layout:
         )
 
     def _refuse_misfits(self) -> None:
-        """Raise ValueError where shapes do not fit each other: native code looks at nothing but
-        addresses."""
+        """Raise ValueError if shapes do not match, because native code checks nothing."""
         tables = [*self.model.user_tables, *(feature.table for feature in self.model.item_features)]
         inputs = sum(self.shapes[name][1] for name in tables) + self.width
         expected: dict[str, tuple[int, ...]] = {name: (1,) for name in self.model.offsets}
@@ -133,9 +131,9 @@ class Layout:
 def dense_vectors(
     layout: Layout, start: Mapping[str, Tensor], own: Mapping[str, Tensor], clients: int
 ) -> np.ndarray:
-    """The dense parameters of every client, `float32 [C, P]`; those of `own`, `[C, ...]`, instead
-    of the start's."""
-    found = torch.empty(clients, layout.size).numpy()  # PyTorch's memory begins a cache line
+    """The dense parameters of every client, `float32 [C, P]`; initial values are from `own`, `[C,
+    ...]`, if given there, else from the start."""
+    found = torch.empty(clients, layout.size).numpy()  # PyTorch's memory is aligned to cache lines
     for name, place in layout.places.items():
         values = own[name] if name in own else start[name].expand(clients, *start[name].shape)
         found[:, place : place + start[name].numel()] = values.reshape(clients, -1).numpy()

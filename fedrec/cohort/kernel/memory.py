@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records that compiled code works on: a declared model as numbers, one client, its batch, and
-room to work in.
+"""The records of compiled code: a declared model as numbers, one client, its batch, and working
+memory.
 
-All dense parameters of a client lie end to end in one vector, so that compiled code is made once
-for all models.
+All dense parameters of a client are stored in one vector, so that one compiled function serves all
+models.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numba import njit
 
 from fedrec.runtime.compilation import FAST
 
-"""Options of compiled loops: sums may be taken in vector lanes, and NaN and infinity are what they
-are."""
+"""Options of compiled loops: sums may be reordered for vector lanes; NaN and infinity are
+respected."""
 
 
 class Network(NamedTuple):
@@ -50,7 +50,7 @@ class Network(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Step sizes `float32`, by kind of parameter; 0 where one stands still.
+    """Step sizes `float32`, by kind of parameter; 0 for parameters that are fixed.
 
     Attributes:
         users: `[U]`.
@@ -72,7 +72,7 @@ class Rates(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What one client trains.
+    """The parameters that one client trains.
 
     Attributes:
         dense: `float32 [P]`.
@@ -80,7 +80,7 @@ class Client(NamedTuple):
             table.
         biases: `float32 [R, 1]`, their biases; `[R, 0]` without.
         codes: `int64 [W]`, the codes of the user's features side by side.
-        first_row: what has to be subtracted from a place to get the row.
+        first_row: offset to subtract from a place to get the row.
     """
 
     dense: np.ndarray
@@ -105,7 +105,7 @@ class Batch(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for what a step computes, used again in each.
+    """Working memory of a step, reused in every step.
 
     Attributes:
         user: `[sum of widths]`, means of the rows of the users' tables.
@@ -116,7 +116,7 @@ class Scratch(NamedTuple):
         to_table: `[most categories * width]`.
         hidden: `[sum of outputs, times B]`, outputs of the layers, one after the other.
         gradients: two of the largest of these.
-        room: for what a product transposes, `[numbers of the largest weight]`.
+        room: for transposed factors of products, `[size of the largest weight]`.
     """
 
     user: np.ndarray
@@ -137,19 +137,19 @@ def matrix(vector, place, rows, columns):
 
 
 LINE = 16
-"""Numbers in a cache line. Products round differently by where in a line their matrices begin, so
-all begin one."""
+"""Numbers in a cache line. Rounding of products depends on the alignment of their matrices, so all
+are aligned to cache lines."""
 
 
 @njit(**FAST)
 def whole_lines(count):
-    """The least multiple of a cache line that holds so many numbers."""
+    """The smallest multiple of a cache line that holds the given number of elements."""
     return -(-count // LINE) * LINE
 
 
 @njit(**FAST)
 def aligned(rows, columns):
-    """Room for `float32 [rows, columns]` that begins a cache line."""
+    """Memory for `float32 [rows, columns]`, aligned to a cache line."""
     room = np.empty(rows * columns + LINE, np.float32)
     start = (-room.ctypes.data // 4) % LINE
     return room[start : start + rows * columns].reshape(rows, columns)
@@ -157,7 +157,7 @@ def aligned(rows, columns):
 
 @njit(**FAST)
 def scratch_for(network, examples, width):
-    """Room for steps of so many examples, with rows of this width."""
+    """Working memory for steps with batches and rows of the given sizes."""
     inputs, categories, table, outputs, widest = 0, 0, 0, 0, 0
     for user in network.users:
         inputs = max(inputs, user[2] + user[1])

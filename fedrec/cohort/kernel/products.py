@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products in compiled code, of the sizes that local training has: tens to hundreds of rows
-and columns.
+"""Matrix products in compiled code for the sizes of local training: tens to hundreds of rows and
+columns.
 
-A BLAS is made for larger ones, and the one that PyTorch brings uses vectors of half the length on
+BLAS libraries are optimised for larger matrices, and PyTorch's uses vectors of half the length on
 some processors.
 """
 
@@ -17,7 +17,7 @@ from fedrec.runtime.compilation import FAST
 
 _WIDTH = 32 if WIDE else 16  # columns of the largest tile
 _MIDDLE = _WIDTH // 2
-# Tiles of as many columns: for many rows at once, for half as many, and for the rest one by one.
+# Tiles with the same number of columns: for many rows, for half as many, and for single rows.
 _TALL, _HALF, _FLAT = (tile(rows, _WIDTH) for rows in (ROWS, ROWS // 2, 1))
 _TALL_MIDDLE, _HALF_MIDDLE, _FLAT_MIDDLE = (tile(rows, _MIDDLE) for rows in (ROWS, ROWS // 2, 1))
 _TALL_8, _HALF_8, _FLAT_8 = (tile(rows, 8) for rows in (ROWS, ROWS // 2, 1))
@@ -30,7 +30,7 @@ def add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
     does nothing.
 
     Args:
-        room: `float32 [numbers of b]`, written where b is transposed.
+        room: `float32 [size of b]`, working memory if b is transposed.
     """
     rows, columns = out.shape
     inner = a.shape[0] if a_transposed else a.shape[1]
@@ -59,13 +59,13 @@ def add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
 
 @njit(**FAST)
 def _whole(rows):
-    """Rows filled up to whole blocks."""
+    """Number of rows, rounded up to whole blocks."""
     return -(-rows // BLOCK) * BLOCK
 
 
 @njit(**FAST)
 def _add_turned(alpha, a, b, out, room):
-    """out = alpha a b^T by way of its transpose, b a^T: for large b less has to be transposed.
+    """out = alpha a b^T via its transpose, b a^T: for large b less memory has to be transposed.
 
     a^T gets columns of zeros up to a whole block, because single columns take as long as eight.
     """
@@ -82,8 +82,8 @@ def _add_turned(alpha, a, b, out, room):
 
 @njit(**FAST)
 def transpose(values, found):
-    """Write a matrix transposed into another, `[r, c]` into `[c, r]`; as much of it as both have
-    room for."""
+    """Write the transpose of a matrix into another, `[r, c]` into `[c, r]`; sizes that differ are
+    cut."""
     rows, columns = min(len(values), found.shape[1]), min(values.shape[1], len(found))
     whole_rows, whole_columns = rows - rows % BLOCK, columns - columns % BLOCK
     source, source_row = values.ctypes.data, values.shape[1]
@@ -102,8 +102,7 @@ def transpose(values, found):
 
 @njit(**FAST)
 def _add_tiles(alpha, rows, columns, inner, a, a_row, a_column, b, out):
-    """Tile after tile: all rows of some columns, so that these columns of b stay in the nearest
-    cache."""
+    """Tile by tile: all rows of some columns, so that these columns of b stay in the L1 cache."""
     column = 0
     while column < columns:
         left, of_b, of_out = columns - column, b + 4 * column, out + 4 * column
@@ -164,7 +163,7 @@ def _add_tiles(alpha, rows, columns, inner, a, a_row, a_column, b, out):
 
 @njit(**FAST)
 def _add_columns(alpha, rows, inner, a, a_row, a_column, b, columns, out, tall, half, flat):
-    """All rows of as many columns as the tiles have."""
+    """All rows of the columns of one tile."""
     row = 0
     while row < rows:
         left, of_a, of_out = rows - row, a + 4 * row * a_row, out + 4 * row * columns
@@ -180,7 +179,7 @@ def _add_columns(alpha, rows, inner, a, a_row, a_column, b, columns, out, tall, 
 
 @njit(**FAST)
 def _scale(values, factor):
-    if factor == 0:  # what was there may be anything
+    if factor == 0:  # out may be uninitialised
         values[:] = 0
     elif factor != 1:
         values *= factor
@@ -196,7 +195,7 @@ def _add_outer(alpha, column, row, out):
 
 @njit(**FAST)
 def _add_rows(alpha, factors, matrix, out):
-    """out += alpha factors matrix, for a matrix whose rows are added up."""
+    """out += alpha factors matrix: a weighted sum of the matrix's rows."""
     for r in range(len(matrix)):
         row, factor = matrix[r], alpha * factors[r]
         for c in range(out.size):
@@ -205,7 +204,7 @@ def _add_rows(alpha, factors, matrix, out):
 
 @njit(**FAST)
 def _add_dots(alpha, matrix, vector, out):
-    """out += alpha matrix vector, for a matrix whose rows are multiplied."""
+    """out += alpha matrix vector: inner products with the matrix's rows."""
     for r in range(len(matrix)):
         row, total = matrix[r], np.float32(0)
         for c in range(vector.size):

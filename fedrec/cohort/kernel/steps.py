@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All steps of SGD of one client after the other in compiled code, so that each one's parameters
-stay in the caches."""
+"""All SGD steps of one client after another in compiled code, so that a client's parameters stay in
+the caches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def train_clients(
     codes,
     losses,
 ):
-    """Take every step of C clients.
+    """Take all steps of C clients.
 
     Args:
         network: the model.
@@ -66,7 +66,7 @@ def train_clients(
 
 @njit(**FAST)
 def _step(network, own, batch, rates, scratch, measured):
-    """One step on a batch; gives the mean loss before it, or 0 where it is not measured."""
+    """One step on a batch; returns the mean loss before it, or 0 if it is not measured."""
     outputs = _forward(network, own, batch, scratch)
     loss = _mean_loss(outputs, batch.labels, network.logistic) if measured else 0.0
     gradient = outputs  # in the same memory
@@ -85,14 +85,14 @@ def _step(network, own, batch, rates, scratch, measured):
 
 @njit(**FAST)
 def _layer(network, place):
-    """Place of a layer's weight, inputs, outputs, and place of its bias."""
+    """Offset of a layer's weight, number of inputs and outputs, and offset of its bias."""
     own = network.layers[place]
     return own[0], own[1], own[2], own[3]
 
 
 @njit(**FAST)
 def _forward(network, own, batch, scratch):
-    """Predictions `[n, 1]`; what each layer gives stays in `scratch.hidden`."""
+    """Predictions `[n, 1]`; the outputs of each layer are kept in `scratch.hidden`."""
     n, place = len(batch.items), 0
     hidden = matrix(scratch.hidden, 0, n, network.layers[0, 2])
     forward_inputs(network, own, batch, scratch, hidden)
@@ -140,7 +140,7 @@ def _mean_loss(outputs, labels, logistic):
 
 @njit(**FAST)
 def _descend_sums(network, own, batch, rates, gradient):
-    """The step of what is added to the outputs: offsets and the items' biases."""
+    """The step of offsets and item biases, which are added to the outputs."""
     total = _ZERO
     for n in range(len(gradient)):
         total += gradient[n, 0]
@@ -153,7 +153,8 @@ def _descend_sums(network, own, batch, rates, gradient):
 
 @njit(**FAST)
 def _backward(network, own, batch, rates, scratch, gradient):
-    """The step of all layers and of the inputs; each passes on its gradient before it moves."""
+    """The step of all layers and of the inputs; each layer propagates its gradient before it is
+    updated."""
     n, place, half = len(gradient), 0, 0
     for layer in range(len(network.layers) - 1):
         place += n * network.layers[layer, 2]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pieces of matrix products in vector registers, as LLVM instructions.
 
-Loops over arrays leave it to the compiler which numbers stay in registers; in a product that
-decides its speed. These pieces say it: one tile of the result stays in registers while the inner
-dimension runs. LLVM turns vectors of any length into those of the processor.
+In loops over arrays the compiler decides which numbers stay in registers, and in a product this
+determines the speed. Here it is explicit: one tile of the result stays in registers during the loop
+over the inner dimension. LLVM maps vectors of any length to those of the processor.
 """
 
 from __future__ import annotations

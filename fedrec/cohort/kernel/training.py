@@ -31,10 +31,10 @@ def train_block(
         start: the parameters that are trained, without cohort dimension; unchanged.
         block: the clients.
         sgd: settings of the gradient steps, plain ones.
-        own: what clients start from instead, `[C, ...]` each, unchanged; no item tables.
+        own: initial values that differ between clients, `[C, ...]` each, unchanged; no item tables.
 
     Raises:
-        ValueError: parameters, codes and items do not fit each other.
+        ValueError: parameters, codes and items do not match.
     """
     users = block.users if model.user_tables else ()
     _refuse_misfits(model, start, block, users)
@@ -71,7 +71,7 @@ def _view(dense: np.ndarray, place: int, value: Tensor) -> np.ndarray:
 
 
 def _rows(start: Mapping[str, Tensor], name: str | None, block: Block) -> np.ndarray:
-    """The touched rows of an item table, `[C, R, d]`; of none `[C, R, 0]`."""
+    """The touched rows of an item table, `[C, R, d]`; without a table `[C, R, 0]`."""
     if name is None:
         return np.empty((*block.touched.shape, 0), dtype=np.float32)
     return start[name][block.touched].numpy()
@@ -85,7 +85,7 @@ def _codes(users: Sequence[Tensor], clients: int) -> np.ndarray:
 def _refuse_misfits(
     model: KernelModel, start: Mapping[str, Tensor], block: Block, users: Sequence[Tensor]
 ) -> None:
-    """Raise ValueError where native code would look beyond the end of something."""
+    """Raise ValueError if native code would read beyond the end of an array."""
     named = {*model.dense, *model.item_tables}
     if named != set(start) or any(value.dtype != torch.float32 for value in start.values()):
         raise ValueError(f"Expected the float32 parameters {sorted(named)}, got {sorted(start)}.")

@@ -20,7 +20,7 @@ from fedrec.runtime.compilation import cache_folder
 
 
 def compile_kernel() -> None:
-    """Train two clients of a tiny model, and add their updates up."""
+    """Train two clients of a tiny model and sum their updates."""
     feature = ItemFeature("feature", np.zeros((3, 1), dtype=np.int64))
     model = KernelModel(
         (Layer("weight", "bias"),),

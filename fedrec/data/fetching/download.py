@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloading a public dataset: resumed when interrupted, checked before it is used, installed
-whole or not at all."""
+"""Download of a public dataset: resumed after interruptions, verified before use, and installed
+atomically."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedrec.data.files.source import Archive, Source
 from fedrec.errors import DataError
 
 Progress = Callable[[int, int], object]
-"""Called with the bytes that are there and the bytes of the whole file."""
+"""Called with the number of downloaded bytes and the size of the whole file."""
 
 _BLOCK = 1 << 18
 _PATIENCE = 60.0
@@ -39,13 +39,12 @@ _ELSEWHERE = "try again later, or get the file elsewhere and use: fedrec data im
 def fetch(name: str, source: Source, folder: Path, progress: Progress | None = None) -> Path:
     """Download a dataset's archives and put its files into `folder`.
 
-    What was downloaded before an interruption is kept beside the folder (`*.partial`) and continued
-    next time.
+    An interrupted download is kept beside the folder (`*.partial`) and resumed next time.
 
     Args:
         name: of the dataset.
         source: its archives and files.
-        folder: where it goes; must not exist yet (or be empty).
+        folder: destination; must not exist yet, or be empty.
         progress: called with the progress of the download.
 
     Returns:
@@ -78,8 +77,7 @@ def _silent(done: int, size: int) -> None:
 
 
 def _holder(folder: Path) -> Path:
-    """Where archives of a dataset lie until it is installed; in a folder of their own they keep
-    their names."""
+    """Folder of a dataset's archives until it is installed, in which they keep their names."""
     return folder.parent / f".{folder.name}.download"
 
 
@@ -89,7 +87,7 @@ def _downloaded(archive: Archive, folder: Path, progress: Progress) -> Path:
     partial = whole.with_name(whole.name + ".partial")
     with disk_errors(folder.parent):
         whole.parent.mkdir(parents=True, exist_ok=True)
-        if whole.is_file():  # an earlier run could not unpack it; it is checked once more
+        if whole.is_file():  # an earlier run could not unpack it; it is verified again
             os.replace(whole, partial)
         _receive(archive, partial, progress)
         _require_published(archive, partial)
@@ -98,7 +96,7 @@ def _downloaded(archive: Archive, folder: Path, progress: Progress) -> Path:
 
 
 def _receive(archive: Archive, partial: Path, progress: Progress) -> None:
-    """Download what is still missing of the partial file."""
+    """Download the missing rest of the partial file."""
     have = partial.stat().st_size if partial.exists() else 0
     if have == archive.size:
         return
@@ -113,7 +111,7 @@ def _receive(archive: Archive, partial: Path, progress: Progress) -> None:
             _append(response, partial, have if resumes else 0, archive, progress)
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            partial.unlink()  # what was kept does not belong to what is offered now
+            partial.unlink()  # the partial file does not belong to the file that is offered now
         raise _no_download(archive, f"HTTP status {error.code} {error.reason}") from None
     except (
         urllib.error.URLError,

@@ -15,8 +15,8 @@ from fedrec.errors import DataError
 
 
 def import_data(name: str, path: Path) -> Path:
-    """Copy a dataset into the data directory, once its reader has verified it; on an error nothing
-    is left there.
+    """Copy a dataset into the data directory, after its reader has verified it; on an error nothing
+    is left behind.
 
     Args:
         name: of the dataset, such as `"ml-1m"`.
@@ -55,8 +55,7 @@ def import_data(name: str, path: Path) -> Path:
 
 @contextmanager
 def _searched(path: Path, folder: Path) -> Iterator[Iterator[tuple[Path, Path]]]:
-    """The files to choose from; an archive is unpacked beside the dataset's folder for the
-    while."""
+    """The candidate files; an archive is unpacked temporarily beside the dataset's folder."""
     if not path.exists():
         raise DataError(
             "there is nothing to import", expected=f"a file or folder {path}", got="nothing"

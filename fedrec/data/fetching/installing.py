@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Putting a dataset into its folder: all of it, or nothing."""
+"""Atomic installation of a dataset into its folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedrec.errors import DataError
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` when the block ends well, and disappears otherwise.
+    """A temporary folder that becomes `folder` if the block succeeds, and is deleted otherwise.
 
-    It lies beside `folder`, so that the last step is one rename on one file system.
+    It is beside `folder`, so that the last step is a rename within one file system.
 
     Raises:
         DataError: `folder` exists already, or the disk is full.
@@ -32,7 +32,7 @@ def staged(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder` that disappears after the block.
+    """A temporary folder beside `folder` that is deleted after the block.
 
     Raises:
         DataError: the disk is full.
@@ -40,9 +40,9 @@ def scratch(folder: Path) -> Iterator[Path]:
     with disk_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.with_name(f".{folder.name}-{secrets.token_hex(8)}")
-        temporary.mkdir()  # with what the umask leaves
+        temporary.mkdir()  # with the permissions of the umask
         if folder.is_dir():
-            temporary.chmod(folder.stat().st_mode & 0o777)  # which it may replace
+            temporary.chmod(folder.stat().st_mode & 0o777)  # an empty folder may be replaced
         try:
             yield temporary
         finally:
@@ -124,7 +124,7 @@ def collect(
 
 
 def _require_single(known: tuple[Path, Path] | None, relative: Path) -> None:
-    """Of two candidates the one nearer to the root counts; at one depth there is no telling."""
+    """Of two candidates the one nearer to the root counts; two at the same depth are ambiguous."""
     if known is not None and len(known[1].parts) == len(relative.parts):
         raise DataError(
             "two files fit one name",

@@ -19,8 +19,8 @@ from fedrec.errors import DataError
 _UNREADABLE = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, RuntimeError)
 _PIECE = 1 << 20
 _LARGER, _AT_LEAST = 200, 1 << 30
-"""An archive may hold so many times its own size, text is packed to a tenth or so, and so many
-bytes in any case."""
+"""An archive may unpack to this multiple of its own size (text compresses to about a tenth), and to
+this number of bytes in any case."""
 _MOST_FILES = 1_000_000
 _Member = tuple[str, Callable[[], IO[bytes] | None]]
 
@@ -35,7 +35,7 @@ def unpack(path: Path, folder: Path) -> None:
 
     Raises:
         DataError: the archive is damaged, holds a link, a device, or a path that leads out of the
-            folder, or more than an archive of its size can mean.
+            folder, or unpacks to too many bytes for its size.
     """
     if not is_archive(path):
         shutil.copyfile(path, folder / path.name)

@@ -23,11 +23,11 @@ _SHOWN = 200
 
 @dataclass(frozen=True)
 class Layout:
-    """What the lines of a file look like.
+    """Format of the lines of a file.
 
     Attributes:
         columns: name -> dtype (a NumPy integer or float type, or `str`). Without a header: all
-            columns, in order; with a header: the columns that are wanted, in any order.
+            columns, in order; with a header: the requested columns, in any order.
         separator: between two values; `"::"` is allowed.
         header: whether the first line names the columns.
         quoted: whether values may stand in double quotes.
@@ -42,7 +42,7 @@ class Layout:
 
 
 def read_delimited(path: Path, layout: Layout) -> dict[str, np.ndarray]:
-    """The wanted columns of a file, each `[lines]` of its type; text is an object array.
+    """The requested columns of a file, each `[lines]` of its type; text is an object array.
 
     Raises:
         DataError: a column is missing, or a line has too few or too many values or one that is not
@@ -63,8 +63,8 @@ def read_delimited(path: Path, layout: Layout) -> dict[str, np.ndarray]:
 
 
 def _parsed(path: Path, layout: Layout, names: list[str]) -> pd.DataFrame:
-    # Selecting columns makes the parser accept lines with too many values, so it is done only where
-    # it saves memory.
+    # If columns are selected, the parser accepts lines with too many values, so this is done only
+    # if it saves memory.
     some = set(names) != set(layout.columns)
     kinds: dict = dict(layout.columns)
     return pd.read_csv(
@@ -84,8 +84,7 @@ def _parsed(path: Path, layout: Layout, names: list[str]) -> pd.DataFrame:
 def missing_column(
     path: Path, column: str, present: Sequence[str], *, setting: str | None = None
 ) -> DataError:
-    """The error for a column that a file does not have; `setting` names the key that asked for
-    it."""
+    """The error for a missing column; `setting` is the key that names it."""
     return DataError(
         f"{path} has no column {column!r}",
         expected=f"a column {column!r}" + (f" ({setting})" if setting else ""),
@@ -143,7 +142,7 @@ def _first_fault(path: Path, layout: Layout, names: list[str], error: Exception)
 
 
 def _fault(row: list[str], layout: Layout, names: list[str]) -> str | None:
-    """What would have been right, or None when the row is fine."""
+    """The expected format of a row, or None if it is correct."""
     if len(row) != len(names):
         return f"{len(names)} values: {', '.join(names)}"
     for name, text in zip(names, row, strict=True):

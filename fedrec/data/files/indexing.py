@@ -10,7 +10,7 @@ from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 
 _SPARSE = 64
-"""A lookup table may have this many places per row; sparser integers are sorted instead."""
+"""Largest size of a lookup table per row; sparser integers are sorted instead."""
 
 
 def dense_index(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

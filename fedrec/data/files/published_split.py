@@ -14,12 +14,12 @@ Part = Literal["all", "train", "test"]
 
 
 def keep_part(whole: Interactions, part: Part, *, train_rows: int) -> Interactions:
-    """The rows of one part, with the mark which file they are from; users and items keep their
+    """The rows of one part, marked with the file that they are from; users and items keep their
     indices.
 
     Args:
         whole: rows of the training file, then rows of the test file.
-        part: what to keep.
+        part: the rows to keep.
         train_rows: number of rows of the training file.
     """
     rows = {"all": slice(None), "train": slice(0, train_rows), "test": slice(train_rows, None)}[

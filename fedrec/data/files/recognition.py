@@ -33,6 +33,12 @@ _AMOUNTS = (
     "price prices unitprice cost costs amount total sum revenue sales spent quantity qty count "
     "counts plays playcount clicks views number year age weight duration"
 )
+_CONVERSIONS = {
+    b"PK": "spreadsheets and zip archives are not read: export the table as CSV, or unpack it",
+    b"\x1f\x8b": "unpack it: gunzip FILE",
+    b"PAR1": "a Parquet file needs the ending .parquet",
+}
+"""First bytes of other files, and what to do with these."""
 _SEPARATORS = (",", "\t", ";", "|")
 _UNFIT = {
     "rating": "not every row has a number there (with a decimal point)",
@@ -46,20 +52,20 @@ _FIRST_TIME = 3e8  # seconds since 1970; earlier times than 1979 are more likely
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a table's columns are.
+    """The recognised columns of a table.
 
     Attributes:
         separator: of a CSV file.
-        columns: name of the column of each role; `rating` and `time` only where there is one.
-        reasons: by role, why.
+        columns: name of the column of each role; `rating` and `time` only if there is one.
+        reasons: the reason, by role.
         positive_above: a row is positive when its rating is above this; None: every row is.
         rows: number of rows.
         users: number of distinct users.
         items: number of distinct items.
         ignored: the other columns.
-        unfit: role -> column that is named like it, but whose values cannot be read as such.
-        header: whether the first line of a CSV file has names; where it has none, columns are
-            named by their places.
+        unfit: role -> column with a name of that role, whose values cannot be read as such.
+        header: whether the first line of a CSV file has names; otherwise columns are named by their
+            positions.
     """
 
     separator: str
@@ -104,11 +110,11 @@ class Recognised:
 
 
 def recognise(path: Path, given: Mapping[str, str] | None = None) -> Recognised:
-    """Look at a table of interactions.
+    """Recognise the columns of a table of interactions.
 
     Args:
-        path: a CSV or Parquet file. Where all values of the first line are numbers or dates, it is
-            a row: the first two columns that are not `given` then hold the users and the items.
+        path: a CSV or Parquet file. If all values of the first line are numbers or dates, it is a
+            row, and the first two columns that are not `given` hold the users and the items.
         given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
 
     Raises:
@@ -161,7 +167,7 @@ def _assigned(
     *,
     header: bool,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The column of each role, and why."""
+    """The column of each role, and the reason."""
     columns: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for role, name in given.items():
@@ -207,7 +213,7 @@ def _by_content(
     columns: dict[str, str],
     reasons: dict[str, str],
 ) -> None:
-    """Users and items among what is left: the only column left, or of two the first one."""
+    """Users or items among the remaining columns: the only one, or the first of two."""
     left = [name for name in names if name not in columns.values()]
     ids = [
         name
@@ -242,13 +248,21 @@ def _separator(path: Path) -> str:
             f"{path} is not UTF-8 text",
             expected="a CSV file in UTF-8, or a Parquet file",
             got=str(error),
-            fix="save it as UTF-8, such as by: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE",
+            fix=_conversion(path),
         ) from None
     return max(_SEPARATORS, key=lambda one: counts[one])
 
 
+def _conversion(path: Path) -> str:
+    """How a file that is not text becomes a table, by its first bytes."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    known = (fix for first, fix in _CONVERSIONS.items() if start.startswith(first))
+    return next(known, "save it as UTF-8, such as by: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE")
+
+
 def _require_two(path: Path, names: list[str]) -> None:
-    """A user and an item are two columns."""
+    """The error for a table with fewer than two columns."""
     if len(names) < 2:
         raise DataError(
             f"{path} has one column",
@@ -272,7 +286,7 @@ def _named(role: str, name: str) -> bool:
 
 
 def _fits(role: str, column: pd.Series) -> bool:
-    """Whether a column by that name can be read as such."""
+    """Whether a column with that name can be read in that role."""
     numeric = pd.api.types.is_numeric_dtype(column) and not column.isna().any()
     return numeric or (role == "time" and _dates(column))
 
@@ -300,12 +314,13 @@ def _dates(column: pd.Series) -> bool:
 
 
 def _whole(column: pd.Series) -> bool:
-    """Whether nothing in a column is a number with decimals, as prices are and ids are not."""
+    """Whether no value of a column has decimals: prices have them, ids do not."""
     return not pd.api.types.is_float_dtype(column) or bool((column.dropna() % 1 == 0).all())
 
 
 def _threshold(ratings: pd.Series) -> float | None:
-    """The middle of a rating scale; None where the numbers are none: constant, counts or prices."""
+    """The middle of a rating scale; None if the values are not ratings but constant, counts or
+    prices."""
     values = np.unique(ratings.to_numpy(dtype=np.float64))
     if not 1 < len(values) <= _SCALE or values[0] < -_TOP or values[-1] > _TOP:
         return None

@@ -27,13 +27,12 @@ class Source:
 
     Attributes:
         page: web page with licence and description.
-        licence: what one may do with it, in one sentence.
+        licence: permitted use, in one sentence.
         files: names of the files that the reader needs, relative to the dataset's folder.
-        extras: names or patterns (`*`) of files that are taken along when they are there: features,
-            folds, other forms.
+        extras: names or patterns (`*`) of optional files: features, folds, other forms.
         archives: what `fedrec data fetch` downloads; empty when the publisher offers no direct,
-        stable download. users, items, rows: published counts, checked after every read; None where
-            none is published.
+            stable download.
+        users, items, rows: published counts, checked after every read; None if not published.
         fingerprints: accepted values of `Interactions.fingerprint()`; empty when none is known.
     """
 

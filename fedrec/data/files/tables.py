@@ -23,8 +23,8 @@ def table_columns(path: Path, *, separator: str, header: bool = True) -> list[st
     Args:
         path: a `.parquet` file, or any other for CSV.
         separator: of a CSV file.
-        header: whether the first line of a CSV file has the names. Without it the columns are
-            named by their places: "1", "2", and so on.
+        header: whether the first line of a CSV file has the names. Otherwise the columns are named
+            by their positions: "1", "2", and so on.
 
     Raises:
         DataError: the file is empty or not readable, or pyarrow is needed and missing.
@@ -51,13 +51,13 @@ def read_columns(
     inferred: Sequence[str] = (),
     header: bool = True,
 ) -> dict[str, pd.Series]:
-    """The wanted columns of a table; empty values are missing values.
+    """The requested columns of a table; empty values are missing values.
 
     Args:
         path: a `.parquet` file, or any other for CSV.
-        columns: name -> the setting that asked for it, for the error message.
+        columns: name -> the setting that names it, for error messages.
         separator: of a CSV file.
-        inferred: columns of a CSV file that may be numbers; the others stay text, so that "007" is
+        inferred: columns of a CSV file that may be numbers; the others are text, so that "007" is
             not 7.
         header: whether the first line of a CSV file has the names (`table_columns`).
 
@@ -98,7 +98,7 @@ def _read_csv(
     some: list[str] | None,
     names: list[str] | None,
 ) -> pd.DataFrame:
-    """A CSV file; `names` are those of a file without a line of names."""
+    """Read a CSV file; `names` are the column names of a file without a header."""
     kinds: dict = dict.fromkeys(text, str)
     try:
         with warnings.catch_warnings():
@@ -139,11 +139,14 @@ def _parquet(path: Path):
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
+    coded = isinstance(error, UnicodeDecodeError)
     return DataError(
         f"{path} cannot be read as a table",
         expected="one value per column and line",
         got=str(error).removeprefix("Error tokenizing data. C error: ").strip(),
-        fix="check the separator (dataset.separator) and the named line",
+        fix="save it as UTF-8, such as by: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE"
+        if coded
+        else "check the separator (dataset.separator) and the named line",
     )
 
 
@@ -173,12 +176,13 @@ def numbers_of(column: pd.Series, path: Path) -> np.ndarray:
 
 
 def times_of(column: pd.Series, path: Path) -> np.ndarray:
-    """Times, `int64 [rows]`, one per row: numbers as they are, ISO dates as seconds since 1970.
+    """Times, `int64 [rows]`, one per row: numbers unchanged, ISO dates as seconds since 1970.
 
-    A column is of the one or of the other: beside dates, "1005" might be a year or a second.
+    A column must not contain both: among dates, "1005" might be a year or a number of seconds.
 
     Raises:
-        DataError: a value is missing, neither, of the other kind, or beyond 64 bits.
+        DataError: a value is missing, is neither a number nor a date, is of the other kind, or
+            exceeds 64 bits.
     """
     if pd.api.types.is_bool_dtype(column):
         _require_all(column, np.zeros(len(column), dtype=bool), path, "a number or an ISO date")
@@ -217,6 +221,6 @@ def _require_all(column: pd.Series, good: np.ndarray, path: Path, expected: str)
         f"{path}, row {row + 1:,} (line {row + 2:,} of a CSV file): wrong value in column"
         f" {column.name!r}",
         expected=expected,
-        got="nothing" if pd.isna(value) else repr(value),
+        got="nothing" if pd.isna(value) else repr(getattr(value, "item", lambda: value)()),
         fix="correct that row, or leave it out",
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that a copy of a dataset is the published one: complete lines, counts, checksum.
 
-Damaged copies of well-known datasets circulate (lines added, files cut in the middle), and a result
-on one of them compares with nothing. So a reader refuses what differs, unless the user switches
+Damaged copies of well-known datasets circulate (lines added, files cut in the middle), and results
+on them are not comparable. So a reader rejects copies that differ, unless the user switches
 verification off.
 """
 
@@ -22,7 +22,7 @@ _BLOCK = 1 << 24
 
 
 def require_match(interactions: Interactions, source: Source) -> None:
-    """Check counts first, which say more about what is wrong, then the checksum.
+    """Check counts first, because they are more informative, then the checksum.
 
     Raises:
         DataError: the number of rows, users or items, or the fingerprint, is not the published one.
@@ -60,8 +60,8 @@ def _require_fingerprint(interactions: Interactions, source: Source) -> None:
 
 
 def require_complete_lines(path: Path, published: int | None = None) -> None:
-    """Check that the last line of a text file is whole; `published` is the number of lines it
-    should have.
+    """Check that the last line of a text file is complete; `published` is the expected number of
+    lines.
 
     Raises:
         DataError: the file is empty or does not end with a line end.
@@ -84,7 +84,7 @@ def require_complete_lines(path: Path, published: int | None = None) -> None:
 
 
 def count_lines(path: Path) -> int:
-    """Number of lines of a file, the last one counted even when it has no line end."""
+    """Number of lines of a file; a last line without a line end counts."""
     lines, last = 0, b"\n"
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

@@ -22,7 +22,7 @@ LICENCE = (
 )
 
 RATING_COLUMNS = {"users": "user", "items": "item", "ratings": "rating", "times": "time"}
-"""The layouts of the two oldest releases, whose files have no header, name columns so."""
+"""Column names in the layouts of the two oldest releases, whose files have no header."""
 
 _BAND_STARTS = (0, 18, 25, 35, 45, 50, 56)
 _BANDS = ("Under 18", "18-24", "25-34", "35-44", "45-49", "50-55", "56+")
@@ -31,12 +31,12 @@ _BANDS = ("Under 18", "18-24", "25-34", "35-44", "45-49", "50-55", "56+")
 def read_ratings(
     reader: Reader, path: Path, layout: Layout, columns: Mapping[str, str]
 ) -> Interactions:
-    """The ratings of a release without features, verified against what was published.
+    """The ratings of a release without features, verified against the published counts.
 
     Args:
         reader: of the release.
         path: the file of ratings.
-        layout: how the file is written.
+        layout: format of the file.
         columns: the file's names for `users`, `items`, `ratings` and `times`.
     """
     frame = read_delimited(path, layout)
@@ -90,7 +90,7 @@ def rows_of(
 
 
 def genre_lists(texts: Iterable[str]) -> list[list[str]]:
-    """`"Comedy|Drama"` -> `["Comedy", "Drama"]`; a film without genres gets an empty list."""
+    """`"Comedy|Drama"` -> `["Comedy", "Drama"]`; a film without genres has an empty list."""
     return [
         [genre for genre in text.split("|") if genre and genre != "(no genres listed)"]
         for text in texts

@@ -16,22 +16,22 @@ _OCCUPATIONS = tuple(f"occupation {number}" for number in range(1, 11))
 _GENRES = tuple(f"genre {number}" for number in range(1, 13))
 _MOST_GENRES = 3
 _GENRE_SHARE = 0.5  # of the variance of the items' factors
-_AT_ONCE = 2**16  # rows of factors gathered at once; more would only take memory
+_AT_ONCE = 2**16  # rows of factors gathered at once; more only takes memory
 _EXPONENT = 1.1  # of the popularity law
-_HEAD = 0.02  # of the catalogue is flat before the law sets in
+_HEAD = 0.02  # share of the catalogue before the power law begins
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What the data were generated from.
+    """Parameters that the data were generated from.
 
     Attributes:
         user_factors: `float32 [users, rank]`.
         item_factors: `float32 [items, rank]`.
         selectivity: weight of the affinity against the logarithm of the popularity.
         ranked_items: `int64 [items]`, items from the most to the least popular.
-        log_popularity: `float32 [items]`, logarithm of the chance that a popular candidate is this
-            item.
+        log_popularity: `float32 [items]`, logarithm of the probability that a popular candidate is
+            this item.
         user_features: gender, age and occupation, which explain a share of the users' factors.
         genres: one to three per item, which explain a share of the items' factors.
     """
@@ -60,11 +60,11 @@ class Truth:
         return found
 
     def scores(self, users: np.ndarray) -> np.ndarray:
-        """What is both liked and met, `float32 [users, items]`: the scores of an oracle that knows
-        the truth.
+        """Scores of an oracle that knows the truth, `float32 [users, items]`: affinity and
+        popularity.
 
-        Nearly the best possible for users who take a small part of the catalogue; that a very
-        active user runs out of popular items is not in it.
+        They are nearly the best possible for users with a small part of the catalogue; that very
+        active users run out of popular items is not modelled.
         """
         affinity = self.user_factors[users] @ self.item_factors.T
         return self.selectivity * affinity + self.log_popularity
@@ -82,7 +82,7 @@ def plant(
     selectivity: float,
     generator: np.random.Generator,
 ) -> Truth:
-    """Draw a truth; see `SyntheticConfig` for the meaning of the arguments."""
+    """Draw a ground truth; see `SyntheticConfig` for the meaning of the arguments."""
     features = tuple(
         _single(name, categories, users, generator)
         for name, categories in (("gender", _GENDERS), ("age", _AGES), ("occupation", _OCCUPATIONS))
@@ -109,7 +109,7 @@ def plant(
 def _single(
     name: str, categories: tuple[str, ...], rows: int, generator: np.random.Generator
 ) -> Feature:
-    # Unequal shares, so that there are minorities to look at.
+    # Unequal shares, so that there are minorities.
     share = generator.dirichlet(np.full(len(categories), 5.0))
     return Feature(
         name, categories, np.arange(rows + 1), generator.choice(len(categories), rows, p=share)
@@ -119,8 +119,8 @@ def _single(
 def _multiple(
     name: str, categories: tuple[str, ...], rows: int, generator: np.random.Generator
 ) -> Feature:
-    """One to three distinct categories per row: steps around the list, none longer than a third of
-    it."""
+    """One to three distinct categories per row: cyclic steps through the list, each at most a third
+    of its length."""
     counts = generator.integers(1, _MOST_GENRES + 1, rows)
     steps = generator.integers(1, len(categories) // _MOST_GENRES, (rows, _MOST_GENRES))
     steps[:, 0] = generator.integers(0, len(categories), rows)

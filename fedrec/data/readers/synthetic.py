@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Synthetic interactions with a planted low-rank taste, demographics that matter, long tails, and
-known truth.
+"""Synthetic interactions with known truth: planted low-rank preferences, informative demographics,
+and long tails.
 
 Users and items have factors; their product is the *affinity*. A share of a user's factors comes
-from gender, age and occupation, and a share of an item's from its genres. Each user meets a pool of
-candidate items, mostly popular ones, and takes the best of it: a candidate's chance grows with
-`exp(selectivity x affinity)`. Ratings 1 to 5 are the affinity plus noise, cut at fixed thresholds.
+from gender, age and occupation, and a share of an item's from its genres. Each user gets a pool of
+candidate items, mostly popular ones, and draws from it with weights proportional to
+`exp(selectivity x affinity)`. Ratings 1 to 5 are the affinity plus noise, discretised at fixed
+thresholds.
 
-The work goes through chunks of users, and within a chunk through its candidates, so no object of
-size users x items exists: a million users with a million items is a matter of memory for the
-interactions alone.
+Users are processed in chunks, and within a chunk by candidates, so no array of size users x items
+exists: for a million users and a million items, memory is needed for the interactions only.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ from fedrec.rng import stream
 
 _CANDIDATES_AT_ONCE = 2_000_000
 _POPULAR_PER_INTERACTION = 5
-_CHANCE_PRESENCE = (
-    0.05  # of an item met by chance, against 1 for each time it is met because it is popular
-)
+_CHANCE_PRESENCE = 0.05  # weight of an item drawn uniformly, against 1 for each draw by popularity
 _YEAR = 365 * 24 * 3600
 _START = 946_684_800  # 2000-01-01
 _THRESHOLDS = np.array([-0.9, -0.2, 0.5, 1.3], dtype=np.float32)
@@ -48,7 +46,8 @@ class SyntheticConfig(ReaderConfig):
     """Mean number of interactions of a user; most have fewer, a few have many (at most half of the
     items)."""
     min_interactions: int = Field(8, ge=1)
-    """Fewest interactions of a user, at most `mean-interactions` and half of the items."""
+    """Smallest number of interactions of a user, at most `mean-interactions` and half of the
+    items."""
     rank: int = Field(8, ge=1, le=256)
     """Number of latent factors."""
     noise: float = Field(0.3, ge=0)
@@ -98,7 +97,7 @@ class Synthetic(Reader):
         )
 
     def truth(self) -> Truth:
-        """What the data were generated from."""
+        """The ground truth of the data."""
         config = self.config
         generator = stream(config.data_seed, "synthetic-truth")
         return plant(
@@ -136,8 +135,8 @@ class Synthetic(Reader):
             len(users), dtype=np.float32
         )
         ratings = (1 + np.searchsorted(_THRESHOLDS, liking)).astype(np.float32)
-        # Each user is active for a year from a day of its own; within it the order says nothing
-        # about the taste.
+        # Each user is active for a year from a random day; the order within it is independent of
+        # preferences.
         times = generator.integers(_START, _START + _YEAR, len(counts))[users] + generator.integers(
             0, _YEAR, len(users)
         )
@@ -145,8 +144,8 @@ class Synthetic(Reader):
 
 
 class _Candidates(NamedTuple):
-    """Distinct items that users meet: `users` (within the chunk, ascending), `items`, and how
-    present each item is."""
+    """Distinct candidates of users: `users` (within the chunk, ascending), `items`, and the weight
+    of each."""
 
     users: np.ndarray
     items: np.ndarray
@@ -154,7 +153,8 @@ class _Candidates(NamedTuple):
 
 
 def _chunks(counts: np.ndarray) -> Iterator[slice]:
-    """Consecutive users whose candidates fit into memory together; depends on the settings only."""
+    """Number of consecutive users whose candidates fit into memory; depends on the settings
+    only."""
     load = np.cumsum(counts * (_POPULAR_PER_INTERACTION + 1))
     ends = np.searchsorted(
         load, np.arange(_CANDIDATES_AT_ONCE, load[-1], _CANDIDATES_AT_ONCE), side="right"
@@ -164,15 +164,14 @@ def _chunks(counts: np.ndarray) -> Iterator[slice]:
 
 
 def _candidates(truth: Truth, counts: np.ndarray, generator: np.random.Generator) -> _Candidates:
-    """Several popular items per interaction, and as many chance items as interactions: enough
-    distinct ones."""
+    """Several popular items per interaction, and as many uniformly drawn items as interactions,
+    which gives enough distinct ones."""
     num_items, local = len(truth.item_factors), np.arange(len(counts))
     popular_users = np.repeat(local, counts * _POPULAR_PER_INTERACTION)
     popular = truth.popular_items(len(popular_users), generator)
     chance_users = np.repeat(local, counts)
     chance = _chance_items(counts, num_items, generator)
-    # Pair and origin in one number, so that one plain sort brings equal pairs together; it carries
-    # no second array.
+    # Pair and origin in one number, so that one sort groups equal pairs without a second array.
     codes = np.concatenate(
         [2 * (popular_users * num_items + popular) + 1, 2 * (chance_users * num_items + chance)]
     )
@@ -200,12 +199,12 @@ def _fittest(
     """Rows of `met`: `counts` per user, drawn without replacement with weights
     `presence x exp(log_weight)`.
 
-    A race: a candidate arrives after an exponential time divided by its weight, and the first
-    arrivals are taken (Efraimidis and Spirakis, 2006).
+    Each candidate gets an exponential random number divided by its weight, and the smallest numbers
+    are taken (Efraimidis and Spirakis, 2006).
     """
     weight = np.exp(log_weight) * met.presence
     arrival = generator.standard_exponential(len(weight), dtype=np.float32) / weight
-    # One sort by user, then by arrival squeezed into [0, 1).
+    # One sort by user, then by the random number mapped into [0, 1).
     order = np.argsort(met.users + (arrival / (1 + arrival)).astype(np.float64) * 0.999)
     found = np.bincount(met.users, minlength=len(counts))
     place = np.arange(len(order)) - np.repeat(np.cumsum(found) - found, found)

@@ -39,8 +39,8 @@ class TableConfig(ReaderConfig):
     separator: str = Field(",", min_length=1, max_length=1)
     """Character between two values of a CSV file, such as "," or "\\t"."""
     header: bool = True
-    """Whether the first line of a CSV file has the names of the columns; where it has none, they
-    are named by their places, "1", "2" and so on."""
+    """Whether the first line of a CSV file has the names of the columns; otherwise they are named
+    by their positions, "1", "2" and so on."""
     user_features: tuple[str, ...] = ()
     """Names of columns that are constant per user, or files of additional tables with the user
     column and one row per user."""
@@ -99,7 +99,7 @@ class Table(Reader):
         return path
 
     def _columns(self, path: Path) -> dict[str, str]:
-        """Wanted columns of the main table, and the setting that asked for each."""
+        """The columns to read from the main table, and the setting that names each."""
         config = self.config
         columns = {config.user: "dataset.user", config.item: "dataset.item"}
         columns |= {config.rating: "dataset.rating"} if config.rating else {}
@@ -114,8 +114,8 @@ class Table(Reader):
         return columns
 
     def _extra(self, name: str, path: Path) -> Path | None:
-        """The further table that `name` stands for; None when it is a column. Relative paths start
-        at the table."""
+        """The additional table called `name`; None if it is a column. Relative paths start at the
+        table's folder."""
         extra = path.parent / name
         return extra if extra.is_file() else None
 
@@ -154,8 +154,8 @@ class Table(Reader):
 
 
 def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) -> Feature:
-    """A feature from labels that repeat in every row of their owner; a missing label means that it
-    has none.
+    """A feature from labels that are repeated in every row of their owner; a missing label means no
+    category.
 
     Raises:
         DataError: one owner has two labels.

@@ -13,8 +13,8 @@ from fedrec.rng import stream
 
 Order = Literal["random", "temporal"]
 
-# Parts of the "split" stream. Users and rows have streams of their own, so that holding out more
-# users never reshuffles anybody's rows.
+# Parts of the "split" stream. Users and rows have separate streams, so that the order of a user's
+# rows does not depend on the number of held-out users.
 USERS, ROWS, VALIDATION = 0, 1, 2
 
 
@@ -37,14 +37,14 @@ def sort_key(interactions: Interactions, order: Order, seed: int) -> np.ndarray:
 
 
 def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each row stands in its user's sequence.
+    """Position of each row in its user's sequence.
 
     Args:
         users: `int64 [rows]`, each >= 0.
         key: `int64 [rows]`; rows with equal keys keep their order.
 
     Returns:
-        `int64 [rows]` twice: the row's place, from 0, and the number of rows of its user.
+        `int64 [rows]` twice: the row's position, from 0, and the number of rows of its user.
     """
     order = np.lexsort((key, users))
     counts = np.bincount(users)

@@ -4,9 +4,9 @@ theorem 1).
 
     bound(p) = p / omega * (d + ln(1 / delta)),    p in [p_min, 1]
 
-A user trains with at most bound(1) rows, drawn at random, and one with fewer than bound(p_min) does
-not train. Neither changes what is held out, so that figures with and without the bound are of the
-same lists.
+A user trains with at most bound(1) rows, drawn at random, and a user with fewer than bound(p_min)
+rows does not train. Held-out rows do not change, so that figures with and without the bound are for
+the same lists.
 
 Where this differs from the paper:
 
@@ -14,11 +14,11 @@ Where this differs from the paper:
   bound of 1,772 make it 86.297, which is neither the 1,682 items nor the 19 genres of
   MovieLens-100K; that is the default. Its smallest bound of 3 at p_min = 0.001 is 1.8 by the
   formula.
-- It leaves out users (and items, by a rule that is not stated) before everything; then the lists
-  that are ranked get easier, which is what its table 5 compares. Items are left alone here.
+- It removes users (and items, by a rule that is not stated) before the split, which makes ranking
+  easier; its table 5 compares such lists. Items are not removed here.
 - p_min is "set to the value allowing the maximal model precision, by gradually increasing" it: run
-  with several values of `p-min` on the validation part. p_min = 0 and 0.001 leave MovieLens-100K as
-  it is.
+  with several values of `p-min` on the validation part. p_min = 0 and 0.001 do not change
+  MovieLens-100K.
 - Theorem 1 applies a bound for classifiers of one concept to users of a recommender; it is a
   heuristic.
 """
@@ -55,19 +55,19 @@ class BoundedConfig(Config):
     """Users with a smaller p do not train."""
 
     def bound(self, p: float) -> float:
-        """Rows of a user of weight factor p."""
+        """Number of rows of a user with weight factor p."""
         return p / self.omega * (self.dimension + math.log(1 / self.delta))
 
 
 class Bounded(Split):
-    """Users train with neither too many nor too few rows."""
+    """Bounds the number of training rows of a user from above and below."""
 
     Config = BoundedConfig
     paper = "DP-VAE (Fang et al. 2022), theorem 1"
     config: BoundedConfig
 
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions as the inner split does, and thin out the training part."""
+        """Divide the interactions like the inner split, and bound the training part."""
         section = self.config.inner
         inner = registry.resolve(registry.SPLIT, section.name)(
             component_settings(registry.SPLIT, section), self.seed

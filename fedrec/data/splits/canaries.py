@@ -29,10 +29,11 @@ class Canaries(Split):
     `fedrec audit`."""
 
     Config = CanariesConfig
+    simulations_only = True
     config: CanariesConfig
 
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions as the other split does.
+        """Divide the interactions like the other split.
 
         Raises:
             DataError: see the other split.

@@ -2,8 +2,8 @@
 """Cross-validation over rows: one fold is tested, the others train (PNBM, section 5: five folds of
 MovieLens).
 
-The folds are drawn from the seed, or they are the five folds `u1` to `u5` that MovieLens-100K
-ships, which are the only ones on which published figures compare row by row.
+The folds are drawn from the seed, or they are the five published folds `u1` to `u5` of
+MovieLens-100K, which are the only ones that allow comparison with published figures row by row.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class KfoldConfig(Config):
     fold: int = Field(1, ge=1)
     """Which fold is tested, from 1 to `folds`."""
     shipped: bool = False
-    """Take the folds that MovieLens-100K ships instead of random ones."""
+    """Use the published folds of MovieLens-100K instead of random ones."""
     folder: Path | None = None
-    """Folder with the shipped fold files (u1.test to u5.test); needed when `shipped` is true."""
+    """Folder with the published fold files (u1.test to u5.test); required if `shipped` is true."""
     validation: float = Field(0.0, ge=0, lt=1)
     """Share of the other folds' rows that is held out for validation."""
 
@@ -57,7 +57,7 @@ class Kfold(Split):
         """Divide the interactions; the folds of one seed are disjoint and together complete.
 
         Raises:
-            DataError: a shipped fold file is missing or does not belong to these interactions.
+            DataError: a published fold file is missing or does not belong to these interactions.
         """
         test_rows = (
             self._shipped_rows(interactions)
@@ -82,7 +82,7 @@ class Kfold(Split):
         )
 
     def _random_rows(self, interactions: Interactions) -> np.ndarray:
-        # The permutation does not know the fold, so that all folds cut the same one.
+        # The permutation does not depend on the fold, so that all folds divide the same one.
         shuffled = stream(self.seed, "split", ROWS).permutation(len(interactions))
         return shuffled[self.config.fold - 1 :: self.config.folds]
 

@@ -3,8 +3,8 @@
 2017, section 4.1).
 
 The protocol of NCF and of most federated recommenders (FedMF, PFedRec). Users with fewer than three
-rows are not tested, so that a tested user always has something to learn from, and so that the test
-rows do not depend on `validation`.
+rows are not tested, so that a tested user always has training rows, and so that the test rows do
+not depend on `validation`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LeaveOneOutConfig(Config):
     leaky_negatives: bool = False
     """Whether to exclude held-out items from the sampled negatives, as the public code of PFedRec,
     GPFedRec and FedRAP does. This leaks the test item and exists only to explain their results;
-    every table reports it."""
+    every result table reports it."""
     order: Order = "temporal"
     """Definition of the last row: "temporal" (by time; rows of equal times in the source's order)
     or "random"."""

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another split, of whose training clients only a drawn part trains: the federations of a
+"""Another split in which only a random part of the training clients trains: the systems of a
 membership attack.
 
-Held-out users and rows are those of the other split, so that a system under attack is judged for
-its recommendations as any other. Users that are not drawn keep their training rows, which nobody
-learns from.
+Held-out users and rows are those of the other split, so that a system under attack is evaluated
+like any other. Users that are not drawn keep their training rows, which are not used for training.
 
 Where this differs from PrivRec section 4.6: there all users of the dataset are shadow users,
 members or others; here the test users of the other split are not attacked.
@@ -25,10 +24,10 @@ from fedrec.experiment.sections import Section, component_settings
 
 
 class MembersConfig(Config):
-    """Settings of a federation of an attack."""
+    """Settings of a system of an attack."""
 
     base: dict[str, Any] = Field(default_factory=lambda: {"name": "user-holdout"})
-    """The split whose training clients are drawn from: its name and settings."""
+    """The split that determines the candidates for training clients: its name and settings."""
     seed: int = Field(0, ge=0)
     """Seed of that split and of the draw, apart from the experiment's, which differs between
     federations."""
@@ -54,14 +53,15 @@ class MembersConfig(Config):
 
 
 class Members(Split):
-    """The federation of one system of a membership attack; for `fedrec attack`."""
+    """Draws the training users of one system of a membership attack; for `fedrec attack`."""
 
     Config = MembersConfig
+    simulations_only = True
     paper = "PrivRec (Wang et al. 2021), section 4.6; Carlini et al. 2022"
     config: MembersConfig
 
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions as the other split does, and draw who trains.
+        """Divide the interactions like the other split, and draw the training clients.
 
         Raises:
             ExperimentError: there are too few users, or fewer runs than `run`.

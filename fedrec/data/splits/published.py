@@ -2,8 +2,8 @@
 """The publisher's own training and test files, such as those of Amazon Office (70:30) and Gowalla
 (80:20).
 
-Validation rows, where they are wanted, are drawn from the training file: choose settings with them,
-and report with `validation = 0`, so that the published training rows are all learned from.
+Validation rows, if any, are drawn from the training file: choose settings with them, and report
+with `validation = 0`, so that all published training rows are used for training.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Published(Split):
     config: PublishedConfig
 
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions as the publisher did.
+        """Divide the interactions like the publisher.
 
         Raises:
             DataError: the dataset was not published in two files, or only one of them was read.

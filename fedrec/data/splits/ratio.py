@@ -43,7 +43,7 @@ class RatioConfig(Config):
 
 
 class Ratio(Split):
-    """Shares of each user's rows train, choose settings, and are tested."""
+    """Fixed shares of each user's rows for training, validation and testing."""
 
     Config = RatioConfig
     paper = "UPC-SDG (Liu et al. 2022), as stated there"

@@ -4,9 +4,9 @@
 A share of the users are test users; all rows of the others train the shared model. Each test user's
 rows are divided evenly: one half serves on-device fine-tuning, the other is held out.
 
-Where the paper is silent, we decide: the halves are random by default (temporal is an option), the
-extra row of an odd count goes to the training half, and further users may be held out to choose
-settings, which the paper does not do.
+Not specified in the paper, and chosen here: the halves are random by default (temporal is an
+option), the extra row of an odd count belongs to the training half, and additional users can be
+held out for validation.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class UserHoldout(Split):
                 halves.
         """
         test, training = self._user_parts(interactions)
-        # Only the rows of held-out users are sorted, which are the few.
+        # Only the rows of held-out users, which are few, are sorted.
         rows = np.flatnonzero(~_members(interactions, training)[interactions.users])
         held_out = rows[self._second_half(interactions, rows)]
         train = np.ones(len(interactions), dtype=bool)
@@ -91,7 +91,7 @@ class UserHoldout(Split):
                 got=f"test users: {test}, validation users: {validation}, of {len(present)} in all",
                 fix="data of more users, or another share of test-users or validation-users",
             )
-        # One permutation, test users first: whoever is tested is tested whatever the share of
+        # One permutation, test users first, so that test users do not depend on the share of
         # validation users.
         shuffled = stream(self.seed, "split", USERS).permutation(present)
         return shuffled[:test], shuffled[test + validation :]
@@ -105,7 +105,7 @@ class UserHoldout(Split):
             return place >= (count + 1) // 2
         by_key = np.argsort(key, kind="stable")
         pair = (users * interactions.num_items + items)[by_key]
-        # A pair stands where its first row stands.
+        # The position of a pair is that of its first row.
         _, first, pair_of = np.unique(pair, return_index=True, return_inverse=True)
         place, count = places(users[by_key][first], first)
         second = np.empty(len(rows), dtype=bool)

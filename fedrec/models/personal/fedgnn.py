@@ -6,14 +6,14 @@ them.
     h_u    = p_u + attention of p_u over the x_i of the user's items
     logit(u, j) = h_u . e_j
 
-The graph is a device's own: its items, and for each of them embeddings of other users that a third
-party found. p_u (`user.id`) and h_u (`user.vector`) never leave the device for the server; a
-device computes h_u in each of its rounds (step `fedgnn`) and ranks by the last one. One that was
-never in a round has none and ranks nothing.
+The graph is local to a device: its items, and for each of them embeddings of other users that a
+third party found. p_u (`user.id`) and h_u (`user.vector`) are never sent to the server; a device
+computes h_u in each of its rounds (step `fedgnn`) and ranks by the last one. A device that has
+never been in a round has no h_u and cannot rank.
 
 Where this differs from the paper, which predicts ratings: a score is the inner product, and an
-item's own embedding is added to what it takes over. Its public code weighs neighbours by attention
-without a softmax; here there is one.
+item's own embedding is added to the aggregated ones. Its public code weights neighbours by
+attention without a softmax, which is used here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FedgnnConfig(Config):
 
 
 class Fedgnn(Model):
-    """Items' embeddings under a user's vector, which comes from a local graph."""
+    """Item embeddings, and a user vector computed from a local graph."""
 
     Config = FedgnnConfig
     paper = "FedGNN (Wu et al. 2021), section 3.2"
@@ -81,8 +81,8 @@ class Fedgnn(Model):
         Args:
             parameters: without cohort dimension.
             liked: `[n, d]`, embeddings of the user's items.
-            neighbours: `[n, k, d]`, embeddings of other users with each of them.
-            there: `bool [n, k]`, which of these are no padding.
+            neighbours: `[n, k, d]`, embeddings of other users with each of these items.
+            there: `bool [n, k]`, which of these are not padding.
         """
         user = parameters["user.id"]
         own = user.expand(len(liked), 1, -1)

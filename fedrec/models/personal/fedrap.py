@@ -5,11 +5,11 @@ personal part.
     logit(u, i) = w_u . (c_i + d_ui) + b_u
 
 C (`item.id`) is shared. D_u (`item.personal`), w_u and b_u are one user's and never leave the
-device (step `fedrap`). D_u has a row for every item, but is no compact item table: who trains it
+device (step `fedrap`). D_u has a row for every item, but is not a compact item table: each device
 holds it whole.
 
 Where this differs from the paper's public code: D starts at zero and not at random, so that a user
-who was never in a round is ranked by what is shared alone.
+who was never in a round is ranked by the shared part only.
 """
 
 from __future__ import annotations

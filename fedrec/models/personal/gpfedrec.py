@@ -5,12 +5,12 @@ that are shared and changed.
     logit(u, i) = network_u([p_u ; e_i + o_ui])
 
 with ReLU between the layers. E (`item.id`) is the server's. p_u (`user.id`), the network and O_u
-(`item.own`) are one user's and never leave the device: O_u is how far the user's last training
-moved the embeddings, so that E + O_u is the table that the user ends up with. A round begins with
-E alone (step `gpfedrec`).
+(`item.own`) are one user's and never leave the device: O_u is the change of the embeddings in the
+user's last training, so that E + O_u is the user's final table. A round begins with E only (step
+`gpfedrec`).
 
-Where this differs from the paper's public code: what a device keeps is the change, and not the
-table as it was when it was in a round last, so that it sees what others learned since.
+Where this differs from the paper's public code: a device keeps the change and not the whole table
+of its last round, so that later updates of other users take effect.
 """
 
 from __future__ import annotations

@@ -2,16 +2,14 @@
 """Synthetic profiles from a noisy co-occurrence matrix: user-level differential privacy of the
 whole table.
 
-Two Gaussian releases are all that is taken from the data: how many users have each item, and how
-many have each pair of the items that were found popular. Everything after is post-processing: each
-user's place in the table gets a profile of items that go together, drawn without that user's rows.
-So a profile tells of its user nothing beyond the guarantee, and a recommender that learns it cannot
-know the user; it can know which items go together, and serve a user from rows that never left the
-device.
+Only two Gaussian releases are computed from the data: the number of users of each item, and of each
+pair of the most popular items. Everything after is post-processing: each user gets a profile of
+items that occur together, drawn without that user's rows. So a profile reveals nothing about its
+user beyond the guarantee. A recommender trained on it learns which items occur together, and can be
+applied to rows that never leave the device.
 
-Neighbours differ in all rows of one user (replace-one); which users there are is public. Counts
-have no signs, so that costs sqrt(2) S for each of the two releases and not 2 S
-(`fedrec.privacy.adjacency`).
+Neighbours differ in all rows of one user (replace-one); the set of users is public. Counts are
+non-negative, so each of the two releases costs sqrt(2) S and not 2 S (`fedrec.privacy.adjacency`).
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class NoisyCooccurrence(Perturbation):
     config: NoisyCooccurrenceConfig
 
     def plan(self, users: int) -> Plan:
-        """Noise and cost of the two releases for so many users, at a clip norm of 1."""
+        """Noise and cost of the two releases for a number of users, at a clip norm of 1."""
         config = self.config
         settings = PrivacyConfig(
             clip_norm=1.0, epsilon=config.epsilon, delta=config.delta, backend=config.backend
@@ -72,11 +70,11 @@ class NoisyCooccurrence(Perturbation):
         return Plan.of(settings, "full", {}, users, rounds=2, contributions="non-negative")
 
     def perturb(self, data: TrainingData) -> Perturbed:
-        """A profile for each user with training rows; no row comes from one of its own.
+        """A profile for each user with training rows; no row is derived from one of its own.
 
         Raises:
             DataError: a user has no training row.
-            ExperimentError: ratings are learned from, which it has none to give for.
+            ExperimentError: the experiment uses ratings, which the synthetic rows do not have.
         """
         refuse_missing_rows(data)
         rows = data.rows
@@ -137,7 +135,7 @@ def _matrix(rows: Interactions, users: np.ndarray) -> sparse.csr_array:
 
 
 def _table(rows: Interactions, users: np.ndarray, items: np.ndarray) -> Interactions:
-    """The synthetic rows; ratings and times, which nobody reads, are zero and tell nothing."""
+    """The synthetic rows; ratings and times are not used and zero."""
     ratings = None if rows.ratings is None else np.zeros(len(users), np.float32)
     times = None if rows.times is None else np.zeros(len(users), np.int64)
     return dataclasses.replace(

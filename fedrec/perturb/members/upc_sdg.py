@@ -2,14 +2,14 @@
 """UPC-SDG: rows that matter little to a user are replaced by items that the user would like (Liu et
 al., SIGIR 2022).
 
-BPR-MF embeddings of the training rows; attention that says what each row contributes; of each user
-the k n rows of least weight are replaced; what replaces a row comes from a Gumbel-softmax that was
-trained for similarity of at most gamma to the row's item and for the user's liking. The parts are
-in `fedrec.perturb.synthesis`. Every row counts as an interaction, whatever its rating; a substitute
-takes over the rating and time of the row that it replaces.
+BPR-MF embeddings of the training rows are computed, and attention weights of each row's
+contribution; the k n rows of each user with the smallest weights are replaced, by items from a
+Gumbel-softmax trained for similarity of at most gamma to the row's item and for the user's
+preference. The parts are in `fedrec.perturb.synthesis`. Every row counts as an interaction,
+whatever its rating; a substitute takes over the rating and time of the row that it replaces.
 
-The paper's definition 1 calls the share that is *kept* the replacement ratio and uses it everywhere
-as the share that is replaced, as is done here. It claims privacy and proves none: see `words`.
+The paper's definition 1 calls the share that is *kept* the replacement ratio, but uses it
+everywhere as the share that is replaced, as here. It claims privacy without a proof: see `words`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class UpcSdgConfig(ReplacementConfig):
 
 
 class UpcSdg(Perturbation):
-    """Synthetic rows by attention and Gumbel-softmax, as private as each user asks for, without a
+    """Synthetic rows by attention and Gumbel-softmax, with a privacy level per user but without a
     guarantee."""
 
     Config = UpcSdgConfig
@@ -137,7 +137,7 @@ class UpcSdg(Perturbation):
         users: torch.Tensor,
         similarity: Similarity,
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """The items that take the place of the chosen rows'."""
+        """`int64 [n]`: the items that replace those of the chosen rows."""
         config, gamma = self.config, torch.from_numpy(preferences.sensitivity.astype(np.float32))
         if config.generate == "random" or not len(chosen):
             return random_substitutes(rows, chosen, self.seed), {}
@@ -159,8 +159,8 @@ class UpcSdg(Perturbation):
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Torch on one thread: how sums are split over threads changes their last digits, and with them
-    single draws."""
+    """Context with one PyTorch thread: the division of sums over threads changes their last digits,
+    and thereby single draws."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -172,8 +172,7 @@ def _one_thread() -> Iterator[None]:
 def _nearness(
     rows: Interactions, similarity: Similarity, gamma: torch.Tensor
 ) -> Callable[[np.ndarray], torch.Tensor]:
-    """Scores of some rows' substitutes that are highest where the similarity is nearest to
-    gamma."""
+    """Scores of substitutes for some rows, highest where the similarity is nearest to gamma."""
 
     def scores(some: np.ndarray) -> torch.Tensor:
         user, item = _columns(rows, some)
@@ -189,7 +188,7 @@ def _logits(
     items: torch.Tensor,
     gamma: torch.Tensor,
 ) -> Callable[[np.ndarray], torch.Tensor]:
-    """Scores of some rows' substitutes as the generator has them."""
+    """Scores of substitutes for some rows by the generator."""
 
     @torch.no_grad()
     def scores(some: np.ndarray) -> torch.Tensor:

@@ -2,12 +2,13 @@
 """How much each row contributes to its user's preferences (UPC-SDG, equations 3 to 6).
 
     v_ui = h . ReLU(W1 [p_u : q_i] + b1)          a_ui = exp(v_ui) / (sum_j exp(v_uj))^beta
-    t_u  = 1/n_u sum_i a_ui q_i                   L_D  = sum_u |f(t_u) - p_u|^2,  f an MLP with
-    dropout
+    t_u  = 1/n_u sum_i a_ui q_i                   L_D  = sum_u |f(t_u) - p_u|^2
 
-The embeddings stay as they are, and the generator has parameters of its own: L_D and L_I (equation
-16) share none, so minimising their sum is minimising each by itself, which is what is done here.
-How L_D is scaled against L_I is of no effect for the same reason.
+with f an MLP with dropout.
+
+The embeddings are fixed, and the generator has parameters of its own: L_D and L_I (equation 16)
+share none, so minimising their sum is equivalent to minimising each separately, as is done here.
+For the same reason the relative scale of L_D and L_I has no effect.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class AttentionConfig(Config):
 
 
 class Attention(nn.Module):
-    """Attention weights of rows, and the map from what they sum up to back to the user's embedding.
+    """Attention weights of rows, and the map from their weighted sum to the user's embedding.
 
     Args:
         config: its settings.
@@ -87,7 +88,7 @@ class Attention(nn.Module):
     def loss(
         self, users: Tensor, place: Tensor, items: Tensor, generator: torch.Generator | None = None
     ) -> Tensor:
-        """L_D of equation 6 over some users, a scalar; with dropout where a generator is given.
+        """L_D of equation 6 over some users, a scalar `[]`; with dropout if a generator is given.
         Arguments as in `logits`."""
         hidden = torch.relu(self.profiles(users, place, items) @ self.first + self.first_bias)
         if generator is not None and self.config.dropout:
@@ -119,8 +120,8 @@ def train_attention(
     items: Tensor,
     generator: torch.Generator,
 ) -> tuple[np.ndarray, list[float]]:
-    """Train the attention, and give its logits for all rows, which are in the order of the weights
-    within a user.
+    """Train the attention and return its logits for all rows, which have the same order as the
+    weights within a user.
 
     Args:
         config: its settings.
@@ -156,7 +157,7 @@ def train_attention(
 
 
 def _batches(rows: Interactions, order: np.ndarray, most: int) -> list[np.ndarray]:
-    """Users with rows, in that order, cut where a batch has enough rows."""
+    """Users with rows, in the given order, divided into batches by their number of rows."""
     counts = np.diff(rows.user_offsets)[order]
     order, counts = order[counts > 0], counts[counts > 0]
     batch = (np.cumsum(counts) - counts) // most
@@ -164,7 +165,7 @@ def _batches(rows: Interactions, order: np.ndarray, most: int) -> list[np.ndarra
 
 
 def _gathered(rows: Interactions, batch: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """The users of a batch, and of each of their rows the place of its user and its item."""
+    """The users of a batch, and for each of their rows the position of its user and its item."""
     own = [rows.rows_of(user) for user in batch]
     place = np.repeat(np.arange(len(batch)), [len(one) for one in own])
     return (

@@ -10,13 +10,13 @@ from scipy import sparse
 
 from fedrec.privacy.mechanisms import add_noise, source_of
 
-_USERS_AT_ONCE = 2048
+_USERS_AT_ONCE = 2048  # users per block of dense rows in memory
 _COUNTS, _PAIRS = 1, 2  # addresses of the noise of the two releases
 
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """All that is known of the data.
+    """The noisy release, from which everything else is computed.
 
     Attributes:
         items: `int64 [m]`, ascending: the most popular items by their noisy counts.
@@ -49,9 +49,9 @@ def noisy_release(
     Args:
         matrix: binary `[users, items]`.
         noise: standard deviation of the noise for contributions of norm at most 1.
-        most_items: how many items the matrix of pairs has.
+        most_items: number of items in the matrix of pairs.
         clip_items: m above.
-        threshold: counts below so many standard deviations of their noise become zero.
+        threshold: counts below this number of standard deviations of their noise are set to zero.
         seed: of the noise.
     """
     source = source_of("reproducible", seed)
@@ -88,13 +88,13 @@ def profiles(
     before.
 
     Args:
-        release: what is known.
-        users: how many.
+        release: the noisy counts.
+        users: number of profiles.
         smoothing: share of the draws by popularity alone.
         random: source of randomness.
 
     Returns:
-        `int64 [rows]` twice: the user, ascending, and the place of the item in `release.items`.
+        `int64 [rows]` twice: the user, ascending, and the index of the item in `release.items`.
     """
     lengths = np.minimum(1 + random.poisson(release.length - 1, users), len(release.items))
     popular = release.counts / release.counts.sum()
@@ -122,7 +122,7 @@ def _block(
     users, items = [], []
     for step in range(int(lengths.max(initial=0))):
         active = np.flatnonzero(lengths > step)
-        by_pairs = 1 - smoothing if step else 0.0  # the first item has none before it
+        by_pairs = 1 - smoothing if step else 0.0  # the first item has no predecessors
         chance = (1 - by_pairs) * popular + by_pairs * weights[active] / max(step, 1)
         chance[taken[active]] = 0
         empty = chance.sum(axis=1) <= 0
@@ -142,5 +142,5 @@ def _sizes(matrix: sparse.csr_array) -> np.ndarray:
 
 
 def _shares(norms: np.ndarray, bound: float) -> np.ndarray:
-    """What scales each contribution to a norm of at most the bound."""
+    """Factors that scale each contribution to a norm of at most the bound."""
     return np.minimum(1.0, bound / np.maximum(norms, 1e-12))

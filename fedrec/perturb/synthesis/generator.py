@@ -8,9 +8,9 @@
 
 Where this differs from the paper: a step sees a random part of the catalogue (`candidates`), the
 same for its whole batch, because logits of a million rows over 40,000 items would take hours;
-drawing sees all of it. Items that the user has are out of its softmax in training too. Whether the
-paper draws a sample or the best item in the end it does not say: equation 11 draws, the public code
-takes the best.
+substitutes are drawn from the whole catalogue. Items that the user has are masked in the softmax,
+in training too. The paper does not say whether substitutes are sampled or the best items: equation
+11 samples, the public code takes the best.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Generator(nn.Module):
 
 
 def gumbel(shape: tuple[int, ...] | torch.Size, generator: torch.Generator) -> Tensor:
-    """Independent standard Gumbel variables, `float32` in that shape."""
+    """Independent standard Gumbel variables, `float32 [...]` of the given shape."""
     return (
         -torch.empty(shape)
         .exponential_(generator=generator)
@@ -166,7 +166,7 @@ def train_generator(
 def _batches(
     chosen: np.ndarray, config: GeneratorConfig, generator: torch.Generator
 ) -> Iterator[np.ndarray]:
-    """As many batches of the chosen rows as there are steps, shuffled anew after each pass."""
+    """Batches of the chosen rows for all steps, shuffled again after each pass."""
     done = 0
     while True:
         for batch in torch.randperm(len(chosen), generator=generator).split(config.batch_size):
@@ -177,8 +177,8 @@ def _batches(
 
 
 def _owned(rows: Interactions, users: np.ndarray, candidates: np.ndarray) -> Tensor:
-    """`bool [n, candidates]`: whether a row's user has a candidate; of a user who has all, none
-    counts."""
+    """`bool [n, candidates]`: whether a row's user has a candidate; false for a user who has
+    all."""
     column = np.full(rows.num_items, -1, dtype=np.int64)
     column[candidates] = np.arange(len(candidates))
     counts = np.diff(rows.user_offsets)[users]

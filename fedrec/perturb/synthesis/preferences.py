@@ -32,7 +32,7 @@ class ReplacementConfig(Config):
 
 @dataclass(frozen=True, eq=False)
 class Preferences:
-    """What users want, `float64 [users]` each.
+    """The users' preferences, `float64 [users]` each.
 
     Attributes:
         ratio: replacement ratio k, in [0, 1].
@@ -136,12 +136,12 @@ def _from_table(path: Path, rows: Interactions) -> dict[str, np.ndarray]:
             got=f"none for {len(missing)} of them: {shown}{', ...' if len(missing) > 5 else ''}",
             fix="add a row for each, or leave perturb.users out: then all users want the same",
         )
-    # A user without training rows has nothing that is replaced; its values are of no effect.
+    # A user without training rows has no rows to replace; its values have no effect.
     return {name: np.where(place < 0, 0.0, _exact(table[name], path)[place]) for name in present}
 
 
 def _exact(column: pd.Series, path: Path) -> np.ndarray:
-    numbers_of(column, path)  # refuses what is no number
+    numbers_of(column, path)  # rejects values that are not numbers
     return np.asarray(pd.to_numeric(column), dtype=np.float64)
 
 

@@ -5,11 +5,10 @@
     released   (q_v.q_i - min_j q_v.q_j) / (max_j q_v.q_j - min_j q_v.q_j)
     cosine     q_i.q_v / (|q_i| |q_v|)
 
-`paper` is 1 for the item itself and 0 for the least alike one, and exceeds 1 where a longer vector
-points the same way, so a sensitivity in (0, 1) is no bound on a scale that ends at 1. `released` is
-what the authors' public code computes: normalised by the substitute's row in place of the
-original's, always in [0, 1]. The text calls the quantity a cosine, which its formula is not;
-`cosine` is.
+`paper` is 1 for the item itself and 0 for the least similar one, and exceeds 1 for longer vectors
+in the same direction, so its range does not end at 1. `released` is computed by the authors' public
+code: normalised by the substitute's row instead of the original's, always in [0, 1]. The text calls
+the quantity a cosine, but its formula is not one; `cosine` is.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 Definition = Literal["paper", "released", "cosine"]
-_ITEMS_AT_ONCE = 512
+_ITEMS_AT_ONCE = 512  # items per block of products in memory
 _SMALL = 1e-12
 
 
@@ -40,7 +39,7 @@ class Similarity:
     def of(
         self, originals: Tensor, others: Tensor, extremes: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """Similarity of each original to the vector beside it.
+        """Similarity of each original to the vector with the same index.
 
         Args:
             originals: `int64 [n]`, items.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Substitutes for selected rows: distinct items that the user does not have. UPC-SDG does not
 specify what happens if two rows of a user get the same substitute. Here a profile keeps its size:
-an item that the user has, or that another of its rows got, is drawn again (which is a draw from the
-distribution without it).
+an item that the user has, or that already replaced another of its rows, is drawn again (which is
+equivalent to a draw from the distribution without it).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fedrec.rng import stream
 
 Draw = Literal["sample", "best"]
 Scores = Callable[[np.ndarray], Tensor]
-_CELLS_AT_ONCE = 24_000_000  # rows times items of a block, which has a random stream of its own
-_CELLS_IN_CACHE = 2_000_000  # rows times items of which scores are held at once
-_DRAWS_AT_ONCE = 16
+_CELLS_AT_ONCE = 24_000_000  # rows times items of a block with its own random stream
+_CELLS_IN_CACHE = 2_000_000  # rows times items of scores in memory
+_DRAWS_AT_ONCE = 16  # proposals per row
 
 
 def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.ndarray:
-    """Uniform among the items that a user has not, without repetition.
+    """Uniform draws from the items that a user does not have, without repetition.
 
     Args:
         rows: the training rows.
@@ -36,7 +36,7 @@ def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.
         seed: of the streams `"perturb-items"`, one per user.
 
     Returns:
-        `int64 [n]`: the items that take the place of the chosen rows'.
+        `int64 [n]`: the items that replace those of the chosen rows.
 
     Raises:
         DataError: a user has too few items left.
@@ -58,19 +58,19 @@ def scored_substitutes(
     draw: Draw,
     seed: int,
 ) -> np.ndarray:
-    """Items drawn from softmax(scores), which is what arg max of the scores plus Gumbel noise is,
-    or the best ones.
+    """Items drawn from softmax(scores), which is equivalent to the arg max of scores plus Gumbel
+    noise, or the best ones.
 
     Args:
         rows: the training rows.
         chosen: `int64 [n]`: row numbers, grouped by user.
-        scores: gives `float32 [m, items]` for m of the chosen rows.
+        scores: returns `float32 [m, items]` for m of the chosen rows.
         draw: `sample` from the softmax, or take the `best`.
         seed: of the streams `"perturb-draw"`, one per block of users; blocks depend on the data
-            alone.
+            only.
 
     Returns:
-        `int64 [n]`: the items that take the place of the chosen rows'.
+        `int64 [n]`: the items that replace those of the chosen rows.
 
     Raises:
         DataError: a user has too few items left.
@@ -85,8 +85,8 @@ def scored_substitutes(
 
 
 def _blocks(rows: Interactions, chosen: np.ndarray) -> list[np.ndarray]:
-    """Places of the chosen rows in blocks of whole users, each of at most so many cells, or of one
-    user."""
+    """Indices of the chosen rows in blocks of whole users, each with at most the given number of
+    cells, or of one user."""
     users, most = rows.users[chosen], max(1, _CELLS_AT_ONCE // rows.num_items)
     blocks: list[list[np.ndarray]] = [[]]
     size = 0
@@ -103,10 +103,10 @@ def _blocks(rows: Interactions, chosen: np.ndarray) -> list[np.ndarray]:
 def _distinct(
     rows: Interactions, chosen: np.ndarray, scores: Scores, draw: Draw, random: np.random.Generator
 ) -> np.ndarray:
-    """An item for each row of a block, no two alike within a user.
+    """An item for each row of a block, distinct within a user.
 
-    Rows are settled in random order; where a row has no proposal that is still free, what its user
-    has is taken out of its distribution and proposals are drawn anew.
+    Rows are assigned in random order; if all proposals of a row are taken, its user's items are
+    removed from its distribution and proposals are drawn again.
     """
     users, found = rows.users[chosen], np.full(len(chosen), -1, dtype=np.int64)
     taken: dict[int, set[int]] = {user: set() for user in np.unique(users).tolist()}
@@ -134,8 +134,8 @@ def _proposals(
     draw: Draw,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """`int64 [rows, 16]`: items in the order in which they are to be tried, none that the user has
-    or took; -1 where there are fewer. Scores are made and used up in pieces that stay in cache."""
+    """`int64 [rows, 16]`: items in the order in which they are tried, without those that the user
+    has or got; padded with -1. Scores are computed and used in blocks that stay in cache."""
     users, count = rows.users[chosen], len(chosen)
     found = np.full((count, _DRAWS_AT_ONCE), -1, dtype=np.int64)
     uniform = random.random(found.shape) if draw == "sample" else None
@@ -158,15 +158,15 @@ def _proposals(
 def _mask_own(
     table: Tensor, rows: Interactions, users: np.ndarray, taken: Mapping[int, set[int]]
 ) -> None:
-    """Give the items that a row's user has, or that another of its rows got, a score of minus
-    infinity."""
+    """Set the scores of items that a row's user has, or that already replaced another of its rows,
+    to minus infinity."""
     for user, places in _by_user(users):
         own = np.concatenate([rows.items[rows.rows_of(user)], np.array([*taken[user]], np.int64)])
         table[places[0] : places[-1] + 1, torch.from_numpy(own)] = -torch.inf
 
 
 def _by_user(users: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each user and the places of its rows; rows are grouped by user."""
+    """Each user and the indices of its rows; rows are grouped by user."""
     if not len(users):
         return
     starts = np.flatnonzero(np.concatenate([[True], users[1:] != users[:-1]]))

@@ -2,8 +2,8 @@
 """Draws from many distributions over a large catalogue, each by inverting its distribution
 function.
 
-Weights are summed in blocks of neighbouring items; a draw finds its block among the sums, and then
-its item within the block. So each weight is read once, and no table of cumulative sums is written.
+Weights are summed in blocks of consecutive items; a draw finds its block among the sums, and then
+its item within the block. So each weight is read once, and no cumulative sums are stored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BLOCK = 256
 
 @functools.cache
 def drawn_by_weight() -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """`_draw`, compiled when it is first needed."""
+    """`_draw(weights [rows, items], uniform [rows, draws])`, compiled when it is first needed."""
     import numba
 
     return numba.njit(nogil=True, cache=True, fastmath={"reassoc"})(_draw)
@@ -32,8 +32,8 @@ def _draw(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
         uniform: `float64 [rows, draws]`, uniform in [0, 1).
 
     Returns:
-        `int64 [rows, draws]`: of each row and draw the first item up to which the weights sum to
-        more than that share of their total; never one of weight 0.
+        `int64 [rows, draws]`: for each row and draw the first item whose cumulative weight exceeds
+        that share of the total; never one with weight 0.
     """
     rows, items = weights.shape
     blocks = (items + _BLOCK - 1) // _BLOCK
@@ -51,7 +51,7 @@ def _draw(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
             while block < blocks - 1 and left >= sums[block]:
                 left -= sums[block]
                 block += 1
-            # By rounding a draw may come to stand behind the last item with any weight.
+            # Rounding can move a draw beyond the last item with positive weight.
             while sums[block] == 0.0:
                 block, left = block - 1, total
             chosen = -1

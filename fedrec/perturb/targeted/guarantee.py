@@ -2,23 +2,21 @@
 """The local differential privacy of a perturbation: the nominal epsilon and the true ones.
 
 Equation 2 of the poster "targeted DP" keeps an interaction with odds of e^eps to 1, but spreads the
-other outcome over the m unvisited items (times R rating values, where ratings are drawn too). A
-real interaction is therefore m R e^eps times as likely to be seen as a given fake one, and a fake
-never is an item that the user has. With k protected interactions, the smallest epsilon that holds
+other outcome over the m unvisited items (times R rating values, if ratings are drawn too). A real
+interaction is therefore m R e^eps times as likely to be published as a given fake one, and a fake
+is never an item that the user has. With k protected interactions, the smallest epsilon that holds
 is
 
-    one slot, another item instead       eps + ln m; with drawn ratings infinite, as the neighbour
-    cannot publish its
-                                         own item with another rating, which a fake can be
-    the merged profile, one slot         the same; it is all there is
-    the merged profile, several slots    infinite: two equal fakes, or two fakes, can be impossible
-        for a neighbour
-      fakes all distinct, no ratings     d eps + ln C(m, d) for d items exchanged: eps + ln m for
-      one; for a whole
-                                         profile the largest over d, which is d = k where m >= 2 k -
-                                         1
-    beta > 0                             infinite: the untouched interactions are published as they
-    are
+    one slot, another item instead     eps + ln m; infinite if ratings are drawn, as the neighbour
+                                       cannot publish its own item with another rating, but a fake
+                                       can have any rating
+    the merged profile, one slot       the same
+    the merged profile, several slots  infinite: two equal fakes, or two fakes, can be impossible
+                                       for a neighbour
+      all fakes distinct, no ratings   d eps + ln C(m, d) for d items exchanged: eps + ln m for one
+                                       item; for a whole profile the largest over d, which is at
+                                       d = k if m >= 2 k - 1
+    beta > 0                           infinite: unprotected interactions are published unchanged
 
 Randomised response over the whole catalogue gives eps per slot and k eps per profile. Each line is
 checked by enumeration of small catalogues in `tests/fedrec/perturb/test_guarantee.py`. "Merged
@@ -39,10 +37,10 @@ class Guarantee:
     """Epsilons for one client, each the smallest that holds (delta = 0).
 
     Attributes:
-        nominal: what the mechanism is called with.
-        odds: log of how much likelier an interaction is seen where it is real than where it is a
-            given fake.
-        slot: one protected interaction by itself, exchanged for one with another item.
+        nominal: epsilon setting of the mechanism.
+        odds: log of the ratio of the probabilities of publishing an interaction if it is real and
+            as a given fake.
+        slot: one protected interaction alone, replaced by one with another item.
         item: the merged profile, when one interaction of it is exchanged.
         profile: the merged profile, when all of it is exchanged.
     """
@@ -66,12 +64,12 @@ def guarantee(
     """The epsilons of one client.
 
     Args:
-        config: what is done.
+        config: the settings.
         num_items: size of the catalogue.
         own_items: number of distinct items of the client.
         rows: number of its training rows.
         protected: how many of them are protected, in `[0, rows]`.
-        num_values: number of rating values that are learned from; 1 without ratings.
+        num_values: number of rating values; 1 if ratings are not used.
     """
     epsilon, whole = config.epsilon, protected == rows
     if config.mechanism == "randomised-response":

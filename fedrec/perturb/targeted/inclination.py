@@ -10,10 +10,9 @@ Where this differs from the paper:
 - The poster names the inclination by reference (Escobedo et al. 2024) and does not define it. A
   share of users, unlike a number of interactions, does not depend on how large or how active a
   group is.
-- The poster's sign `I_a(u)` is for two groups. With S taken for the user's own group the same
-  formula holds for any number of groups; for two groups `S(i, a) = -S(i, not a)`, which is that
-  sign.
-- An item that nobody has is no stereotype: 0, where the formula divides by zero.
+- The poster's sign `I_a(u)` is for two groups. If S is that of the user's own group, the formula
+  applies to any number of groups; for two groups `S(i, a) = -S(i, not a)`, which gives that sign.
+- An item without users has value 0, where the formula divides by zero.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ def inclination(
     """Item-group inclination of every group and of its complement.
 
     Args:
-        users: `int64 [rows]`, places in `groups`.
+        users: `int64 [rows]`, indices in `groups`.
         items: `int64 [rows]`; a pair that occurs twice counts once.
-        groups: `int64 [users]`, each user's group, -1 for none. A user of no group is in no
+        groups: `int64 [users]`, each user's group, -1 for none. A user without a group is in no
             complement either.
         num_groups: number of groups.
         num_items: size of the catalogue.
@@ -49,7 +48,8 @@ def inclination(
 
 
 def stereotypicality(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
-    """How much an item tells a group, from -1 (only others have it) to 1 (only the group has it).
+    """Stereotypicality of each item for each group, from -1 (only others have it) to 1 (only the
+    group has it).
 
     Args:
         inside: `float64 [groups, items]`, inclination of each group.

@@ -3,11 +3,11 @@
 sound alternative.
 
 An interaction is an item and, where ratings are learned from, one of the dataset's rating values.
-Both mechanisms work on all protected interactions of one client; the client's random numbers come
-from outside.
+Both mechanisms are applied to all protected interactions of one client; the caller provides the
+random generator.
 
-Where this differs from the paper: "unvisited" is judged by the client's training rows. A fake that
-also avoided its held-out items would tell which these are.
+Where this differs from the paper: "unvisited" is judged by the client's training rows. Fakes that
+also avoided the held-out items would reveal them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Interaction:
 
     Attributes:
         items: `int64 [k]`.
-        values: `int64 [k]`, places in the list of the dataset's rating values; None where no
-            ratings are learned from.
+        values: `int64 [k]`, indices in the list of the dataset's rating values; None if ratings are
+            not used.
     """
 
     items: np.ndarray
@@ -36,7 +36,7 @@ class Interaction:
 
 
 def keep_probability(epsilon: float, outcomes: int = 2) -> float:
-    """`e^eps / (e^eps + outcomes - 1)`: chance that an interaction stays what it is."""
+    """`e^eps / (e^eps + outcomes - 1)`: probability that an interaction is not changed."""
     return 1 / (1 + (outcomes - 1) * math.exp(-epsilon))
 
 
@@ -73,8 +73,8 @@ def coin_flip(
             got=f"{free} of {num_items}",
             fix="--set perturb.mechanism=randomised-response",
         )
-    # Fakes are drawn for all places, flipped or not, so that how many flip does not shift later
-    # draws.
+    # Fakes are drawn for all interactions, so that later draws do not depend on the number of
+    # flips.
     ranks = (
         random.choice(free, size=count, replace=False)
         if distinct
@@ -95,8 +95,8 @@ def randomised_response(
     """Randomised response over all `num_items x num_values` interactions (Warner 1965; Kairouz et
     al. 2016).
 
-    Each stays with probability `e^eps / (e^eps + outcomes - 1)` and otherwise becomes any other
-    one, the client's own among them: exactly epsilon-DP for each interaction.
+    Each is kept with probability `e^eps / (e^eps + outcomes - 1)` and otherwise replaced by any
+    other one, including the client's own: exactly epsilon-DP for each interaction.
 
     Args:
         real: the protected interactions.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All clients' profiles, perturbed: the merged data sets of the poster "targeted DP" (equation 3).
 
-Every client is perturbed by itself from its own random stream, as its device would do it once
-before the first round. Rows stay in their places: a row's item and rating change, its user and time
+Every client is perturbed independently with its own random stream, as its device would do once
+before the first round. The order of rows is kept: a row's item and rating change, its user and time
 do not.
 """
 
@@ -27,10 +27,10 @@ from fedrec.rng import stream
 
 @dataclass(frozen=True, eq=False)
 class Profiles:
-    """Training rows as the devices learn from them.
+    """Perturbed training rows.
 
     Attributes:
-        config: what was done.
+        config: the settings.
         learned: the training rows; item and rating of some differ from the real ones.
         protected: `int64 [rows]`, ascending: row numbers of the protected interactions.
         clients: `int64 [clients]`, ascending: clients with training rows.
@@ -48,15 +48,14 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
     """Perturb the training rows of all clients.
 
     Args:
-        data: the training rows, and whose rows give the stereotypes. Where ratings are not learned
-            from, a replaced row keeps a rating that nobody reads. The ratings' scale is that of
-            these rows.
-        config: what is done.
+        data: the training rows, and whose rows give the stereotypes. If ratings are not used, a
+            replaced row keeps its rating. The rating scale is that of these rows.
+        config: the settings.
         seed: of the streams `"perturb"` (one per client) and `"perturb-public"`.
 
     Raises:
         ExperimentError: the attribute is unknown, or a user has several categories of it.
-        DataError: a client has no unvisited item left to put in place of its own.
+        DataError: a client has no unvisited item left.
     """
     interactions = data.rows
     groups, num_groups = _groups(interactions, config.attribute)
@@ -71,7 +70,7 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
 
 
 class _Work:
-    """Perturbs one client after the other into arrays of its own."""
+    """Perturbs clients one by one into new arrays."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class _Work:
         self._with_ratings = with_ratings
 
     def perturb(self, client: int, rows: np.ndarray) -> Guarantee:
-        """Perturb the rows of one client; they are read from the arrays as they still are."""
+        """Perturb the rows of one client in the arrays."""
         random, items = stream(self.seed, "perturb", client), self.items[rows]
         chosen = rows[self._chosen(client, items, random)]
         own = np.unique(items)
@@ -168,7 +167,7 @@ def _stereotypes(
     gives = np.zeros(interactions.num_users, dtype=bool)
     gives[givers] = True
     rows = np.flatnonzero(gives[interactions.users])
-    # the others belong to no group, so that sizes count the givers alone
+    # all others belong to no group, so that group sizes count public users only
     counted = np.where(gives, groups, -1)
     shares = inclination(
         interactions.users[rows],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of a targeted perturbation over clients: its effect on the dataset, and its
+"""Statistics of a targeted perturbation over clients: its effect on the dataset and its
 guarantee."""
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def summary(real: Interactions, perturbed: Profiles) -> dict[str, Any]:
         perturbed: the same after.
 
     Returns:
-        The count of `protected` rows; `changed`, the share of these whose item is another one now;
-        `epsilon`, per kind of guarantee its smallest, median and largest value over clients, and
-        the nominal one summed over a client's protected interactions.
+        `protected`, the number of protected rows; `changed`, the share of these with another item;
+        `epsilon`, the smallest, median and largest value over clients of each kind of guarantee,
+        and the nominal one summed over a client's protected interactions.
     """
     places, learned = perturbed.protected, perturbed.learned
     counts = np.bincount(real.users[places], minlength=real.num_users)[perturbed.clients]

@@ -15,8 +15,8 @@ import numpy as np
 
 
 def protected_count(rows: int, budget: float) -> int:
-    """`ceil((1 - beta) rows)`, with beta as it is written: 10 rows and .7 give 3, although 1 - .7 >
-    .3 in floats."""
+    """`ceil((1 - beta) rows)`, with decimal arithmetic: 10 rows and .7 give 3, although 1 - .7 > .3
+    in floats."""
     return math.ceil((1 - Fraction(str(budget))) * rows)
 
 

@@ -40,9 +40,9 @@ class Report:
     """Cost of a number of releases.
 
     Attributes:
-        epsilon: upper bound; infinite when something was not private.
+        epsilon: upper bound; infinite if an event was not private.
         delta: probability with which the bound may fail.
-        method: how it was found, in words.
+        method: description of the method.
         order: Rényi order at which it was found; None for other methods.
         attack: epsilon that the best known attack reaches, a lower bound; None when it was not
             asked for.
@@ -65,8 +65,7 @@ class Accountant:
     """Counts events under one adjacency.
 
     Args:
-        backend: name of the method (`autodp`, `tight-rdp`, `pld`, `paper`), or one that exists
-            already.
+        backend: name of the method (`autodp`, `tight-rdp`, `pld`, `paper`), or a backend object.
     """
 
     def __init__(self, backend: str | Backend = DEFAULT_BACKEND) -> None:
@@ -120,7 +119,7 @@ class Accountant:
         computed on a grid, to about three digits.
 
         Raises:
-            ComponentError: it is beyond the bound, which is then none.
+            ComponentError: it exceeds the bound, which is therefore wrong.
         """
         if reached > bound * (1 + _GRID) + _GRID**2:
             raise ComponentError(
@@ -135,7 +134,7 @@ class Accountant:
     def epsilons(self, event: Event, rounds: Iterable[int], delta: float) -> np.ndarray:
         """Epsilon after each number of further events of one kind, `float64 [len(rounds)]`.
 
-        For the RDP backends all of them cost milliseconds once the event's curve is known.
+        For RDP backends this takes milliseconds once the event's curve is known.
         """
         _check(delta)
         numbers = np.asarray(list(rounds), dtype=np.int64)
@@ -192,8 +191,7 @@ class Accountant:
 
 
 def releases_of(counts: Mapping[Event, int]) -> dict[Release, int]:
-    """How often each release took place, over all phases; events without noise are not among
-    them."""
+    """Number of times of each release, over all phases; events without noise are not included."""
     releases: Counter[Release] = Counter()
     for event, count in counts.items():
         if not isinstance(event, NonPrivate | Volunteered) and count:

@@ -30,18 +30,17 @@ def calibrate(
     Args:
         epsilon: target for all rounds together, > 0.
         delta: in [0, 1).
-        rounds: number of rounds (T); or, of rounds whose noise differs, the number by noise
-            multiplier / that returned.
+        rounds: number of rounds (T); or, if the noise of rounds differs, numbers of rounds by the
+            ratio of their noise multiplier to the returned one.
         release: the release of a round; its noise multiplier is ignored.
         backend: accountant of the target.
-        tolerance: the multiplier is at most this share above the smallest one that keeps the
-            target.
+        tolerance: the multiplier exceeds the smallest valid one by at most this share.
 
     Returns:
         A multiplier, at least 0.05, whose epsilon by the same accountant is at most the target.
 
     Raises:
-        ExperimentError: no noise up to 10,000 keeps the target.
+        ExperimentError: no noise multiplier up to 10,000 is sufficient.
     """
     accountant: Backend = resolve(BACKEND, backend)() if isinstance(backend, str) else backend
     mix = {1.0: rounds} if isinstance(rounds, int) else rounds
@@ -67,11 +66,11 @@ def calibrate(
     while high > low * (1 + tolerance):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if keeps(middle) else (middle, high)
-    return high  # the only one of the two that was verified to keep the target
+    return high  # the only one of the two that is verified to be sufficient
 
 
 def _bracket(keeps: Callable[[float], bool]) -> tuple[float, float]:
-    """A multiplier that is too small and one that keeps the target, at most a factor of 2 apart."""
+    """A multiplier that is too small and a sufficient one, at most a factor of 2 apart."""
     if keeps(1.0):
         high = 1.0
         while high > _LEAST and keeps(high / 2):

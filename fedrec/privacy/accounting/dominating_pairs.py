@@ -11,13 +11,13 @@ With Q the noise around 0, P the noise around 1 (everything in units of the sens
   = (1 - q) C + q A'; one replacement also turns A into C, so that advanced joint convexity bounds
   the hockey-stick divergence by that of (mix, Q). The profile is convex in e^t, hence it belongs to
   one pair: the positive losses of (mix, Q), the negative losses of (Q, mix), and the rest of the
-  mass at loss 0. That pair composes; (mix, Q) alone would not be a bound here, it is what a real
-  attack reaches (all others upload -S, the target S or -S).
+  mass at loss 0. That pair composes; (mix, Q) alone is not a bound here, but is reached by a real
+  attack (all others upload -S, the target S or -S).
 
 Both hold for any P, Q that dominate the noise. In many dimensions these are one coordinate shifted
 by the sensitivity: for Gaussian noise by symmetry, for Laplace noise because trade-off functions of
-shifts form a group, so that shifts in several coordinates are no easier to tell than their sum in
-one.
+shifts form a group, so that shifts in several coordinates are not easier to distinguish than their
+sum in one.
 
 Sources: Balle, Barthe and Gaboardi 2018; Zhu, Dong and Wang 2022; Lebeda et al. 2024.
 """
@@ -128,6 +128,6 @@ class Pair:
         return (1 - rate) * of_q + rate * noise.between(x[:-1], x[1:], 1.0), of_q
 
     def range(self, mass: float) -> tuple[float, float]:
-        """Smallest and largest loss but for at most that mass of mix and of Q at either end."""
+        """Smallest and largest loss, except for at most that mass of mix and of Q at either end."""
         reach = float(self.noise.reach(mass))
         return self.loss(-reach), self.loss(1 + reach)

@@ -10,7 +10,7 @@ An event is a value: equal events have equal cost. Floats survive JSON exactly.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from fedrec.errors import ExperimentError, RunError
@@ -19,6 +19,9 @@ from fedrec.privacy.accounting.sampling import Sampling
 from fedrec.privacy.adjacency import Adjacency
 
 TRAINING = "training"
+LEAST_MULTIPLIER, MOST_MULTIPLIER = 1e-9, 1e9
+"""Noise multipliers beyond these leave the range of the accountants' floating-point numbers; their
+epsilons are above 1e17, and practically 0."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,11 @@ class Release:
         mechanism: distribution of the noise.
         sampling: how the cohort was drawn.
         adjacency: which data sets are neighbours.
-        noise_multiplier: noise scale / sensitivity under that adjacency, > 0.
+        noise_multiplier: noise scale / sensitivity under that adjacency, in [1e-9, 1e9].
+
+    Raises:
+        ExperimentError: the noise multiplier is outside of that range, or no bound is proven for
+            the sampling under that adjacency.
     """
 
     mechanism: Literal["gaussian", "laplace"]
@@ -38,11 +45,12 @@ class Release:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.noise_multiplier < float("inf"):
+        if not LEAST_MULTIPLIER <= self.noise_multiplier <= MOST_MULTIPLIER:
             raise ExperimentError(
                 "invalid noise multiplier",
-                expected="a finite noise multiplier > 0",
-                got=f"{self.noise_multiplier}",
+                expected=f"a noise multiplier from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}",
+                got=f"{self.noise_multiplier:g}",
+                fix="0 is for no noise at all",
             )
         samplings.refuse_unproven(self.sampling, self.adjacency)
         object.__setattr__(self, "sampling", samplings.simplest(self.sampling))
@@ -58,7 +66,7 @@ class GaussianRound:
         adjacency: which data sets are neighbours.
         noise_multiplier: standard deviation of the sum's noise / its L2 sensitivity.
         count_multiplier: the same for the count released beside it; None without one.
-        phase: phase of the experiment.
+        phase: name of the training phase.
     """
 
     sampling: Sampling
@@ -71,12 +79,11 @@ class GaussianRound:
     def release(self) -> Release:
         """Sum and count of one cohort are one Gaussian release: squared sensitivities in units of
         noise add up."""
-        precision = self.noise_multiplier**-2
-        if self.count_multiplier is not None:
-            precision += self.count_multiplier**-2
-        # Not precision ** -0.5 without a count: that would change the last digit of the multiplier.
-        joint = self.noise_multiplier if self.count_multiplier is None else precision**-0.5
-        return Release("gaussian", self.sampling, self.adjacency, joint)
+        own = Release("gaussian", self.sampling, self.adjacency, self.noise_multiplier)
+        if self.count_multiplier is None:
+            return own
+        precision = self.noise_multiplier**-2 + self.count_multiplier**-2
+        return replace(own, noise_multiplier=precision**-0.5)
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ class LaplaceRound:
         adjacency: which data sets are neighbours.
         noise_multiplier: Laplace scale b / L1 sensitivity; one round without sampling is (1 /
             this)-DP.
-        phase: phase of the experiment.
+        phase: name of the training phase.
     """
 
     sampling: Sampling
@@ -110,7 +117,7 @@ class QuantileEstimate:
         sampling: how the cohort was drawn.
         adjacency: which data sets are neighbours.
         noise_multiplier: standard deviation of the count's noise / its sensitivity.
-        phase: phase of the experiment.
+        phase: name of the training phase.
     """
 
     sampling: Sampling
@@ -129,8 +136,8 @@ class NonPrivate:
     infinite.
 
     Attributes:
-        reason: what and why, in words.
-        phase: phase of the experiment.
+        reason: description of the release and the reason.
+        phase: name of the training phase.
     """
 
     reason: str
@@ -145,8 +152,8 @@ class Volunteered:
     nothing for other users; for the volunteers the total epsilon is infinite.
 
     Attributes:
-        who: whose data, in words.
-        phase: phase of the experiment.
+        who: description of the clients.
+        phase: name of the training phase.
     """
 
     who: str
@@ -175,10 +182,10 @@ def to_record(event: Event) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> Event:
-    """The event of a JSON object.
+    """The event described by a JSON object.
 
     Raises:
-        RunError: the object is not one that `to_record` gave.
+        RunError: the object was not written by `to_record`.
     """
     values = dict(record)
     try:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Privacy loss distributions on a grid: made pessimistically, composed by FFT, read off as epsilon.
+"""Privacy loss distributions on a grid: pessimistic discretisation, composition by FFT, and
+epsilon.
 
 Every step errs towards a larger epsilon: mass between two grid points is split so that the
-hockey-stick curve runs straight in e^t between them, above the true convex one ("connect the dots",
+hockey-stick curve is linear in e^t between them, above the true convex one ("connect the dots",
 Doroshenko et al. 2022); mass beyond the grid counts as infinite loss; the window of the FFT is
 chosen by a Chernoff bound, whose rest is added to delta; and the FFT's own rounding noise, seen in
 its negative entries, is added too.
@@ -64,7 +65,7 @@ class Losses:
 
     def spectrum(self, size: int) -> np.ndarray:
         """`complex128 [size // 2 + 1]`: Fourier transform of the masses, folded to a size; the last
-        one is kept."""
+        one is cached."""
         kept: tuple[int, np.ndarray] | None = self.__dict__.get("_spectrum")
         if kept is None or kept[0] != size:
             places = (self.first + np.arange(len(self.mass))) % size
@@ -88,7 +89,7 @@ def connect_the_dots(first: int, step: float, ours: np.ndarray, theirs: np.ndarr
     """
     lower = (first + np.arange(len(ours))) * step
     with np.errstate(over="ignore", under="ignore"):
-        # theirs is about ours e^-t; in this order nothing overflows before the product is taken.
+        # theirs is about ours e^-t; this order avoids an overflow before the product.
         scaled = np.where(theirs > 0, np.exp(np.log(np.maximum(theirs, 1e-320)) + lower), 0.0)
     up = np.clip((ours - scaled) / -np.expm1(-step), 0.0, ours)
     mass = np.append(ours - up, 0.0)
@@ -104,7 +105,7 @@ def compose(parts: Sequence[tuple[Losses, int]], tail: float) -> tuple[Losses, f
         tail: mass that may be cut off.
 
     Returns:
-        The sum's distribution, and what is to be added to any delta computed from it.
+        The sum's distribution, and a term to add to any delta computed from it.
     """
     step = parts[0][0].step
     lowest, highest = _window(parts, tail)
@@ -146,9 +147,9 @@ def epsilon_of(losses: Losses, delta: float) -> float:
 
 
 def _size(points: int) -> int:
-    """A size for the FFT, hardly larger than needed; the same one for windows of nearly the same
-    width."""
-    coarse = max(1, 1 << (points.bit_length() - 5))
+    """A size for the FFT, slightly larger than needed, so that windows of similar width have the
+    same size."""
+    coarse = 1 << max(0, points.bit_length() - 5)
     return int(next_fast_len(-(-points // coarse) * coarse, real=True) or 0)
 
 
@@ -173,10 +174,11 @@ def _window(parts: Sequence[tuple[Losses, int]], tail: float) -> tuple[int, int]
 
 
 def _smallest(bound: Callable[[float], float], near: float) -> float:
-    """Least value found of a bound that first falls and then rises with its exponent; any is valid.
+    """Smallest value found of a bound that first falls and then rises with its exponent; every
+    value is valid.
 
-    Exponents are powers of 2^(1/8): after one release more the least value is at the same one or at
-    the next, and the moments there are known already.
+    Exponents are powers of 2^(1/8): after one more release the minimum is at the same exponent or
+    the next one, for which the moments are cached.
     """
     start = place = round(8 * math.log2(near))
     best = bound(2.0 ** (place / 8))

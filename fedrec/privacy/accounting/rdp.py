@@ -81,7 +81,7 @@ def pure_epsilon(release: Release) -> float:
 
 class RdpBackend(Backend):
     """Adds the RDP curves of all releases; a curve is computed once per kind of release and
-    kept."""
+    cached."""
 
     def __init__(self) -> None:
         self._curves: dict[Release, np.ndarray] = {}

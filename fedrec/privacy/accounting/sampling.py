@@ -71,12 +71,12 @@ NAMES: dict[str, type[Full] | type[FixedSize] | type[Poisson]] = {
 
 
 def name_of(sampling: Sampling) -> str:
-    """Name of a way of sampling, as the samplers are called."""
+    """Name of a sampling scheme, as used for samplers."""
     return next(name for name, kind in NAMES.items() if isinstance(sampling, kind))
 
 
 def simplest(sampling: Sampling) -> Sampling:
-    """The same sampling; `Full` when everybody is drawn."""
+    """The same sampling; `Full` if all clients are drawn."""
     return Full() if sampling.rate == 1 else sampling
 
 
@@ -86,7 +86,7 @@ def to_record(sampling: Sampling) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> Sampling:
-    """From a JSON object that `to_record` gave."""
+    """From a JSON object written by `to_record`."""
     settings = dict(record)
     return NAMES[settings.pop("name")](**settings)
 
@@ -117,8 +117,7 @@ def refuse_unproven(sampling: Sampling, adjacency: Adjacency) -> None:
 
 
 def of_sampler(name: str, settings: dict[str, Any], clients: int) -> tuple[Sampling, float]:
-    """The sampling that a sampler of an experiment does, and the fixed number that sums are divided
-    by.
+    """The sampling scheme of an experiment's sampler, and the fixed denominator of sums.
 
     Args:
         name: name of the sampler.
@@ -130,7 +129,7 @@ def of_sampler(name: str, settings: dict[str, Any], clients: int) -> tuple[Sampl
         The sampling, and M for a fixed size, qN for Poisson or N for all.
 
     Raises:
-        ExperimentError: the sampler is not one of these three, or its cohort does not fit.
+        ExperimentError: the sampler is not one of these three, or its cohort is too large.
     """
     if name == "full":
         return Full(), float(clients)

@@ -3,24 +3,24 @@
 
 A user's device sends one clipped vector of norm at most S with noise of standard deviation sigma on
 every coordinate, each time it takes part, and who takes part is known. Such releases compose
-exactly (Dong, Roth and Su 2022): n of them are as one Gaussian release with
+exactly (Dong, Roth and Su 2022): n of them are equivalent to one Gaussian release with
 
-    mu = sqrt(n) * sensitivity / sigma,    delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon
-    Phi(-mu/2 - epsilon/mu)
+    mu             = sqrt(n) * sensitivity / sigma
+    delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
 
-and the sensitivity is S when a user's data may be put to nothing and 2S when they may be exchanged
-for anybody's.
+The sensitivity is S if neighbours differ by removing all of a user's data, and 2S if these are
+replaced by any other data.
 
 Where this differs from DP-VAE (Fang et al. 2022):
 
-- Its epsilon_k is that of one release by sigma = sqrt(2 ln(1.25 / delta)) S / epsilon; rounds never
-  enter algorithm 3, and its theorem 4 quotes a bound for subsampled training that this sigma does
-  not meet. Here all releases count.
+- Its epsilon_k is that of a single release with sigma = sqrt(2 ln(1.25 / delta)) S / epsilon;
+  algorithm 3 does not depend on the number of rounds, and its theorem 4 quotes a bound for
+  subsampled training that this sigma does not meet. Here all releases count.
 - No amplification by sampling is claimed: the noise differs between users, so that the variance of
-  a sum tells who was drawn.
+  a sum reveals who was drawn.
 - Its neighbours differ in one sample of a user. Every example's gradient depends on all of the
   user's samples through the encoder, so that a mean over J examples moves by up to 2S, not S / J;
-  here neighbours differ in all of a user.
+  here neighbours differ in all data of a user.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class PersonalBudget:
         return math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
 
     def multiplier(self, releases: int, adjacency: Adjacency = "replace-one") -> float:
-        """The smallest sigma / S with which so many releases together keep to the budget."""
+        """The smallest sigma / S with which a number of releases together stay within the
+        budget."""
         return (
             math.sqrt(releases)
             * Clip(1.0).sensitivity(adjacency)

@@ -5,9 +5,9 @@ For a step with such settings the server accounts for each user separately. Ever
 on the settings and the user's id, never on data.
 
 Where this differs from DP-VAE (Fang et al. 2022): see `fedrec.privacy.personal.budgets`. A clip
-norm that follows the gradients is had without looking at them bare: each upload carries one noisy
-number, the share of the user's gradients within the bound, and the shared bound follows a quantile
-of it (Andrew et al. 2021, there under central noise).
+norm can follow the gradients without access to raw values: each upload contains one noisy number,
+the share of the user's gradients within the bound, and the shared bound follows a quantile of it
+(Andrew et al. 2021, there under central noise).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class PersonalNoise(Config):
         return drawn_budget(self.own_seed, client, self.epsilon, self.delta)
 
     def noise_multiplier(self, client: int) -> float:
-        """Standard deviation / S of noise that alone costs what a whole upload may cost."""
+        """Standard deviation / S of noise that uses the cost of a whole upload."""
         budget = self.budget(client)
         if self.participations is None:
             return budget.paper_multiplier
@@ -148,8 +148,8 @@ class PersonalNoise(Config):
         return total
 
     def weight(self, client: int) -> float:
-        """Precision of a user's noise over that of the most generous budget, in (0, 1]; public, as
-        budgets are."""
+        """Precision of a user's noise relative to that of the largest budget, in (0, 1]; public,
+        like budgets."""
         generous = PersonalBudget(self.epsilon, self.delta)
         if self.participations is None:
             return (generous.paper_multiplier / self.budget(client).paper_multiplier) ** 2

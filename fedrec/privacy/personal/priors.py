@@ -26,7 +26,7 @@ class PriorsConfig(Config):
     """Seed of the orthogonal matrix that maps vectors to K numbers."""
     noise: bool = True
     """Whether noise is added to the priors, as in the paper; otherwise they never leave the device,
-    and the noise on gradients covers what these reveal of them."""
+    and the noise on gradients also protects the priors."""
     share: float = Field(default=0.2, gt=0, lt=1)
     """Share of a user's budget (squared sensitivity / noise) for noisy priors, if the noise is
     calibrated to a number of uploads."""

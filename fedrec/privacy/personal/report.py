@@ -26,13 +26,14 @@ def epsilon_table(
     Args:
         settings: the users' noise.
         clients: their ids.
-        asked: in how many rounds each was drawn; a device makes no more uploads than planned.
+        asked: number of rounds in which each was drawn; a device makes no more uploads than
+            planned.
 
     Returns:
         Indexed by client: `uploads`; `nominal`, the epsilon asked for; `add-remove` and
-        `replace-one`, the true epsilon of all that was released at the settings' delta when all
-        data of the user may be put to nothing or exchanged; infinite with mode `paper` for
-        everybody who uploaded, as the clip norm comes from private data.
+        `replace-one`, the true epsilon of all releases at the configured delta if all data of the
+        user may be removed or replaced; infinite with mode `paper` for all users with uploads,
+        because the clip norm is computed from private data.
     """
     limit = math.inf if settings.participations is None else settings.participations
     uploads = [int(min(number, limit)) for number in asked]
@@ -48,7 +49,7 @@ def epsilon_table(
 
 
 def promises(settings: PersonalNoise) -> list[str]:
-    """Remarks that are printed before the run."""
+    """Remarks to print before the run."""
     said = []
     if settings.mode == "paper":
         said.append(f"Mode 'paper': {PAPER_MODE}.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of a run, and how to repeat it."""
+"""Cost of a run, and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEADS = ("run", "training", "evaluation", "baselines", "model", "sent in all", 
 
 @dataclass(frozen=True)
 class Repeat:
-    """How a run is repeated: command, experiment and environment, as texts."""
+    """How to reproduce a run: command, experiment and environment, as texts."""
 
     name: str
     command: str
@@ -62,7 +62,7 @@ def _row(run: Run) -> Row:
 
 
 def repeats(runs: Sequence[Run]) -> list[Repeat]:
-    """A command per run, with the experiment that it needs."""
+    """The command and the experiment of each run."""
     found = []
     for _, label, result in runs:
         about = _read(result.folder / "environment.json")

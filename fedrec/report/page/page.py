@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTML page about some runs, with everything in it: no script, no network, no other file.
+"""One self-contained HTML page about some runs: no scripts, network or other files.
 
-It is readable on a phone, in print, in dark mode, by keyboard and by a screen reader.
+It is accessible on phones, in print, in dark mode, by keyboard and with screen readers.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fedrec.report.page.results import (
 )
 from fedrec.runs.result import Result
 
-_SHOWN_RESULTS = 4  # tables of single runs that come before the comparison of all
-_SHOWN_NOTES = 5  # above the first section; the others are behind a click
+_SHOWN_RESULTS = 4  # tables of single runs before the comparison of all
+_SHOWN_NOTES = 5  # notes shown above the first section; the others are collapsed
 
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that the template lays out."""
+    """The content of the template."""
 
     title: str
     subtitle: str
@@ -101,7 +101,7 @@ def render(page: Page) -> str:
     )
     style = (folder / "page.css").read_text(encoding="utf-8")
     values: dict[str, Any] = {name: getattr(page, name) for name in Page.__dataclass_fields__}
-    for name in ("curves", "distributions"):  # made by charts.py, which escapes its texts
+    for name in ("curves", "distributions"):  # from charts.py, which escapes its texts
         values[name] = [Markup(chart) for chart in values[name]]
     values["privacy"] = [
         {**card.__dict__, "chart": Markup(card.chart)} for card in values["privacy"]

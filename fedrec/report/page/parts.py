@@ -54,7 +54,8 @@ class Note:
 
 
 def interval_cells(samples: Sequence[np.ndarray]) -> list[Cell]:
-    """Mean over users of each sample and its 95% bootstrap interval; a dash without any user."""
+    """Mean over users of each sample `[users]` and its 95% bootstrap interval; a dash without
+    users."""
     known = [values[np.isfinite(values)] for values in samples]
     filled = [values for values in known if len(values)]
     intervals = iter(bootstrap_intervals(filled, resamples=_RESAMPLES))

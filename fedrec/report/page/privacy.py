@@ -27,9 +27,9 @@ class PrivacyCard:
     Attributes:
         name: of the run.
         facts: name and value, in order.
-        lines: what it means and what is not covered, in sentences.
+        lines: meaning and limits, in sentences.
         chart: epsilon by round, SVG; empty without.
-        release: what must stand beside the epsilon; empty where nothing must.
+        release: text that must accompany the epsilon; empty if none.
     """
 
     name: str
@@ -89,8 +89,8 @@ def _chart(result: Result) -> str:
 
 
 def _attacks(result: Result) -> list[tuple[str, str]]:
-    """What audits and attacks of this run folder found; that there was none, where there was
-    none; that a file cannot be read, where it is damaged."""
+    """Results of audits and attacks of this run folder, or a remark that there are none or that a
+    file is damaged."""
     found = []
     for file, name in _ATTACKS.items():
         table = _json(result, file)

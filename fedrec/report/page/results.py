@@ -37,8 +37,8 @@ _NOT_CURVES = ("round", "num-clients", "num-examples", "epsilon")
 
 
 def notes(runs: Sequence[Run]) -> list[Note]:
-    """What private runs cost together, then one sentence per federated system about popularity,
-    and warnings."""
+    """The total privacy cost of the runs, one sentence per federated system about popularity, and
+    warnings."""
     several = len(runs) > 1
     said = [note for run in runs for note in _notes(run.label if several else run.name, run.result)]
     together = shown_together([run.result.folder for run in runs])
@@ -46,7 +46,7 @@ def notes(runs: Sequence[Run]) -> list[Note]:
 
 
 def _notes(label: str, result: Result) -> Iterator[Note]:
-    """Those of one run."""
+    """The notes of one run."""
     name = result.experiment.name
     for line in leak_words(result.experiment):
         yield Note(f"{label}: {line}", warning=True)
@@ -69,7 +69,7 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
 
 
 def what(runs: Sequence[Run]) -> Table:
-    """Which systems on which data."""
+    """The systems and their data."""
     heads = ("run", "title", "data", "split", "model", "strategy", "rounds", "seed", "test users")
     rows = []
     for run in runs:
@@ -95,13 +95,13 @@ def what(runs: Sequence[Run]) -> Table:
 
 
 def _rounds(result: Result) -> str:
-    """Number of rounds, and the best one where the run has its parameters."""
+    """Number of rounds, and the best one if its parameters are kept."""
     count = len(result.rounds)
     return f"{count} (best: {result.best_round})" if result.early_stopping else str(count)
 
 
 def tested(result: Result) -> int:
-    """Number of users in the last evaluation."""
+    """Number of users in the final evaluation."""
     return len(result.users)
 
 
@@ -177,7 +177,7 @@ def curves(runs: Sequence[Run]) -> list[str]:
 
 
 def distributions(runs: Sequence[Run]) -> list[str]:
-    """How a metric is spread over users, of each run's system, and of popularity once."""
+    """Distribution of a metric over users, for each run's system and once for popularity."""
     charts: list[str] = []
     for _, label, result in runs[:_MOST_DISTRIBUTIONS]:
         metric = deciding_metric(result)
@@ -200,7 +200,7 @@ def distributions(runs: Sequence[Run]) -> list[str]:
 
 
 def groups(runs: Sequence[Run]) -> list[Table]:
-    """Means over groups of users of each run's system, and how far apart they are."""
+    """Means over groups of users for each run's system, and their gaps."""
     tables = []
     for _, label, result in runs[:_MOST_GROUPS]:
         columns = _shown({"": result.users})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -282,5 +283,7 @@ def _follow(deployment, run_folder) -> None:
     typer.echo(f"run {identifier}: {run_folder.path}", err=True)
     result = launch.wait(deployment, run_folder, identifier)
     print_table(result)
-    typer.echo(f"Next:\n  fedrec report {result.folder} -o report.html\nRun folder:", err=True)
+    typer.echo(
+        f"Next:\n  fedrec report {quote(str(result.folder))} -o report.html\nRun folder:", err=True
+    )
     typer.echo(result.folder)

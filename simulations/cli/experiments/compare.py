@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-_FILE_WIDTH = 160  # columns of a table that goes into a file or a pipe
+_FILE_WIDTH = 240  # columns of a table that goes into a file or a pipe
 _FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs on the same data.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of finished runs on the same data, or of sweeps.")
+    ],
     metric: Annotated[
         str | None, typer.Option(help="Metric (column of users.csv); default: hits@10.")
     ] = None,
@@ -37,6 +39,7 @@ def compare(
     from fedrec.report.formats import comparison_terminal, comparison_text
     from fedrec.report.privacy_total import shown_together
     from fedrec.runs.folder import RunFolder
+    from simulations.sweep.folder import with_sweeps
 
     wanted = form or (_FORMATS.get(output.suffix) if output is not None else None)
     if wanted not in (None, *_FORMATS.values()) or (output is not None and wanted is None):
@@ -45,7 +48,7 @@ def compare(
             expected="csv, markdown or latex; files that end in .csv, .md or .tex",
             got=form or str(output),
         )
-    results = [RunFolder(run).read_result() for run in runs]
+    results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
     found = compared(results, metric=metric, against=against)
     together = shown_together([result.folder for result in results])
     if wanted is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -67,7 +68,10 @@ def _refuse_another(folder: Path, experiment: Experiment) -> None:
             f"there is another run in {folder}",
             expected="the same experiment and settings with --resume",
             got=f"{', '.join(other)} differ from its experiment.toml",
-            fix=f"fedrec resume {folder} --set KEY=VALUE, --overwrite, or another --output",
+            fix=(
+                f"fedrec resume {quote(str(folder))} --set KEY=VALUE, --overwrite, or another"
+                " --output"
+            ),
         )
 
 
@@ -80,7 +84,7 @@ def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result
         result = work([] if quiet else [progress])
     except KeyboardInterrupt:
         progress.close()
-        typer.secho(f"\ninterrupted; continue with: fedrec resume {folder}", err=True)
+        typer.secho(f"\ninterrupted; continue with: fedrec resume {quote(str(folder))}", err=True)
         raise typer.Exit(130) from None
     finally:
         progress.close()
@@ -116,19 +120,21 @@ def _counted(number: int, what: str) -> str:
 def _print_next(result: Result) -> None:
     """Suggested next commands after a finished run, on standard error."""
     lines = [
-        f"fedrec report {result.folder} -o report.html",
-        f"fedrec compare {result.folder} OTHER-RUN",
-        f"fedrec sweep {result.folder / 'experiment.toml'} --seeds 3",
+        f"fedrec report {quote(str(result.folder))} -o report.html",
+        f"fedrec compare {quote(str(result.folder))} OTHER-RUN",
+        f"fedrec sweep {quote(str(result.folder / 'experiment.toml'))} --seeds 3",
     ]
     if result.experiment.federated and result.experiment.dataset.name == "table":
-        lines.insert(1, f"fedrec recommend {result.folder} --top 20 -o lists.csv")
+        lines.insert(1, f"fedrec recommend {quote(str(result.folder))} --top 20 -o lists.csv")
     watch = result.experiment.early_stopping
     if watch is not None and result.early_stopping.get("stopped"):
         patience = 2 * watch.patience
-        lines.append(f"fedrec resume {result.folder} --set early-stopping.patience={patience}")
+        lines.append(
+            f"fedrec resume {quote(str(result.folder))} --set early-stopping.patience={patience}"
+        )
     elif _can_learn_more(result.experiment):
         rounds = 2 * result.experiment.rounds
-        lines.append(f"fedrec resume {result.folder} --set rounds={rounds}")
+        lines.append(f"fedrec resume {quote(str(result.folder))} --set rounds={rounds}")
     for line in ("Next:", *(f"  {line}" for line in lines)):
         typer.echo(line, err=True)
 

@@ -10,11 +10,11 @@ import typer
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.")],
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Output file; default: report.html in the first run folder."
+            "--output", "-o", help="Output file; default: report.html in the first folder."
         ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
@@ -24,6 +24,7 @@ def report(
     from fedrec.report.page.page import report as rendered
     from fedrec.runs.folder import RunFolder
     from fedrec.runtime.atomic_files import write_atomically
+    from simulations.sweep.folder import with_sweeps
 
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise ExperimentError(
@@ -32,7 +33,7 @@ def report(
             got=str(output),
             fix=f"-o {output.with_suffix('.html')}, and print it to PDF from a browser",
         )
-    results = [RunFolder(run).read_result() for run in runs]
-    file = output or results[0].folder / "report.html"
+    results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
+    file = output or runs[0] / "report.html"
     write_atomically(file, rendered(results, title=title))
     typer.echo(file)

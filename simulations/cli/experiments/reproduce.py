@@ -128,8 +128,8 @@ def _print_list(studies: list[Study]) -> None:
     for study in studies:
         time = duration(study.seconds(study.seeds))
         seeds = f"{study.seeds} seed{'s' if study.seeds > 1 else ''}"
-        typer.echo(f"{study.paper:12} {study.item:9} {time:>7}, {seeds:8} {study.title}")
+        typer.echo(f"{study.paper:12} {study.item:15} {time:>7}, {seeds:8} {study.title}")
     for name, why in NOT_HERE.items():
         if name.partition(" ")[0] in {study.paper for study in studies}:
             paper, item = name.split()
-            typer.echo(f"{paper:12} {item:9} not here: {why}")
+            typer.echo(f"{paper:12} {item:15} not here: {why}")

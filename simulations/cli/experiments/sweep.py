@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -121,10 +122,11 @@ def _finish(folder: Path, quiet: bool, work: Callable[[], SweepResult]) -> None:
     try:
         result = work()
     except KeyboardInterrupt:
-        typer.secho(f"\ninterrupted; continue with: fedrec resume {folder}", err=True)
+        typer.secho(f"\ninterrupted; continue with: fedrec resume {quote(str(folder))}", err=True)
         raise typer.Exit(130) from None
     if not quiet:
         _print_result(result)
+        typer.echo(f"Next:\n  fedrec compare {folder}\n  fedrec report {folder}", err=True)
     typer.echo(result.folder)
     if result.failures:
         raise typer.Exit(1)

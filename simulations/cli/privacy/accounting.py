@@ -177,7 +177,7 @@ def _explain_experiment(source: str, overrides: list[str], options: dict[str, An
     else:
         clients = Population.of(experiment).partition.training_clients
     phases = PhasePlans.before_a_run(experiment, clients)
-    return [*phases.lines(phases.forecast()), *phases.doings()]
+    return [*phases.lines(phases.forecast()), *phases.phase_lines()]
 
 
 def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib.metadata import EntryPoint
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from clients.app import app
 from clients.device.device_node import own_node
 from fedrec.components import registry
+from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError, RefusalError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     HELLO,
@@ -446,6 +449,68 @@ def test_a_package_that_the_owner_did_not_name_is_not_even_imported(victim, plug
     node = victim(plugins="foreign_package")
     assert node.theta(changes=changes)
     assert plug_in.exists()
+
+
+def wrapped(kind, name, settings):
+    """A section that names another one within its settings, as the components of attacks do."""
+    if kind == "step":
+        plan = {"first": 24, "count": 8, "magnitude": 3.0}
+        return {"step": {"name": "canary", "base": name, "canaries": plan, **settings}}
+    own = {"model": ["reserved"], "split": ["members", "canaries"]}[kind]
+    return [{kind: {"name": one, "base": {"name": name, **settings}}} for one in own]
+
+
+def test_components_of_attacks_read_no_file(victim, secret):
+    """They name the components within them by other keys than all others do."""
+    priors = {"source": f"glove:{secret}/words", "noise": False}
+    folds = {"shipped": True, "folder": str(secret), "folds": 5}
+    node = victim()
+    for changes in (
+        {
+            "model": VAE,
+            **wrapped("step", "dpvae", {"noise": "secure", "epochs": 1, "priors": priors}),
+        },
+        *wrapped("split", "kfold", folds),
+    ):
+        refused(lambda c=changes: node.theta(changes=c), "simulations of attacks")
+
+
+@pytest.mark.parametrize("kind", ["step", "model", "split"])
+def test_components_of_attacks_import_no_package(victim, plug_in, kind):
+    found = wrapped(kind, "foreign_package.step:Foreign", {})
+    node = victim()
+    for changes in found if isinstance(found, list) else [found]:
+        refused(lambda c=changes: node.theta(changes=c), "simulations of attacks")
+    assert not plug_in.exists()
+
+
+def test_components_of_attacks_lift_no_rule_about_noise(victim):
+    node = victim()
+    changes = {"model": VAE, **wrapped("step", "dpvae", {"epochs": 1})}
+    refused(lambda: node.theta(changes=changes), "simulations of attacks")
+
+
+@pytest.mark.parametrize("kind", [registry.MODEL, registry.SPLIT, registry.STEP, registry.STRATEGY])
+def test_components_within_settings_are_known_as_such(kind):
+    """Else the policy could not look into them: a section within settings names its kind, and no
+    setting takes just anything."""
+    for name in registry.builtin_names(kind):
+        component = registry.resolve(kind, name)
+        if not getattr(component, "simulations_only", False):
+            assert component.Config.model_config["extra"] == "forbid", name
+            for field, within in settings_below(component.Config):
+                section = "Section" in str(within.annotation)
+                assert not section or any(isinstance(k, registry.Kind) for k in within.metadata)
+                assert "Any" not in str(within.annotation), (name, field)
+
+
+def settings_below(config):
+    """Every field of settings and of the tables within them."""
+    for field, within in config.model_fields.items():
+        yield field, within
+        for inner in (within.annotation, *get_args(within.annotation)):
+            if isinstance(inner, type) and issubclass(inner, Config) and inner is not Section:
+                yield from settings_below(inner)
 
 
 def test_a_strategy_of_the_servers_is_not_imported(victim, plug_in):

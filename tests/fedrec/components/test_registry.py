@@ -4,6 +4,7 @@ the others."""
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -93,6 +94,15 @@ def test_a_path_that_leads_nowhere_is_explained(plugins, name, problem, got):
     with pytest.raises(ExperimentError) as caught:
         resolve(STEP, name)
     assert problem in caught.value.problem and got in caught.value.got
+
+
+def test_a_module_of_the_working_directory_is_offered_by_pythonpath(monkeypatch, tmp_path):
+    (tmp_path / "module_in_this_folder.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [entry for entry in sys.path if entry not in ("", ".")])
+    with pytest.raises(ExperimentError) as found:
+        resolve(STRATEGY, "module_in_this_folder:Own")
+    assert "PYTHONPATH=." in found.value.text()
 
 
 def test_an_unknown_name_is_answered_with_built_ins_and_plug_ins(plugins):

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from fedrec.metrics.bootstrap import bootstrap_interval, bootstrap_intervals
+from fedrec.metrics.bootstrap import bootstrap_intervals
 
 
 def one_by_one(values, resamples, seed):
@@ -20,7 +20,7 @@ def one_by_one(values, resamples, seed):
 
 def test_an_interval_is_that_of_resampling_one_by_one():
     values = np.random.default_rng(3).exponential(1.0, 300)
-    found = bootstrap_interval(values, resamples=10_000)
+    (found,) = bootstrap_intervals([values], resamples=10_000)
     np.testing.assert_allclose(found, one_by_one(values, 10_000, 1), atol=0.01)
 
 
@@ -28,7 +28,7 @@ def test_many_samples_at_once_have_the_intervals_that_each_has_alone():
     random = np.random.default_rng(0)
     samples = [random.normal(size=n) for n in (40, 7, 40, 1, 40)]
     together = bootstrap_intervals(samples, resamples=500, seed=5)
-    alone = [bootstrap_interval(values, resamples=500, seed=5) for values in samples]
+    alone = [bootstrap_intervals([values], resamples=500, seed=5)[0] for values in samples]
     np.testing.assert_allclose(together, alone, rtol=1e-12)
     assert together[3] == pytest.approx((samples[3][0], samples[3][0]))
 
@@ -59,14 +59,14 @@ def test_many_systems_cost_little_more_than_one():
 def test_the_bootstrap_interval_has_its_coverage():
     random, hits = np.random.default_rng(1), 0
     for trial in range(200):
-        low, high = bootstrap_interval(random.normal(0.3, 1, 50), resamples=400, seed=trial)
+        ((low, high),) = bootstrap_intervals([random.normal(0.3, 1, 50)], resamples=400, seed=trial)
         hits += low <= 0.3 <= high
     assert 0.88 <= hits / 200 <= 0.99
 
 
 def test_the_interval_of_a_large_sample_is_the_normal_one():
     values = np.random.default_rng(0).normal(2, 1, 4000)
-    low, high = bootstrap_interval(values, resamples=2000)
+    ((low, high),) = bootstrap_intervals([values], resamples=2000)
     half = 1.96 * values.std() / np.sqrt(4000)
     assert low == pytest.approx(values.mean() - half, abs=0.005)
     assert high == pytest.approx(values.mean() + half, abs=0.005)

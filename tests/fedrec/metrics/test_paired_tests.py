@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedrec.metrics.paired_tests import holm, paired_test
+from fedrec.metrics.paired_tests import holm, paired_tests
 
 
 def test_p_values_are_scipys():
     random = np.random.default_rng(3)
     one, other = random.random(60), random.random(60)
-    found = paired_test(one, other)
+    (found,) = paired_tests([one - other])
     assert found.t_p == pytest.approx(stats.ttest_rel(one, other).pvalue)
     assert found.wilcoxon_p == pytest.approx(stats.wilcoxon(one, other).pvalue)
     differences = one - other
@@ -24,23 +24,22 @@ def test_p_values_are_scipys():
 
 def test_rank_effect_by_hand():
     # differences 1, -2, 3: ranks 1, 2, 3; (1 - 2 + 3) / 6
-    assert paired_test(np.array([1.0, 0, 3]), np.array([0.0, 2, 0])).rank_effect == pytest.approx(
-        1 / 3
-    )
+    (found,) = paired_tests([np.array([1.0, -2, 3])])
+    assert found.rank_effect == pytest.approx(1 / 3)
 
 
 def test_equal_systems_differ_by_nothing():
-    values = np.array([0.1, 0.5, 0.2])
-    found = paired_test(values, values)
+    (found,) = paired_tests([np.zeros(3)])
     assert (found.difference, found.low, found.high) == (0, 0, 0)
     assert (found.t_p, found.wilcoxon_p, found.effect, found.rank_effect) == (1, 1, 0, 0)
 
 
 def test_users_without_a_value_do_not_count():
     one, other = np.array([1.0, np.nan, 0.5, 0.25]), np.array([0.5, 1.0, np.nan, 0.5])
-    assert paired_test(one, other).users == 2
+    (found,) = paired_tests([one - other])
+    assert found.users == 2
     with pytest.raises(ValueError, match="two users"):
-        paired_test(one[:2], other[:2])
+        paired_tests([one[:2] - other[:2]])
 
 
 def test_holm_by_hand():

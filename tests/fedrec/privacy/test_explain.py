@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +28,16 @@ def test_accuracy_of_membership_attacks(epsilon, accuracy):
     assert (
         attack_ceiling(epsilon, 1.0) == pytest.approx(1.0) and attack_ceiling(epsilon, 1e-5) <= 1.0
     )
+
+
+def test_the_true_epsilon_is_one_number_where_the_bounds_agree():
+    plan = Plan.of(
+        PrivacyConfig.parse({"clip-norm": 1.0, "noise-multiplier": 3.0}), "full", {}, 500, 1
+    )
+    found = report(plan)
+    agreeing, apart = (replace(found, attack=found.epsilon - gap) for gap in (1e-9, 0.1))
+    assert any(line.startswith("The true epsilon is") for line in lines(agreeing, "replace-one"))
+    assert any(f"between {apart.attack:.4g}" in line for line in lines(apart, "replace-one"))
 
 
 def test_odds_and_beliefs():

@@ -27,6 +27,7 @@ from fedrec.privacy.accounting.events import (
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.personal.budgets import gdp_epsilon
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.question import Question
 
@@ -317,3 +318,54 @@ def test_python_experiments_and_command_line_have_the_same_default_accountant(tm
     assert reported.epsilon == accountant.epsilon(1e-5).epsilon
     assert reported.epsilon == ledger.accountant.epsilon(1e-5).epsilon
     assert reported.method == accountant.backend.method
+
+
+SIDES = {
+    "fixed": (FixedSize(10, 100), "replace-one"),
+    "poisson": (Poisson(0.1), "add-remove"),
+    "full": (Full(), "replace-one"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", [GaussianRound, LaplaceRound])
+@pytest.mark.parametrize("side", SIDES)
+def test_hardly_any_noise_and_too_much_of_it(backend, kind, side):
+    """Bounds exist, fall with the noise, and are above what can be told from one round: a client
+    is in it with a probability of a tenth and more, and its loss is then above 1 / z - 50, and with
+    Gaussian noise above 1 / (2 z^2) - 5 / z."""
+    found = []
+    for multiplier in (1e-9, 1e-6, 1e-4, 1e-2, 0.05, 1e3, 1e6, 1e9):
+        accountant = Accountant(backend)
+        accountant.step(kind(*SIDES[side], multiplier), 3)
+        found.append(accountant.epsilon(1e-5).epsilon)
+        loss = 1 / multiplier
+        least = loss - 50 if kind is LaplaceRound else loss**2 / 2 - 5 * loss
+        assert math.isfinite(found[-1]) and found[-1] >= max(0.0, least) * (1 - 1e-6)
+    assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 1e-10, 1e10, math.inf, math.nan, -1.0])
+def test_noise_beyond_what_accountants_can_count_is_refused(multiplier):
+    with pytest.raises(ExperimentError, match="noise multiplier from"):
+        Release("gaussian", FixedSize(10, 100), "replace-one", multiplier)
+
+
+@pytest.mark.parametrize(("count", "looser"), [(10**5, 1.2), (10**9, 1.2)])
+@pytest.mark.parametrize("side", SIDES)
+def test_very_many_releases(count, looser, side):
+    """Against the limit of many releases of little information, a Gaussian one with mu = q sqrt(n
+    (e^(1 / z^2) - 1)) (Bu et al. 2020): rounding makes the bound looser and never smaller."""
+    sampling, adjacency = SIDES[side]
+    multiplier = sampling.rate * math.sqrt(count) if side != "full" else math.sqrt(count)
+    accountant = Accountant("pld")
+    accountant.step(GaussianRound(sampling, adjacency, multiplier), count)
+    limit = gdp_epsilon(1.0, 1e-5)
+    assert limit * (1 - 1e-3) <= accountant.epsilon(1e-5).epsilon <= limit * looser
+
+
+def test_more_releases_than_can_be_counted_are_refused():
+    accountant = Accountant("pld")
+    accountant.step(GaussianRound(FixedSize(10, 1000), "replace-one", 1e9), 2**62)
+    with pytest.raises(ExperimentError, match=r"at most 1,000,000,000 in all"):
+        accountant.epsilon(1e-5)

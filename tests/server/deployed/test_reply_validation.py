@@ -237,10 +237,17 @@ def test_errors_of_ratings_are_bounded_by_everybodys():
     for lie in ({"mae": 0.0, "rows": 1e8}, {"mae": 1e8, "rows": 1.0}):
         liar = pd.DataFrame({**lie, "rmse": 0.0}, index=[3])[columns]
         assert of_usual_size(pd.concat([honest, evaluated(liar, ids, columns)])).equals(honest)
-    for rows in (-1.0, 0.5, np.nan, 1e12):
+    for rows in (-1.0, 0.0, 0.5, np.nan, 1e12):
         with pytest.raises(ValueError):
             evaluated(
                 pd.DataFrame({"mae": [0.1], "rmse": [0.1], "rows": [rows]}, index=[3]), ids, columns
+            )
+    for error in (np.nan, np.inf, -1.0, 1e30):  # one NaN would be the mean of all
+        with pytest.raises(ValueError):
+            evaluated(
+                pd.DataFrame({"mae": [error], "rmse": [0.1], "rows": [3.0]}, index=[3]),
+                ids,
+                columns,
             )
 
 

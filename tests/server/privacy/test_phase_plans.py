@@ -128,20 +128,20 @@ def test_the_best_attack_is_reported_for_laplace_noise_too(plans):
         report.attack == pytest.approx(1 / z + 2 * math.log1p(-1e-5), rel=1e-3)
         and 4.99 < report.attack <= 5.0
     )
-    assert any(line.startswith("The true epsilon lies between") for line in told.lines(report))
+    assert any(line.startswith("The true epsilon is") for line in told.lines(report))
 
 
 def test_each_phase_is_reported_with_its_clients_its_parameters_and_its_noise(plans):
-    doings = list(
+    phase_lines = list(
         plans(
             *POPULARITY, "privacy={clip-norm=1.0, noise-multiplier=2.0}", BIASES, "rounds=3"
-        ).doings()
+        ).phase_lines()
     )
-    assert doings[0].startswith(
+    assert phase_lines[0].startswith(
         "Phase popularity: 1 round, 6 of 18 clients in each; item.bias, clipped to L2 norm 1,"
     )
-    assert "noise multiplier 3 (" in doings[0]
-    assert doings[1].startswith(
+    assert "noise multiplier 3 (" in phase_lines[0]
+    assert phase_lines[1].startswith(
         "Phase main: 2 rounds, 6 of 18 clients in each; all parameters, clipped to L2 norm 1,"
     )
     opted = list(
@@ -149,7 +149,7 @@ def test_each_phase_is_reported_with_its_clients_its_parameters_and_its_noise(pl
             OPTED_IN,
             "privacy={clip-norm=1.0, noise-multiplier=2.0, private-phases=['main']}",
             "rounds=3",
-        ).doings()
+        ).phase_lines()
     )
     assert opted[0].startswith("Phase stage-one: 2 rounds, 6 of 9 clients in each; no noise")
     assert opted[1].startswith("Phase main: 1 round, 6 of 18 clients in each; ")
@@ -167,7 +167,7 @@ def test_a_stage_on_volunteers_costs_the_others_nothing(tiny_experiment, run_tin
     )
     assert result.rounds["epsilon"].tolist()[:2] == [0.0, 0.0]
     assert result.rounds["epsilon"].iloc[-1] == pytest.approx(alone.forecast().epsilon)
-    assert any(" no noise and learns from 9 clients who" in line for line in result.privacy)
+    assert any("no noise and trains on 9 clients who" in line for line in result.privacy)
     paid = alone.forecast().epsilon * 0.99
     short = run_tiny(
         stages,
@@ -186,7 +186,7 @@ def test_a_budget_that_ends_the_run_early_is_reported(plans):
     paid = told.paid_rounds()
     assert (
         0 < paid < 50
-        and list(told.doings())[-1] == f"The budget of epsilon 6 covers {paid} of 50 rounds."
+        and list(told.phase_lines())[-1] == f"The budget of epsilon 6 covers {paid} of 50 rounds."
     )
     assert told.forecast().epsilon <= 6.0
     unlimited = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", f"rounds={paid + 1}")

@@ -51,6 +51,7 @@ from fedrec.protocol.secure_messages import (
 from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from fedrec.secure import masks, vector
+from fedrec.secure.common_order import digest_of
 from fedrec.secure.identity import Identity
 from fedrec.secure.session import Session
 from server.cohorts.roster import call_roster
@@ -382,7 +383,10 @@ class Dialogue:
             made.experiment.secure_aggregation.quorum(len(channels)),
             made.sums._bits(made.order(), counts),
         )
-        self.session = Session(channels, quorum, bits, counts, proofs if certified else ())
+        training = digest_of(made.order(), made.theta)
+        self.session = Session(
+            channels, quorum, bits, counts, training, proofs if certified else ()
+        )
         self.share_orders = self.session.share_orders()
         self.made = made
 
@@ -400,12 +404,11 @@ class Dialogue:
         self.mask_orders = self.session.mask_orders()
         return self
 
-    def train(self, place, masking=None):
+    def train(self, place, masking=None, theta=None, **changes):
         clients = self.made.groups[FIRST_NODE_ID + place]
-        order = replace(
-            self.made.order(), clients=clients, secure=masking or self.mask_orders[place]
-        )
-        return secure.masked_sum(self.nodes[place], self.made.theta, order)
+        masking = masking or self.mask_orders[place]
+        order = replace(self.made.order(), clients=clients, secure=masking, **changes)
+        return secure.masked_sum(self.nodes[place], theta or self.made.theta, order)
 
     def unmask(self, place, *survivors):
         flags = bytes(other in survivors for other in range(len(self.nodes)))
@@ -560,6 +563,40 @@ def test_attack_nodes_get_different_terms(dialogue):
     )
     talk.mask_orders = talk.session.mask_orders()
     for place in range(3):
+        with pytest.raises(RefusalError, match="not from the node"):
+            talk.train(place)
+
+
+def test_attack_the_others_train_something_else(dialogue):
+    """Parameters under which the others learn nothing, or a step that does nothing, would leave one
+    node's update as the sum."""
+    talk = dialogue().deal()
+    order = talk.made.order()
+    theta = talk.made.theta
+    name = sorted(theta)[0]
+    without = {n: v for n, v in theta.items() if n != name}
+    lies = [
+        {"theta": {n: np.zeros_like(v) for n, v in theta.items()}},
+        {"theta": {**theta, name: np.nextafter(theta[name], np.float32(np.inf))}},
+        {"theta": {**theta, name: theta[name].astype(np.float64)}},
+        {"theta": {**theta, name: theta[name].reshape(1, *theta[name].shape)}},
+        {"theta": {**without, f"{name}x": theta[name]}},
+        {"round": 2},
+        {"weighting": "examples"},
+        {"step": {**order.step, "epochs": 0}},
+        {"step": None},
+        {"overrides": {"proximal-mu": 1e9}},
+        {"protection": Protection(1e-9, 2, tuple(theta))},
+    ]
+    for lie in lies:
+        with pytest.raises(RefusalError, match=r"agreed on|binary digits"):
+            talk.train(1, **lie)
+    told = replace(talk.share_orders[2], training=bytes(32))
+    talk.session.identifier = bytes(16)
+    orders = {**talk.session.share_orders(), 2: replace(told, session=bytes(16))}
+    talk.session.take_shares({p: secure.share(talk.nodes[p], o) for p, o in orders.items()})
+    talk.mask_orders = talk.session.mask_orders()
+    for place in range(2):  # which were told the truth, and another node was not
         with pytest.raises(RefusalError, match="not from the node"):
             talk.train(place)
 

@@ -41,6 +41,16 @@ def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, experiment,
     assert out.splitlines()[-1] == str(folder)
     again, second, err = fedrec("resume", folder)
     assert again == 0 and second == out and "run 1/2" not in err
+    code, out, _ = fedrec("compare", folder)
+    assert code == 0 and "server-lr=0.1" in out and "server-lr=1" in out
+    code, out, _ = fedrec("report", folder)
+    assert code == 0 and "server-lr=0.1" in (folder / "report.html").read_text("utf-8")
+
+
+def test_a_sweep_without_a_finished_run_is_not_reported(fedrec, tmp_path):
+    (tmp_path / "sweep.json").write_text("{}")
+    code, _, err = fedrec("report", tmp_path)
+    assert code != 0 and "no finished run" in err
 
 
 def test_a_varied_key_whose_last_word_is_a_metric_has_its_full_name(fedrec, experiment, tmp_path):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of users that are outer products: their norms and clipped sums without any user's
-gradient being made.
+"""Gradients of users that are outer products: their norms and clipped sums, without materialising
+the gradients.
 
 A user who enters an affine layer once, as one row x, has the gradient x^T g with respect to its
 weights, where g is the gradient with respect to its result (Goodfellow 2015). So |x^T g| = |x| |g|,
@@ -52,7 +52,8 @@ class OuterGradients:
         """Sum of the users' gradients, each times its factor, `float32` by parameter.
 
         Args:
-            factors: `[users]`, >= 0; a user with 0 is left out, whatever its gradient holds.
+            factors: `[users]`, >= 0; a user with factor 0 is left out, even if its gradient is not
+                finite.
         """
         total = {}
         for name, (left, right) in self.pairs.items():

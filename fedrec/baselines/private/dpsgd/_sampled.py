@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private systems that are trained by DP-SGD on users: draw some, clip each one's gradient, add
-noise to the sum, step.
+"""Private systems trained by DP-SGD on users: draw users, clip each user's gradient, add noise to
+the sum, take a step.
 
 In every step some users are drawn, each user's gradient is clipped to norm S over all parameters
 together, the sum gets Gaussian noise once, and Adam moves the parameters (Abadi et al. 2016 with
-users for examples, as McMahan et al. 2018). Cohorts are of fixed size under replace-one, and
-Poisson under add-remove, which is what their amplification is proven for. Gradients have signs, so
-replace-one costs 2 S.
+users for examples, as McMahan et al. 2018). Cohorts are of fixed size under replace-one and Poisson
+under add-remove, for which amplification is proven. Gradients have signs, so replace-one costs 2 S.
 
 With `clip = "optimal"` S is the clip norm of DP-VAE's algorithm 2 ("DP-O" in its table 11), sought
-in every step among the norms of the cohort's gradients. It comes from private gradients and can be
-read off the noise, so that such a system is charged as not private.
+in every step among the norms of the cohort's gradients. It is computed from private gradients and
+can be inferred from the noise, so such a system is charged as not private.
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ class SampledConfig(PrivateConfig):
 
 
 class SampledBaseline(PrivateBaseline):
-    """Moves parameters by noisy sums of clipped gradients of users; a subclass has the model.
+    """Updates parameters by noisy sums of clipped gradients of users; a subclass defines the model.
 
     Attributes:
-        stream: names what is drawn for it.
+        stream: name of its random stream.
     """
 
     config: SampledConfig
@@ -77,8 +76,8 @@ class SampledBaseline(PrivateBaseline):
         )
 
     def sampler(self, users: int) -> tuple[str, dict[str, float]]:
-        """How the users of a release are drawn out of so many: a sampler and its settings;
-        everybody by default."""
+        """The sampler of a release's users and its settings, for a number of users; all users by
+        default."""
         name = "fixed-size" if self.config.adjacency == "replace-one" else "poisson"
         return name, {"cohort": min(self.config.cohort, users)}
 
@@ -95,7 +94,7 @@ class SampledBaseline(PrivateBaseline):
         Args:
             parameters: as they are before the step.
             rows: binary `float32 [users, items]`.
-            generator: of whatever the model draws.
+            generator: of the model's random numbers.
         """
 
     def fit(self, histories: Histories) -> None:
@@ -146,11 +145,11 @@ def clipped_sum(gradients: OuterGradients, bound: float) -> dict[str, Tensor]:
 
 
 def chosen_clip(gradients: OuterGradients, noise_multiplier: float) -> float:
-    """The norm that algorithm 2 finds among those of the users' gradients; 0 where all are zero.
+    """The clip norm of algorithm 2 for the users' gradients; 0 if all are zero.
 
     Args:
-        gradients: of a cohort. Users whose gradient is zero or has no norm are left out: a bound of
-            0 would move nothing.
+        gradients: of a cohort. Users with a zero or non-finite gradient are ignored, because a
+            bound of 0 would stop training.
         noise_multiplier: standard deviation of the noise in the mean of the cohort, over S.
     """
     norms = gradients.norms()

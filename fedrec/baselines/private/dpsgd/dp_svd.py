@@ -10,14 +10,14 @@ and sends the gradient of its squared error
 
     -2 e_u (x_u, 1)^T,    e_u = r_u - c_u - b - Y x_u,
 
-which is one outer product, clipped to norm S. What a user is solved to is never released. Without
-biases it is "MF".
+which is one outer product, clipped to norm S. A user's solution is never released. Without biases
+this is "MF".
 
 Where this differs from the paper: Fang et al. (2022) give every user an epsilon and noise of its
 own for one upload (`clients/steps/dpsgd.py` does that); here one epsilon is for all steps and holds
-for all data of a user. Of SVD and MF it says no more than rank 100 and gradient descent, and of
-what it calls SVD toolkits have a model of ratings, which ranks unrated items poorly; here both are
-of likes. Users are solved for, not moved by gradients, and Adam moves the items.
+for all data of a user. For SVD and MF it states only rank 100 and gradient descent; "SVD" in
+toolkits is a model of ratings, which ranks unrated items poorly; here both model likes. Users are
+solved for in closed form, and Adam updates the items.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DpSvdConfig(SampledConfig):
 
 
 class DpSvd(SampledBaseline):
-    """Factors of items, moved by clipped gradients of users under noise."""
+    """Factors of items, trained on clipped gradients of users under noise."""
 
     Config = DpSvdConfig
     paper = "DP-VAE (Fang et al. 2022), table 11, SVD and MF"
@@ -69,8 +69,8 @@ class DpSvd(SampledBaseline):
     def gradients(
         self, parameters: dict[str, Tensor], rows: Tensor, generator: torch.Generator
     ) -> OuterGradients:
-        """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`. Nothing
-        is drawn."""
+        """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`. Uses no
+        random numbers."""
         users, predicted = self._predicted(parameters, rows)
         slopes = 2 * (predicted - rows)
         pairs = {"items": (slopes, users)}

@@ -3,8 +3,8 @@
 and 11).
 
 A user's loss is the multinomial one over its whole history. The user enters every affine layer
-once, as one row x, so that its gradient is an outer product x^T g, and no user's gradient is ever
-made (Goodfellow 2015).
+once, as one row x, so its gradient is an outer product x^T g, and no user's gradient needs to be
+materialised (Goodfellow 2015).
 
 Where this differs from the paper: Fang et al. give every user an epsilon of its own and noise of
 its own for one upload (`clients/steps/dpvae.py` with model `ae` does that, with the paper's clip

@@ -2,11 +2,11 @@
 """RDP curves from autodp (Wang et al. 2019, Zhu and Wang 2019), turned into epsilon by our own
 tight conversion.
 
-What is kept away from, in autodp 0.2.3: `get_eps` (older conversion, epsilon too large by 0.3 to
+Not used from autodp 0.2.3: `get_eps` (older conversion, epsilon too large by 0.3 to
 0.7), the default bound for sampling without replacement (theorem 9, up to twice as large), orders
 above 100 (there it falls back to that bound), its accountant's memory (a Poisson and a
 without-replacement release of one function are merged), and everything that goes through
-characteristic functions (silently negative). A fresh accountant computes one curve and is dropped.
+characteristic functions (silently negative). A new accountant is created for each curve.
 """
 
 from __future__ import annotations
@@ -48,6 +48,6 @@ class Autodp(RdpBackend):
             else:
                 accountant.compose_poisson_subsampled_mechanisms(rdp, release.sampling.rate)
             curve = accountant.get_rdp(INTEGER_ORDERS)
-        # Sampling never costs; where autodp's bound says otherwise, or overflowed, the curve
-        # without sampling holds.
+        # Sampling never increases the cost; if autodp's bound does or overflows, the curve without
+        # sampling is used.
         return np.fmin(curve, unsampled(INTEGER_ORDERS.astype(np.float64), release))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PrivRec's tables 4 and 5 print. For comparison only: this is no accounting of what is
-released.
+"""The epsilons printed in PrivRec's tables 4 and 5. For comparison only: this is not a valid
+accounting of the releases.
 
-All 36 finite cells come out digit by digit if every client of every round is counted as a release
-of its own (M T releases sampled without replacement instead of T), with autodp's older bound
-(theorem 9 of Wang et al. 2019), the older conversion R(a) + ln(1/delta) / (a - 1) at the best
+All 36 finite cells are reproduced to the last digit if every client of every round is counted as a
+release of its own (M T releases sampled without replacement instead of T), with autodp's older
+bound (theorem 9 of Wang et al. 2019), the older conversion R(a) + ln(1/delta) / (a - 1) at the best
 integer order, cut off after four decimals.
 """
 

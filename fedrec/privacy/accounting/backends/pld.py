@@ -4,7 +4,7 @@
 
 Sampling without replacement and replace-one have one pair, whose composition is an upper bound.
 Poisson sampling and add-remove have two, one for a client that leaves and one for a client that
-joins; the larger epsilon counts, and it is reached, so that bound is also what the best attack
+joins; the result is the larger epsilon, and the bound is tight: it is also what the best attack
 achieves.
 """
 
@@ -16,6 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.backend import Backend, Bound
 from fedrec.privacy.accounting.dominating_pairs import Pair
 from fedrec.privacy.accounting.events import Release
@@ -29,6 +30,7 @@ from fedrec.privacy.accounting.rdp import pure_epsilon
 
 _STEP = 1e-4
 _LARGEST_GRID = 2**19
+_MOST_RELEASES = 10**9
 _CUT = 1e-5  # share of delta that all truncations together may take
 LossesOf = Callable[[Release, str, float, float], Losses]
 
@@ -39,13 +41,23 @@ class Pld(Backend):
     method = "privacy loss distribution of the dominating pair (connect the dots, FFT)"
 
     def __init__(self) -> None:
-        # A run asks for each round twice, before it and after it, and the releases of a run are of
-        # few kinds.
+        # A run asks for each round twice, before and after it, and its releases are of few kinds.
         self._losses_of: LossesOf = lru_cache(maxsize=8)(_losses)
         self._bound = lru_cache(maxsize=32)(self._found)
 
     def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
-        """Smallest epsilon that the method proves for all releases together."""
+        """Smallest epsilon that the method proves for all releases together.
+
+        Raises:
+            ExperimentError: there are more than 1e9, whose rounding errors add up to too much.
+        """
+        if sum(releases.values()) > _MOST_RELEASES:
+            raise ExperimentError(
+                "too many releases for the accountant 'pld'",
+                expected=f"at most {_MOST_RELEASES:,} in all",
+                got=f"{sum(releases.values()):,}",
+                fix="use the accountant 'autodp' or 'tight-rdp'",
+            )
         return self._bound(
             tuple((release, count) for release, count in releases.items() if count), delta
         )
@@ -61,12 +73,15 @@ def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float:
     """Epsilon that the best known attack reaches, to about three digits: no valid bound can be
     below it.
 
-    0, which says nothing, for losses so wide that the grid would be too coarse for three digits.
+    0, which is trivial, if the range of losses is so wide that the grid is too coarse for three
+    digits, and for more than 1e9 releases.
 
     Without replacement and replace-one: all other clients upload -S, the target S or -S. Poisson
     and add-remove: the target uploads S, all others nothing.
     """
     counted = {release: count for release, count in releases.items() if count}
+    if sum(counted.values()) > _MOST_RELEASES:
+        return 0.0
     if counted and delta > 0 and not _step(counted, _CUT * delta / sum(counted.values()))[1]:
         return 0.0
     return max(_composed(releases, delta, sides) for sides in ("leaves", "joins"))
@@ -96,8 +111,8 @@ def _composed(
 
 
 def _step(counted: Mapping[Release, int], cut: float) -> tuple[float, bool]:
-    """A grid step far below the spread of the losses, as far as the points fit; and whether they
-    did."""
+    """A grid step far below the spread of the losses, limited by the number of points, and whether
+    the limit was kept."""
     span = whole = mean = variance = 0.0
     for release, count in counted.items():
         low, high = Pair(release).range(cut)
@@ -106,7 +121,7 @@ def _step(counted: Mapping[Release, int], cut: float) -> tuple[float, bool]:
         mean, variance = mean + count * moments[0], variance + count * moments[1]
     needed = max(span, min(whole, 16 * math.sqrt(variance) + 2 * mean)) / _LARGEST_GRID
     finest = min(_STEP, min(math.sqrt(_moments(release)[1]) for release in counted) / 8)
-    # a step that many numbers of rounds share
+    # a step shared by many numbers of rounds
     coarser = 2.0 ** (math.ceil(4 * math.log2(needed)) / 4)
     return (finest, True) if finest >= needed else (coarser, False)
 
@@ -133,7 +148,7 @@ def _losses(release: Release, side: str, step: float, cut: float) -> Losses:
         first, last = (math.floor(low / step) - 1, math.ceil(high / step) + 1)
         mix, q = pair.masses(np.arange(first, last + 1) * step)
         return _finished(first, step, mix, q)
-    # A client that joins: the loss is ln(Q/mix), the grid runs the other way.
+    # A client that joins: the loss is ln(Q/mix), so the grid is reversed.
     first, last = math.floor(-high / step) - 1, math.ceil(-low / step) + 1
     mix, q = pair.masses(np.arange(-last, -first + 1) * step)
     return _finished(first, step, q[::-1], mix[::-1])
@@ -157,6 +172,6 @@ def _replaced(pair: Pair, step: float, points: int) -> Losses:
 
 
 def _finished(first: int, step: float, ours: np.ndarray, theirs: np.ndarray) -> Losses:
-    """What is not on the grid counts as infinite loss, whichever end it is beyond."""
+    """Mass beyond either end of the grid counts as infinite loss."""
     mass = connect_the_dots(first, step, ours, theirs)
     return Losses(step, first, mass, max(0.0, 1 - float(mass.sum())))

@@ -20,6 +20,7 @@ from fedrec.privacy.accounting.rdp import INTEGER_ORDERS, RdpBackend, unsampled
 from fedrec.privacy.accounting.sampling import FixedSize, Full
 
 _NODES = 16
+_FAR = 80.0  # a term of e^(1.5 u) is practically 0 so far below the largest u
 
 
 class TightRdp(RdpBackend):
@@ -68,7 +69,10 @@ def _positive_part(order: int, release: Release) -> tuple[np.ndarray, np.ndarray
     knee = np.log1p(1 / release.sampling.rate)  # below it r is about 1, beyond it about q e^u
     if release.mechanism == "laplace":
         end = 1 / z
-        nodes, weights = _nodes(np.unique(np.append(np.arange(0.0, end, 0.5), end)))
+        # What lies between the beginning and the end is far less than what is at the end.
+        near = end if end <= knee + 2 * _FAR else knee + _FAR
+        fine = np.arange(0.0, near, 0.5), np.arange(max(near, end - _FAR), end, 0.5)
+        nodes, weights = _nodes(np.unique(np.concatenate([*fine, [end]])))
         # u = (2x - 1) / b between x = 1/2 and 1, where u reaches its largest value and keeps it.
         log_density = np.log(0.25) - end / 2 - nodes / 2
         return np.append(nodes, end), np.append(np.log(weights) + log_density, np.log(0.5) - end)

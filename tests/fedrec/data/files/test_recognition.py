@@ -158,3 +158,29 @@ def test_a_named_rating_column_needs_a_number_in_each_row(written):
 def test_one_column_for_two_roles_is_refused(written):
     with pytest.raises(DataError, match="'user' is given twice"):
         recognise(written(("user", "item", "rating", "time")), {"user": "user", "item": "user"})
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"PK\x03\x04\xff\xfe", "export"),
+        (b"\x1f\x8b\x08\x00\xff", "gunzip"),
+        (b"PAR1\x15\xff", ".parquet"),
+        ("user,item\nJ\u00fcrgen,1\nu,2\n".encode("latin-1").replace(b"user", b"\xfcser"), "iconv"),
+    ],
+)
+def test_other_files_are_told_how_to_become_a_table(tmp_path, content, word):
+    file = tmp_path / "x.csv"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="not UTF-8 text") as error:
+        recognise(file)
+    assert word in error.value.text()
+
+
+def test_a_letter_of_another_encoding_far_down_is_told_too(tmp_path):
+    file = tmp_path / "x.csv"
+    rows = "".join(f"u{n},i{n % 9}\n" for n in range(20_000))
+    file.write_bytes(f"user,item\n{rows}J\u00fcrgen,i1\n".encode("latin-1"))
+    with pytest.raises(DataError, match="cannot be read") as error:
+        recognise(file)
+    assert "iconv" in error.value.text()
