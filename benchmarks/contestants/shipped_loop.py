@@ -3,8 +3,8 @@
 user at a time.
 
 There is a module for PrivRec's network and one for matrix factorization. Counts and products of
-users' items are added to one array by numpy; the variational
-autoencoder and self-supervised training take fedrec's own `reference` path, which is such a loop.
+users' items are added to one array by numpy; the variational autoencoder and self-supervised
+training take fedrec's own `reference` path, which is such a loop.
 Arguments as for `shipped.py`, without the path.
 """
 
