@@ -29,7 +29,7 @@ from scipy.stats import chi, gamma, kstest
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import GaussianRound, LaplaceRound, NonPrivate
-from fedrec.privacy.mechanisms import Reproducible
+from fedrec.privacy.noise_mechanisms import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import pack_sum, unpack_sum
 from fedrec.protocol.orders import TrainSum
