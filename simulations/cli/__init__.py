@@ -4,6 +4,7 @@ at once."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from fedrec.errors import FedrecError
+from fedrec.errors import DataError, FedrecError
 from simulations.cli import doctor
 from simulations.cli.attacks import attribute, audit, membership, named
 from simulations.cli.data import datasets, glove, perturb, synthesise
@@ -122,13 +123,29 @@ def main() -> None:
     exit."""
     disable_telemetry(os.environ)
     try:
-        with _warnings_shown():
+        with _warnings_shown(), _too_long_paths_told():
             command_of(app)()
     except FedrecError as error:
         if os.environ.get(DEBUG):
             raise
         typer.secho(f"error: {error.text()}", fg=typer.colors.RED, err=True)
         sys.exit(error.exit_code)
+
+
+@contextmanager
+def _too_long_paths_told() -> Iterator[None]:
+    """A path that the operating system finds too long is one of the command's arguments."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise DataError(
+            "a path is too long",
+            expected="a file or folder with a name that this system allows",
+            got=f"{str(error.filename)[:100]!r}...",
+            fix="choose a shorter one",
+        ) from None
 
 
 @contextmanager

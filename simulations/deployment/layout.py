@@ -116,13 +116,18 @@ class Deployment:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.expanduser().resolve()
-        if not self.settings_file.is_file():
+        got = "no such file"
+        try:
+            self.path = path.expanduser().resolve()
+            found = self.settings_file.is_file()
+        except (OSError, ValueError, RuntimeError) as error:  # too long, a zero byte, no such home
+            found, got = False, getattr(error, "strerror", None) or str(error)
+        if not found:
             raise RunError(
-                f"{path} is not a deployment",
+                f"{str(path)[:200]} is not a deployment",
                 expected="a folder with deployment.toml",
-                got="no such file",
-                fix=f"fedrec deploy init {path}",
+                got=got,
+                fix="create one with fedrec deploy init FOLDER",
             )
         self.settings = DeploymentConfig.parse(read_settings(self.settings_file), at="deployment")
 
