@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several dictionaries of named arrays in one, distinguished by prefixes of the names."""
+"""Several dictionaries in one, distinguished by prefixes of the names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 
@@ -23,3 +23,12 @@ def under(prefix: str, table: Mapping[str, Value]) -> dict[str, Value]:
     return {
         name.removeprefix(prefix): value for name, value in table.items() if name.startswith(prefix)
     }
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested dictionaries by their full keys, such as `strategy.server-lr`."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

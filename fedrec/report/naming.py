@@ -4,11 +4,12 @@ differ, such as `mf-ml1m (server-lr=0.01)`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedrec.attacks.leaky_negatives import marked
 from fedrec.errors import ExperimentError
+from fedrec.prefixes import flat
 from fedrec.runs.result import Result
 
 _APART = ("name", "seed", "title", "callbacks", "checkpoint", "engine")
@@ -41,7 +42,7 @@ def system_names(results: Sequence[Result]) -> list[str]:
     """A name per run: the experiment's name, marked if its negatives leak, and in brackets the
     settings in which runs of that name differ. Runs that differ only in their seed have the same
     name; repetitions under one seed are told apart by their folders."""
-    settings = [dict(_flat(_decisive(result))) for result in results]
+    settings = [dict(flat(_decisive(result))) for result in results]
     names = []
     for result, own in zip(results, settings, strict=True):
         group = [
@@ -71,15 +72,6 @@ def settings_table(result: Result) -> dict[str, Any]:
 def _decisive(result: Result) -> dict[str, Any]:
     """The settings on which results depend."""
     return {key: value for key, value in settings_table(result).items() if key not in _APART}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting by its full key."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedrec.attacks.leaky_negatives import marked
 from fedrec.config import Config
+from fedrec.prefixes import flat
 from fedrec.runs.directory import runs_directory
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
@@ -117,12 +118,3 @@ class Mlflow(Callback):
             now = int(time.time() * 1000)
             named = [Metric(n.replace("@", "-at-"), v, now, step) for n, v in metrics.items()]
             self._client.log_batch(self._run, metrics=named)
-
-
-def flat(table: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested tables as one, with keys such as `strategy.server-lr`."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{within}{key}.")
-        else:
-            yield f"{within}{key}", value
