@@ -353,6 +353,14 @@ def test_more_rounds_are_not_suggested_for_sums_that_are_the_same_in_each(
     assert code == 0 and "fedrec report" in err and "fedrec resume" not in err
 
 
+def test_more_rounds_are_not_suggested_for_noise_that_is_calibrated_to_all_rounds(
+    fedrec, experiment, tmp_path
+):
+    private = ("--set", "privacy={clip-norm=1.0, epsilon=5.0, delta=1e-3}", "--set", "rounds=2")
+    code, _, err = fedrec("run", experiment, "-o", tmp_path / "run", *private)
+    assert code == 0 and "fedrec report" in err and "fedrec resume" not in err
+
+
 def test_one_round_in_ten_gets_a_line_where_no_terminal_is(fedrec, experiment, tmp_path):
     _, _, err = fedrec("run", experiment, "-o", tmp_path / "run", "--set", "rounds=23")
     told = [line.split()[1] for line in err.splitlines() if line.startswith("round ")]

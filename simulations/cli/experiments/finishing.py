@@ -140,11 +140,14 @@ def _print_next(result: Result) -> None:
 
 
 def _can_learn_more(experiment: Experiment) -> bool:
-    """Whether another round may change the parameters; not if clients send statistics of their
-    histories, which are the same in each round."""
+    """Whether another round may follow and change the parameters; not if the noise was calibrated
+    to all rounds, or if clients send statistics of their histories, which are the same in each
+    round."""
     from clients.local.sufficient_statistics import SufficientStatistics
     from fedrec.components.registry import STEP, resolve
 
+    if experiment.privacy is not None and experiment.privacy.epsilon is not None:
+        return False
     return experiment.federated and not issubclass(
         resolve(STEP, experiment.step.name), SufficientStatistics
     )
