@@ -4,11 +4,17 @@
 import copy
 import gc
 import os
+import signal
 import types
 
 import pytest
 
 from tests.shared_engines import ENGINES, shared_engine  # noqa: F401  (a fixture for all tests)
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell lets what it starts in the background ignore Ctrl-C, and processes of tests would
+    # inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ON_DEMAND = {
     "deployment": "make deploy-test",

@@ -150,10 +150,17 @@ def _too_long_paths_told() -> Iterator[None]:
 
 @contextmanager
 def _warnings_shown() -> Iterator[None]:
-    """Warnings (a damaged checkpoint, a failed node) go to standard error too; errors are printed
-    once, by `main`."""
-    logger, handler = logging.getLogger("fedrec"), logging.StreamHandler()
-    handler.addFilter(lambda record: record.levelno == logging.WARNING)
+    """Warnings (a damaged checkpoint, a failed node) go to standard error too, each text once,
+    however many runs a command has; errors are printed by `main`."""
+    logger, handler, shown = logging.getLogger("fedrec"), logging.StreamHandler(), set[str]()
+
+    def new_warning(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        known = record.levelno != logging.WARNING or text in shown
+        shown.add(text)
+        return not known
+
+    handler.addFilter(new_warning)
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     logger.addHandler(handler)
     try:

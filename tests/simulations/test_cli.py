@@ -5,6 +5,7 @@ fix it."""
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -399,3 +400,12 @@ def test_lists_of_commands_are_not_cut(fedrec, group):
     _, out, _ = fedrec(*group.split(), "--help")
     listed = out.partition("Commands:\n")[2]
     assert listed.count("\n") >= 4 and "..." not in listed
+
+
+def test_a_warning_is_printed_once_a_command(capsys):
+    logger = logging.getLogger("fedrec")
+    with cli._warnings_shown():
+        for text in ("one", "two", "one"):
+            logger.warning(text)
+        logger.info("three")
+    assert capsys.readouterr().err.splitlines() == ["warning: one", "warning: two"]
