@@ -11,10 +11,12 @@ import pytest
 
 from tests.shared_engines import ENGINES, shared_engine  # noqa: F401  (a fixture for all tests)
 
+# A shell and nohup let what they start in the background ignore Ctrl-C and hang-ups, which
+# processes of tests would inherit.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # A shell lets what it starts in the background ignore Ctrl-C, and processes of tests would
-    # inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ON_DEMAND = {
     "deployment": "make deploy-test",
