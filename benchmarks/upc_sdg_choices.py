@@ -79,6 +79,9 @@ def generators() -> dict[str, Setting]:
         "tau=4": {"generator": {"temperature": 4.0}},
         "steps=250": {"generator": {"steps": 250}},
         "steps=1000": {"generator": {"steps": 1000}},
+        "steps=1000 tau=4": {"generator": {"steps": 1000, "temperature": 4.0}},
+        "steps=2000": {"generator": {"steps": 2000}},
+        "batch=1024": {"generator": {"batch-size": 1024}},
         "candidates=256": {"generator": {"candidates": 256}},
         "candidates=1024": {"generator": {"candidates": 1024}},
     }
@@ -97,6 +100,14 @@ def noisy_generators() -> dict[str, Setting]:
         "threshold=3": {"threshold": 3.0},
         "smoothing=0": {"smoothing": 0.0},
         "smoothing=0.3": {"smoothing": 0.3},
+        "smoothing=0.5": {"smoothing": 0.5},
+        "smoothing=0.7": {"smoothing": 0.7},
+        "smoothing=0.5 items=250": {"smoothing": 0.5, "items": 250},
+        "smoothing=0.5 items=1000": {"smoothing": 0.5, "items": 1000},
+        "smoothing=0.5 clip-items=4": {"smoothing": 0.5, "clip-items": 4},
+        "smoothing=0.5 threshold=1": {"smoothing": 0.5, "threshold": 1.0},
+        "smoothing=0.5 threshold=3": {"smoothing": 0.5, "threshold": 3.0},
+        "popularity": {"smoothing": 1.0},
     }
     shared = {"name": "noisy-cooccurrence", "epsilon": 10.0}
     return {name: {**shared, **change} for name, change in changes.items()}

@@ -78,7 +78,7 @@ class ProductsStrategy(CohortStrategy):
         """
         if self.products not in theta:
             raise ExperimentError(
-                "the model has no weights between items",
+                f"the model has no products of items {self.products!r}",
                 expected=f"model.name = {self.model!r} and step.name = 'gram'",
                 got=", ".join(theta),
                 fix="set both, or another strategy",

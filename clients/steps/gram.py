@@ -50,7 +50,7 @@ class Gram(SufficientStatistics):
         super().__init__(config, model, device)
         if not model.products:
             raise ExperimentError(
-                f"model {type(model).__name__!r} has no weights between items",
+                f"model {type(model).__name__!r} has no products of items",
                 expected="model.name = 'item-weights', or another model of products of items",
                 got=type(model).__name__,
                 fix="set model.name = 'item-weights', or another step",

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -177,15 +178,30 @@ class HistoryModel(Model):
         )
 
 
+class ProductsConfig(Config):
+    """Settings of the products: how many items they are about."""
+
+    items: int = Field(default=4000, ge=1, le=20_000)
+    """m, the number of most popular items that products are about; at most the catalogue. Memory
+    grows with its square: 4,000 items take 64 MB."""
+
+
 class ProductsModel(HistoryModel):
     """A recommender that is computed from products of the items in users' histories alone.
+
+    Attributes:
+        size: m, the number of items that products are about.
 
     Raises:
         ExperimentError: the task is to predict ratings.
     """
 
-    def __init__(self, config: Config, schema: Schema) -> None:
+    Config = ProductsConfig
+    config: ProductsConfig
+
+    def __init__(self, config: ProductsConfig, schema: Schema) -> None:
         super().__init__(config, schema)
+        self.size = min(config.items, schema.num_items)
         if schema.task != "ranking":
             raise ExperimentError(
                 f"{type(self).__name__} ranks items and predicts no ratings",

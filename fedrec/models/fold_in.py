@@ -24,16 +24,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.data.schema import Schema
 from fedrec.factors.chosen_items import BIAS
 from fedrec.factors.log_linear import LogLinear
 from fedrec.factors.public import PublicPriorConfig, feature_embeddings
-from fedrec.models.base import Parameters, ProductsModel
+from fedrec.models.base import Parameters, ProductsConfig, ProductsModel
 
 PUBLIC, LEARNED, PRODUCTS = "item.public", "item.learned", "item.products"
 
 
-class FoldInConfig(PublicPriorConfig):
+class FoldInConfig(PublicPriorConfig, ProductsConfig):
     """Settings of the embeddings and of users' histories."""
 
     items: int = Field(default=600, ge=1, le=20_000)
@@ -53,10 +52,6 @@ class FoldIn(ProductsModel):
     paper = "fold-in of iALS (Hu et al. 2008), features as a Gaussian prior"
     products = PRODUCTS
     config: FoldInConfig
-
-    def __init__(self, config: FoldInConfig, schema: Schema) -> None:
-        super().__init__(config, schema)
-        self.size = min(config.items, schema.num_items)
 
     @property
     def low_rated(self) -> float:

@@ -14,23 +14,16 @@ With step and strategy `gram` the weights are found in one round.
 from __future__ import annotations
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fedrec.config import Config
-from fedrec.data.schema import Schema
 from fedrec.factors.chosen_items import BIAS, chosen_items
-from fedrec.models.base import Parameters, ProductsModel
+from fedrec.models.base import Parameters, ProductsConfig, ProductsModel
 
 WEIGHTS = "item.weights"
 
 
-class ItemWeightsConfig(Config):
-    """Settings of the linear item-to-item model."""
-
-    items: int = Field(default=4000, ge=1, le=20_000)
-    """Number of items with weights, the most popular ones; at most the catalogue. Memory grows with
-    its square: 4,000 items take 64 MB."""
+class ItemWeightsConfig(ProductsConfig):
+    """Settings of the linear item-to-item model; its `items` are those with weights."""
 
 
 class ItemWeights(ProductsModel):
@@ -40,10 +33,6 @@ class ItemWeights(ProductsModel):
     paper = "SLIM (Ning and Karypis 2011), EASE (Steck 2019)"
     products = WEIGHTS
     config: ItemWeightsConfig
-
-    def __init__(self, config: ItemWeightsConfig, schema: Schema) -> None:
-        super().__init__(config, schema)
-        self.size = min(config.items, schema.num_items)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Zero biases and weights; nothing is drawn."""

@@ -149,7 +149,7 @@ def test_private_rounds_have_noise_on_every_weight_and_an_epsilon_below_the_targ
 
 
 def test_other_models_are_refused(table):
-    with pytest.raises(ExperimentError, match="no weights between items"):
+    with pytest.raises(ExperimentError, match="no products of items"):
         fedrec.run(table(model={"name": "mf"}))
 
 

@@ -73,7 +73,7 @@ def test_under_noise_factors_below_the_edge_start_from_random_numbers(run_tiny):
 
 
 def test_a_model_without_products_is_refused(run_tiny):
-    with pytest.raises(ExperimentError, match="no weights between items"):
+    with pytest.raises(ExperimentError, match="no products of items"):
         run_tiny(*SYSTEM, "model.products=false")
 
 
