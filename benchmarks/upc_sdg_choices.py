@@ -82,6 +82,13 @@ def generators() -> dict[str, Setting]:
         "steps=1000 tau=4": {"generator": {"steps": 1000, "temperature": 4.0}},
         "steps=2000": {"generator": {"steps": 2000}},
         "batch=1024": {"generator": {"batch-size": 1024}},
+        "rate=0.001 batch=1024": {"generator": {"learning-rate": 1e-3, "batch-size": 1024}},
+        "rate=0.001 steps=2000": {"generator": {"learning-rate": 1e-3, "steps": 2000}},
+        "rate=0.001 hidden=32": {
+            "generator": {"learning-rate": 1e-3},
+            "attention": {"hidden": 32},
+        },
+        "rate=0.0003": {"generator": {"learning-rate": 3e-4}},
         "candidates=256": {"generator": {"candidates": 256}},
         "candidates=1024": {"generator": {"candidates": 1024}},
     }

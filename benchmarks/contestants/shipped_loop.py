@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from benchmarks.contestants.shipped import Numbers, initial, node_of, orders, trained
 from clients.hosting.node import Node
-from clients.local.sufficient_statistics import History
 from clients.steps.counts import Counts
 from clients.steps.gram import Gram
 from clients.steps.sgd import Sgd
@@ -201,9 +200,9 @@ class SumLoop:
         own = total[self.name]
         for client in order.clients.tolist():
             data = self.node.population.client(client)
-            history = History.of(data, self.step.config.low_rated)
-            rows = self.rows[history.items]
-            weights, rows = history.weights[rows >= 0].astype(np.float64), rows[rows >= 0]
+            items, weights = self.step._history(data)
+            rows = self.rows[items]
+            weights, rows = weights[rows >= 0].astype(np.float64), rows[rows >= 0]
             if isinstance(self.step, Counts):
                 own[rows, 0] += weights
             else:

@@ -78,6 +78,11 @@ class OwnPopulation(Population):
     def liked(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return super().liked(self._places(clients))
 
+    def weighted_items(
+        self, clients: np.ndarray, low_rated: float = 0.0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return super().weighted_items(self._places(clients), low_rated)
+
     def histories(
         self, clients: np.ndarray, rated: bool = False, low_rated: float = 0.0
     ) -> np.ndarray:

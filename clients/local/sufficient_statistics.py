@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.updates import Part, PartialUpdates
+from clients.local.vector_updates import VectorUpdates, changed
 from clients.step import CohortStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
+from fedrec.components.contract_check import speaks_for
 from fedrec.data.client_data import ClientData
+from fedrec.data.population import Population
 
 
 class SufficientStatisticsConfig(StepConfig):
@@ -32,57 +32,42 @@ class SufficientStatisticsConfig(StepConfig):
     out."""
 
 
-@dataclass(frozen=True, eq=False)
-class History:
-    """What one client likes, and how much.
+class SufficientStatistics(CohortStep):
+    """Base of steps whose update is a sparse vector of a client's items, or its outer product with
+    itself.
+
+    A subclass defines in `entries` what each item adds, and in `contributions` whether updates have
+    signs. A subclass with other `entries` is `signed` unless it declares otherwise. With `epochs =
+    0` nothing is sent, with any other number once. Nothing is drawn, so any number of clients is
+    computed at once from their rows (`whole_block`).
 
     Attributes:
-        items: `int64 [n]`, ascending, distinct.
-        weights: `float32 [n]`, in (0, 1].
-    """
-
-    items: np.ndarray
-    weights: np.ndarray
-
-    @classmethod
-    def of(cls, data: ClientData, low_rated: float) -> History:
-        """The positive items of a client with weight 1, and its other rated items with another one,
-        in [0, 1]; 0 leaves these out."""
-        likes = np.ones(len(data.positives), dtype=np.float32)
-        if not low_rated:
-            return cls(data.positives, likes)
-        others = data.low_rated
-        items = np.concatenate([data.positives, others])
-        weights = np.concatenate([likes, np.full(len(others), low_rated, dtype=np.float32)])
-        order = np.argsort(items)
-        return cls(items[order], weights[order])
-
-
-class SufficientStatistics(CohortStep):
-    """Base of steps whose update is a function of what a client likes, summed over clients.
-
-    A subclass defines in `parts` what one history adds to the parameters, and in `contributions`
-    whether these have signs. A subclass with another `parts` is `signed` unless it declares
-    otherwise. With `epochs = 0` nothing is sent, with any other number once.
+        outer: whether the parameter changes by the outer product of the vector with itself.
     """
 
     Config = SufficientStatisticsConfig
     config: SufficientStatisticsConfig
+    outer: ClassVar[bool] = False
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
-        if "parts" in vars(cls) and "contributions" not in vars(cls):
+        if "entries" in vars(cls) and "contributions" not in vars(cls):
             cls.contributions = "signed"
 
     @abstractmethod
-    def parts(
-        self, parameters: Mapping[str, Tensor], histories: Sequence[History]
-    ) -> list[dict[str, Part]]:
-        """What each history adds to the parameters, by name; other parameters stay unchanged.
+    def entries(
+        self, parameters: Mapping[str, Tensor], items: np.ndarray, weights: np.ndarray
+    ) -> tuple[str, np.ndarray, np.ndarray]:
+        """The vector's entries, each a function of its item and weight alone.
 
         Args:
             parameters: the global ones, without cohort dimension, unchanged.
-            histories: of each client.
+            items: `int64 [n]`.
+            weights: `float32 [n]`, in (0, 1], how much each is liked.
+
+        Returns:
+            The name of the parameter that changes; for each item the row that its entry changes,
+            `int64 [n]`, -1 for none; and the entry, `float64 [n]`.
         """
 
     def update(
@@ -90,36 +75,78 @@ class SufficientStatistics(CohortStep):
     ) -> Update:
         """What one client adds to the global `parameters` (without cohort dimension, unchanged);
         nothing is drawn."""
-        delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        if not self.config.epochs:
-            return Update(delta, 0, math.nan)
-        history = History.of(data, self.config.low_rated)
-        for name, part in self.parts(parameters, [history])[0].items():
-            part.add_to(delta[name], 1.0)
-        return Update(delta, len(history.items), math.nan)
+        delta = {name: value.new_zeros(value.shape) for name, value in parameters.items()}
+        items, weights = self._history(data)
+        if len(items):
+            name, rows, values = self.entries(parameters, items, weights)
+            sent = rows >= 0
+            delta[name] = changed(delta[name], rows[sent], values[sent], self.outer)
+        return Update(delta, len(items), math.nan)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """The whole history as one batch; nothing is drawn."""
-        if not self.config.epochs:
-            return Batches.whole([])
-        history = History.of(data, self.config.low_rated)
-        return Batches.whole([(history.items, history.weights)])
+        return Batches.whole([self._history(data)] if self.config.epochs else [])
 
     def train_block(
         self,
         parameters: Mapping[str, Tensor],
         block: Block,
         own: Mapping[str, Tensor] | None = None,
-    ) -> PartialUpdates:
+    ) -> VectorUpdates:
         """What every client of a block adds."""
-        busy = [place for place, steps in enumerate(block.steps) if steps]
-        items, weights, sizes = (
-            table[0].cpu().numpy() if block.active else np.empty((0, 0))
-            for table in (block.items, block.labels, block.sizes)
-        )
-        histories = [
-            History(items[place, : sizes[place]], weights[place, : sizes[place]]) for place in busy
-        ]
-        found = dict(zip(busy, self.parts(parameters, histories), strict=True))
-        changes = [found.get(place, {}) for place in range(len(block))]
-        return PartialUpdates(parameters, block, changes, (math.nan,) * len(block))
+        counts = np.array(block.examples, dtype=np.int64)
+        if not block.active:
+            return self._outcome(parameters, block, counts, *_NOTHING)
+        items, weights = block.items[0].numpy(force=True), block.labels[0].numpy(force=True)
+        real = np.arange(items.shape[1]) < counts[:, None]
+        return self._outcome(parameters, block, counts, items[real], weights[real])
+
+    @property
+    def whole(self) -> bool:
+        """Whether `whole_block` gives the same as the other methods, of which a subclass may have
+        its own."""
+        return speaks_for(type(self), "whole_block", ("update", "batches", "block", "train_block"))
+
+    def whole_block(
+        self, parameters: Mapping[str, Tensor], population: Population, clients: np.ndarray
+    ) -> VectorUpdates:
+        """The same as `train_block`, of some clients `int64 [clients]` at once."""
+        if not self.config.epochs:
+            block = Block.without_batches([0] * len(clients))
+            return self._outcome(parameters, block, np.zeros(len(clients), np.int64), *_NOTHING)
+        offsets, items, weights = population.weighted_items(clients, self.config.low_rated)
+        counts = np.diff(offsets)
+        block = Block.without_batches(counts.tolist())
+        return self._outcome(parameters, block, counts, items, weights)
+
+    def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
+        """A client's items, `int64 [n]`, ascending, and weights, `float32 [n]`."""
+        if not self.config.epochs:
+            return _NOTHING
+        likes = np.ones(len(data.positives), dtype=np.float32)
+        if not self.config.low_rated:
+            return data.positives, likes
+        others = data.low_rated
+        items = np.concatenate([data.positives, others])
+        low = np.full(len(others), self.config.low_rated, dtype=np.float32)
+        order = np.argsort(items)
+        return items[order], np.concatenate([likes, low])[order]
+
+    def _outcome(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        counts: np.ndarray,
+        items: np.ndarray,
+        weights: np.ndarray,
+    ) -> VectorUpdates:
+        """The updates of clients with so many items each, `int64 [C]`, given one after the
+        other."""
+        name, rows, values = self.entries(parameters, items, weights)
+        sent = rows >= 0
+        places = np.repeat(np.arange(len(counts)), counts)[sent]
+        offsets = np.searchsorted(places, np.arange(len(counts) + 1))
+        return VectorUpdates(parameters, block, name, offsets, rows[sent], values[sent], self.outer)
+
+
+_NOTHING = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))

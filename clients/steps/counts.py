@@ -10,17 +10,12 @@ is trained. Counts have no signs, so replacing a client moves their clipped sum 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from clients.local.sufficient_statistics import (
-    History,
-    SufficientStatistics,
-    SufficientStatisticsConfig,
-)
-from clients.local.updates import Part
+from clients.local.sufficient_statistics import SufficientStatistics, SufficientStatisticsConfig
 from fedrec.errors import ExperimentError
 
 
@@ -41,18 +36,14 @@ class Counts(SufficientStatistics):
     contributions = "non-negative"
     config: CountsConfig
 
-    def parts(
-        self, parameters: Mapping[str, Tensor], histories: Sequence[History]
-    ) -> list[dict[str, Part]]:
-        """The weight of each item of each history.
+    def entries(
+        self, parameters: Mapping[str, Tensor], items: np.ndarray, weights: np.ndarray
+    ) -> tuple[str, np.ndarray, np.ndarray]:
+        """The weight of each item, in the item's own row.
 
         Raises:
             ExperimentError: the model has no such table.
         """
-        return [self._counted(parameters, history) for history in histories]
-
-    def _counted(self, parameters: Mapping[str, Tensor], history: History) -> dict[str, Part]:
-        """The weight of each item, as a part of the biases."""
         name = self.config.parameter
         if name not in parameters or parameters[name].shape != (self.model.schema.num_items, 1):
             raise ExperimentError(
@@ -61,5 +52,4 @@ class Counts(SufficientStatistics):
                 got=", ".join(parameters),
                 fix="set model.item-bias = true",
             )
-        weights = torch.from_numpy(history.weights).double()
-        return {name: Part(torch.from_numpy(history.items), None, weights[:, None])}
+        return name, items, weights.astype(np.float64)

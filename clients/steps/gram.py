@@ -14,17 +14,14 @@ clipped sum by sqrt(2) S at most (`fedrec.privacy.adjacency`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from clients.local.sufficient_statistics import (
-    History,
-    SufficientStatistics,
-    SufficientStatisticsConfig,
-)
-from clients.local.updates import Part
+from clients.local.sufficient_statistics import SufficientStatistics, SufficientStatisticsConfig
 from fedrec.errors import ExperimentError
 from fedrec.factors.chosen_items import BIAS, ItemScaleConfig, chosen_items, item_scale
 from fedrec.models.base import Model
@@ -44,6 +41,7 @@ class Gram(SufficientStatistics):
     Config = GramConfig
     contributions = "non-negative"
     paper = "EASE (Steck 2019), equation 8: X^T X as a sum over users"
+    outer: ClassVar[bool] = True
     config: GramConfig
 
     def __init__(self, config: GramConfig, model: Model, device: torch.device) -> None:
@@ -57,28 +55,15 @@ class Gram(SufficientStatistics):
             )
         self.products = model.products
 
-    def parts(
-        self, parameters: Mapping[str, Tensor], histories: Sequence[History]
-    ) -> list[dict[str, Part]]:
-        """The products of each history, between its chosen items."""
-        places = self._places(parameters)
-        return [self._products(places, history) for history in histories]
-
-    def _places(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Each item's row in the products, `int64 [items]`, -1 without; and each row's scale."""
-        items, size = self.model.schema.num_items, len(parameters[self.products])
-        bias = parameters[BIAS][:, 0].cpu() if BIAS in parameters else torch.zeros(items)
+    def entries(
+        self, parameters: Mapping[str, Tensor], items: np.ndarray, weights: np.ndarray
+    ) -> tuple[str, np.ndarray, np.ndarray]:
+        """The weight of each chosen item times its scale, in the item's row of the products."""
+        catalogue, size = self.model.schema.num_items, len(parameters[self.products])
+        bias = parameters[BIAS][:, 0].cpu() if BIAS in parameters else torch.zeros(catalogue)
         chosen = chosen_items(bias, size)
-        rows = torch.full((items,), -1)
-        rows[chosen] = torch.arange(size)
-        return rows, item_scale(bias[chosen], self.config.exponent)
-
-    def _products(self, places: tuple[Tensor, Tensor], history: History) -> dict[str, Part]:
-        rows, scale = places
-        own = rows[torch.from_numpy(history.items)]
-        known = own >= 0
-        own, weights = own[known], torch.from_numpy(history.weights)[known].double()
-        if not len(own):
-            return {}
-        values = weights * scale[own]
-        return {self.products: Part(own, own, torch.outer(values, values))}
+        scale = item_scale(bias[chosen], self.config.exponent).numpy()
+        row_of = np.full(catalogue, -1)
+        row_of[chosen.numpy()] = np.arange(size)
+        rows = row_of[items]
+        return self.products, rows, weights * np.where(rows >= 0, scale[rows], 0.0)

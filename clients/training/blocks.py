@@ -11,6 +11,7 @@ from torch import Tensor
 from clients.hosting.node import Node
 from clients.hosting.paths import TrainingPath
 from clients.hosting.step_checks import Versions, refuse_wrong_block
+from clients.local.sufficient_statistics import SufficientStatistics
 from clients.step import CohortStep
 from clients.training.one_client import private_parameters, run_step
 from fedrec.cohort.outcome import Outcome
@@ -71,6 +72,9 @@ def _blocks_of(
     before_round: int | None,
 ) -> Iterator[tuple[list[int], Outcome]]:
     """The same of clients whose data are in memory together."""
+    if isinstance(step, SufficientStatistics) and step.whole:
+        yield _whole_block(node, step, parameters, clients, stream_name, round_)
+        return
     data = node.population.clients(clients)
     train = step.train_in_kernel if path.name == "kernel" else step.train_block
     batches = []
@@ -106,6 +110,26 @@ def _blocks_of(
         refuse_wrong_block(step, trained, parameters, f"in round {round_}")
         untouched.refuse(step, f"in round {round_}")
         yield places, trained
+
+
+def _whole_block(
+    node: Node,
+    step: SufficientStatistics,
+    parameters: dict[str, Tensor],
+    clients: np.ndarray,
+    stream_name: str,
+    round_: int,
+) -> tuple[list[int], Outcome]:
+    """All clients as one block, of a step that needs no batches."""
+    untouched = Versions(parameters)
+    try:
+        found = step.whole_block(parameters, node.population, clients)
+    except FedrecError:
+        raise
+    except Exception as error:
+        raise _blame(node, step, parameters, clients.tolist(), stream_name, round_) from error
+    untouched.refuse(step, f"in round {round_}")
+    return list(range(len(clients))), found
 
 
 def _blame(

@@ -94,6 +94,15 @@ class Block:
         last_epoch = tuple(batch.last_epoch for batch in batches)
         return cls(codes, active, items, rows, labels, sizes, table, counts, examples, last_epoch)
 
+    @classmethod
+    def without_batches(cls, examples: Sequence[int]) -> Block:
+        """Clients of whom only the numbers of examples are given, for steps that need no batches;
+        without features, steps and rows."""
+        none = torch.zeros((0, len(examples), 0), dtype=torch.int64)
+        rows, zeros = torch.zeros((len(examples), 1), dtype=torch.int64), (0,) * len(examples)
+        sizes = torch.zeros((0, len(examples)), dtype=torch.int64)
+        return cls((), (), none, none, none.float(), sizes, rows, zeros, tuple(examples), zeros)
+
     @cached_property
     def steps(self) -> list[int]:
         """Number of steps of each client."""

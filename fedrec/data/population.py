@@ -116,8 +116,7 @@ class Population:
         """The training data of some clients `int64 [clients]`; faster than one client at a time."""
         place, rows = self._learned_train.entries(clients)
         items, labels = self._learned.items[rows], self._learned_labels[rows]
-        # a unique number for each pair of client and item
-        own = place * self.interactions.num_items + items
+        own = self._pairs(place, items)
         liked = distinct(own[labels > 0] if self.task == "ranking" else own)
         everyone = np.arange(len(clients) + 1)
         row_ends = np.searchsorted(place, everyone).tolist()
@@ -180,6 +179,33 @@ class Population:
         """The items of the rows that are not positive, in the form of `liked`: offsets `int64
         [clients + 1]` and items `int64 [n]`."""
         return self._labelled(clients, positive=False)
+
+    def weighted_items(
+        self, clients: np.ndarray, low_rated: float = 0.0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Distinct items of the (perturbed) training rows of some clients, ragged: positive ones
+        with weight 1, and others with weight `low_rated`, in [0, 1]; 0 leaves these out.
+
+        Returns:
+            `int64 [clients + 1]` offsets, `int64 [total]` items, ascending for each client, and
+            their weights, `float32 [total]`.
+        """
+        place, rows = self._learned_train.entries(clients)
+        own, positive = (
+            self._pairs(place, self._learned.items[rows]),
+            self._learned_labels[rows] > 0,
+        )
+        pairs = liked = distinct(own[positive] if self.task == "ranking" else own)
+        weights = np.ones(len(liked), dtype=np.float32)
+        if low_rated and self.task == "ranking":
+            others = np.setdiff1d(own[~positive], liked)
+            weights = np.concatenate([weights, np.full(len(others), low_rated, np.float32)])
+            pairs = np.concatenate([liked, others])
+            order = np.argsort(pairs)
+            pairs, weights = pairs[order], weights[order]
+        catalogue = self.interactions.num_items
+        offsets = np.searchsorted(pairs, np.arange(len(clients) + 1) * catalogue)
+        return offsets, pairs % catalogue, weights
 
     def histories(
         self, clients: np.ndarray, rated: bool = False, low_rated: float = 0.0
@@ -258,6 +284,10 @@ class Population:
         """Items and ratings of one client's held-out rows, `int64 [n]` and `float32 [n]`."""
         rows = self._grouped_held_out(held_out).rows_of(client)
         return self.interactions.items[rows], self._labels[rows]
+
+    def _pairs(self, place: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """A number for each pair of a client, by its place, and an item."""
+        return place * self.interactions.num_items + items
 
     def _labelled(self, clients: np.ndarray, positive: bool) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and items of the training rows that are positive, or that are not."""

@@ -65,7 +65,7 @@ def test_a_subclass_with_another_update_is_signed_unless_it_declares_otherwise()
             raise NotImplementedError
 
     class Shifted(Counts):
-        def parts(self, parameters, histories):
+        def entries(self, parameters, items, weights):
             raise NotImplementedError
 
     class Halved(Negated):

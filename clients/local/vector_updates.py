@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trained blocks in which each client's update is one sparse vector, or the outer product of one
+with itself. The sums are taken without materialising the updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.cohort.block import Block
+from fedrec.factors.outer_products import add_outer_products
+from fedrec.protocol.sparse_update import SparseAccumulator
+from fedrec.runtime.distinct import distinct
+
+
+@dataclass(frozen=True, eq=False)
+class VectorUpdates:
+    """Updates of a block of C clients that all change one parameter; an `Outcome` without compact
+    tables.
+
+    Attributes:
+        start: the global parameters, without cohort dimension; those of other names stay as they
+            are.
+        block: the clients.
+        name: the parameter, `[rows, 1]`, or `[rows, rows]` for outer products.
+        offsets: `int64 [C + 1]`: the entries of client c are those from `offsets[c]` up to
+            `offsets[c + 1]`.
+        rows: `int64 [n]`, the row of each entry; distinct within a client.
+        values: `float64 [n]`.
+        outer: whether a client changes the parameter by the outer product of its vector with
+            itself.
+    """
+
+    start: Mapping[str, Tensor]
+    block: Block
+    name: str
+    offsets: np.ndarray
+    rows: np.ndarray
+    values: np.ndarray
+    outer: bool
+
+    def losses(self) -> list[float]:
+        """NaN for each client: nothing is trained."""
+        return [math.nan] * len(self.block)
+
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        """`float64 [C]`: norm (order 2: L2, 1: L1) of each client's update of the named parameters;
+        None: of all. The norm of an outer product is the product of the norms, in L1 as in L2."""
+        clients = len(self.block)
+        if names is not None and self.name not in names:
+            return torch.zeros(clients, dtype=torch.float64)
+        found = np.bincount(self._places, np.abs(self.values) ** order, clients)
+        if order == 2 and not self.outer:
+            found = np.sqrt(found)
+        elif order == 1 and self.outer:
+            found **= 2
+        return torch.from_numpy(found)
+
+    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        """Add share times update of every client to the totals of parameters that are not item
+        tables, `float64` in their shapes; `shares` is `float64 [C]`."""
+        if self.name not in totals:
+            return
+        total = totals[self.name]
+        own = total if total.device.type == "cpu" else torch.zeros_like(total, device="cpu")
+        if self.outer:
+            vectors = (self.offsets, self.rows, self.values)
+            add_outer_products(own.numpy(), *vectors, shares.numpy(force=True))
+        else:
+            own[:, 0] += torch.from_numpy(self._weighted_sum(shares, len(own)))
+        if own is not total:
+            total += own.to(total.device)
+
+    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
+        """Add the changes of an item table, weighted by `shares` `float64 [C]`, to the running sum
+        of its rows.
+
+        Raises:
+            ValueError: the table changes by outer products, which are no rows.
+        """
+        if name != self.name:
+            return
+        if self.outer:
+            raise ValueError(f"Expected whole rows of {name!r}, got outer products.")
+        changed = distinct(self.rows)
+        summed = self._weighted_sum(shares, int(changed.max(initial=-1)) + 1)
+        total.add(changed, summed[changed, None])
+
+    def parameters_of(self, place: int) -> dict[str, Tensor]:
+        """One client's whole parameters, `[1, ...]` each."""
+        found = {name: value.unsqueeze(0) for name, value in self.start.items()}
+        own = slice(*self.offsets[place : place + 2].tolist())
+        given = self.rows[own], self.values[own], self.outer
+        found[self.name] = changed(self.start[self.name], *given).unsqueeze(0)
+        return found
+
+    @property
+    def _places(self) -> np.ndarray:
+        """The client of each entry, by its place."""
+        return np.repeat(np.arange(len(self.block)), np.diff(self.offsets))
+
+    def _weighted_sum(self, shares: Tensor, size: int) -> np.ndarray:
+        """Sum of the vectors, `float64 [size]`."""
+        own = shares.numpy(force=True)[self._places]
+        return np.bincount(self.rows, own * self.values, size)
+
+
+def changed(table: Tensor, rows: np.ndarray, values: np.ndarray, outer: bool) -> Tensor:
+    """A copy of a parameter with one client's vector, or outer product, added.
+
+    Args:
+        table: `[rows, 1]`, or `[rows, rows]` for an outer product.
+        rows: `int64 [n]`, distinct.
+        values: `float64 [n]`.
+        outer: whether the outer product is added.
+    """
+    found, places = table.clone(), torch.from_numpy(rows).to(table.device)
+    if outer:
+        found[places[:, None], places] += torch.from_numpy(np.outer(values, values)).to(found)
+    else:
+        found[places, 0] += torch.from_numpy(values).to(found)
+    return found
