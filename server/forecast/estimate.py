@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimate of a run's training time and memory, from a trial before it starts.
 
-A node trains a few clients of the first cohort for one epoch, and the reply is discarded. The time
-of a round is that time, scaled to the work of a whole cohort on all nodes, without evaluation.
-There is no trial on nodes that do not report their clients' work (real devices).
+A node trains a few clients of the first cohort for one epoch, or more of them if that takes next to
+no time, and the replies are discarded. The time of a round is that time, scaled to the work of a
+whole cohort on all nodes, without evaluation. There is no trial on nodes that do not report their
+clients' work (real devices).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from server.cohorts.balance import balanced
 from server.cohorts.roster import Roster
 
 _TRIAL_CLIENTS = 8
+_TOO_SHORT = 0.05  # seconds; of a shorter trial, messages take a large share
+_MORE = 8  # times as many clients after a trial that was too short
 
 
 @dataclass(frozen=True)
@@ -66,25 +69,44 @@ def estimate(
     epochs = experiment.step.options.get("epochs", 0)
     if work is None or not work.sum() or not epochs:
         return None
-    chosen = np.linspace(0, len(cohort) - 1, min(_TRIAL_CLIENTS, len(cohort))).astype(int)
-    chosen = np.argsort(work, kind="stable")[chosen]
-    order = TrainOrder(
-        0,
-        cohort[chosen],
-        step={"name": experiment.step.name, **experiment.step.options, "epochs": 1},
-    )
-    content = pack_train(to_record(parameters), order)
-    seconds = np.inf
-    for _ in range(2):  # the first call also imports modules and compiles
-        started = time.perf_counter()
-        message = Message(content, roster.nodes[0], MessageType.TRAIN)
-        replies = list(grid.send_and_receive([message], timeout=experiment.engine.timeout))
-        if not replies or replies[0].has_error():
+    clients = min(_TRIAL_CLIENTS, len(cohort))
+    _trial(experiment, roster, grid, parameters, cohort[_spread(work, clients)])  # compiles
+    while True:
+        chosen = _spread(work, clients)
+        seconds = _trial(experiment, roster, grid, parameters, cohort[chosen])
+        if seconds is None:
             return None
-        seconds = min(seconds, time.perf_counter() - started)
+        if seconds >= _TOO_SHORT or clients == len(cohort):
+            break
+        clients = min(_MORE * clients, len(cohort))
     slowest = max(work[share].sum() for share in balanced(work, len(roster.nodes)))
     a_round = seconds * epochs * slowest / max(work[chosen].sum(), 1)
     return Estimate(a_round, a_round * experiment.rounds, _memory(experiment, roster, parameters))
+
+
+def _spread(work: np.ndarray, clients: int) -> np.ndarray:
+    """Places of so many clients, from the one with the least work to the one with the most."""
+    ranks = np.linspace(0, len(work) - 1, clients).astype(int)
+    return np.argsort(work, kind="stable")[ranks]
+
+
+def _trial(
+    experiment: Experiment,
+    roster: Roster,
+    grid: Grid,
+    parameters: Mapping[str, np.ndarray],
+    clients: np.ndarray,
+) -> float | None:
+    """Seconds that a node takes for one epoch of some clients, `int64 [clients]`; None: it
+    failed."""
+    step = {"name": experiment.step.name, **experiment.step.options, "epochs": 1}
+    content = pack_train(to_record(parameters), TrainOrder(0, clients, step=step))
+    started = time.perf_counter()
+    message = Message(content, roster.nodes[0], MessageType.TRAIN)
+    replies = list(grid.send_and_receive([message], timeout=experiment.engine.timeout))
+    if not replies or replies[0].has_error():
+        return None
+    return time.perf_counter() - started
 
 
 def _memory(experiment: Experiment, roster: Roster, parameters: Mapping[str, np.ndarray]) -> float:
