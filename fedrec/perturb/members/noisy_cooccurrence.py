@@ -49,7 +49,7 @@ class NoisyCooccurrenceConfig(Config):
     weight sqrt(m / n), and each pair sqrt(m (m + 1) / (n (n + 1)))."""
     threshold: float = Field(default=2.0, ge=0)
     """Counts below this number of standard deviations of their noise are set to zero."""
-    smoothing: float = Field(default=0.1, ge=0, le=1)
+    smoothing: float = Field(default=0.7, ge=0, le=1)
     """Share of draws by popularity only, in [0, 1]."""
     backend: BackendName = DEFAULT_BACKEND
     """Accountant."""
