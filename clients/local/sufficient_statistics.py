@@ -119,6 +119,10 @@ class SufficientStatistics(CohortStep):
         block = Block.without_batches(counts.tolist())
         return self._outcome(parameters, block, counts, items, weights)
 
+    def kernel_refusal(self) -> str:
+        """Nothing is trained."""
+        return f"step {type(self).__name__} adds up all clients at once and trains nothing"
+
     def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
         """A client's items, `int64 [n]`, ascending, and weights, `float32 [n]`."""
         if not self.config.epochs:
