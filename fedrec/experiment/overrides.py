@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from fedrec.errors import ExperimentError
+
+log = logging.getLogger("fedrec")
 
 
 def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
@@ -42,7 +45,12 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
         and isinstance(chosen, Mapping)
         and chosen.get("name") != value
     ):
-        # settings belong to their component
+        dropped = ", ".join(sorted(set(chosen) - {"name"}))  # they belong to their component
+        if dropped:
+            log.warning(
+                "%s = %r leaves out the settings of %r: %s",
+                *(key.strip(), value, chosen.get("name"), dropped),
+            )
         return {**table, path[0]: {"name": value}}
     return _with(table, path, value, text)
 

@@ -44,7 +44,8 @@ def shrunk(table: Mapping[str, Any]) -> dict[str, Any]:
     fine_tune = evaluation.get("fine-tune")
     evaluation |= {"every": 0, "final-users": _USERS}
     if fine_tune:
-        evaluation["fine-tune"] = {**fine_tune, **({"epochs": 1} if "epochs" in fine_tune else {})}
+        fewer = {"epochs": min(fine_tune["epochs"], 1)} if "epochs" in fine_tune else {}
+        evaluation["fine-tune"] = {**fine_tune, **fewer}
     evaluation["baselines"] = [_baseline(one) for one in evaluation.get("baselines", [])]
     small["evaluation"] = evaluation
     return small

@@ -89,8 +89,8 @@ def _reproduce(
     if quick:
         notes.insert(
             0,
-            "QUICK: synthetic data and two rounds. Our numbers are meaningless; this only shows "
-            "that everything runs.",
+            "QUICK: what is simulated ran on synthetic data for two rounds, so those numbers are "
+            "meaningless; this only shows that everything runs.",
         )
     write_atomically(folder.path / f"{study.item}.csv", table.to_csv(index=False))
     write_atomically(
