@@ -39,9 +39,9 @@ class GeneratorConfig(Config):
     validation rows of Amazon Office."""
     steps: int = Field(default=500, ge=1)
     """Number of steps of Adam."""
-    batch_size: int = Field(default=1024, ge=1)
+    batch_size: int = Field(default=256, ge=1)
     """Rows per step."""
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=1e-2, gt=0)
     """Learning rate of Adam (paper: searched in 1e-1 to 1e-5)."""
     candidates: int = Field(default=512, ge=2)
     """Number of candidate items per step; at most the catalogue."""
