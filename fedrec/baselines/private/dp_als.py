@@ -49,8 +49,9 @@ from torch import Tensor
 from fedrec.baselines._ragged import among
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private._clipped_rows import binary_rows, clip_factors
+from fedrec.baselines.private._counts_and_gram import count_weights
 from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig, Releases
-from fedrec.baselines.private.dp_gram import count_weights, weighted_gram
+from fedrec.baselines.private.dp_gram import weighted_gram
 from fedrec.baselines.private.dp_popularity import clipped_counts
 from fedrec.privacy.clipping import Clip
 from fedrec.rng import torch_stream

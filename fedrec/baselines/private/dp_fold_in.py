@@ -35,8 +35,8 @@ from scipy import sparse
 
 from fedrec.baselines.base import Histories, Sparse
 from fedrec.baselines.factorisation._gram import noise_edge
-from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
-from fedrec.baselines.private.dp_gram import count_weights, counts_and_gram
+from fedrec.baselines.private._counts_and_gram import CountsAndGramConfig, count_weights
+from fedrec.baselines.private._private import Part, PrivateBaseline
 from fedrec.data.features import FeatureTable
 from fedrec.factors.log_linear import LogLinear
 from fedrec.factors.public import PublicPriorConfig, feature_embeddings
@@ -44,7 +44,7 @@ from fedrec.factors.residual import LearnedConfig, expected_counts, placed_embed
 from fedrec.privacy.clipping import Clip
 
 
-class DpFoldInConfig(PrivateConfig, LearnedConfig, PublicPriorConfig):
+class DpFoldInConfig(CountsAndGramConfig, LearnedConfig, PublicPriorConfig):
     """Settings of the releases, of the public embeddings and of the learned ones."""
 
     low_rated: float = Field(default=0.3, ge=0, le=1)
@@ -53,15 +53,8 @@ class DpFoldInConfig(PrivateConfig, LearnedConfig, PublicPriorConfig):
     items: int = Field(default=600, ge=1)
     """Number m of items (with the largest noisy counts) in the Gram matrix; at most the
     catalogue."""
-    clip_norm: float = Field(default=8.0, gt=0)
-    """c, bound on the Frobenius norm of a user's matrix, about the number of selected items that it
-    likes."""
-    exponent: float = Field(default=0.2, ge=0)
-    """Items are weighted by their noisy counts to the power of minus this; 0: equal weights."""
     count_share: float = Field(default=0.2, gt=0, lt=1)
     """Share of the budget (of mu^2) that the counts take."""
-    count_clip: float = Field(default=6.0, gt=0)
-    """Bound on the L2 norm of a user's counts: sqrt(n) for n liked items."""
     factors: int = Field(default=64, ge=0)
     """Largest number of learned coordinates; those below the noise edge are dropped in any case."""
 
@@ -75,8 +68,7 @@ class DpFoldIn(PrivateBaseline):
 
     def parts(self) -> tuple[Part, ...]:
         """The counts, and the Gram matrix."""
-        config = self.config
-        return counts_and_gram(config.count_clip, config.clip_norm, config.count_share)
+        return self.config.releases()
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and compute embeddings from them and public features.

@@ -42,7 +42,8 @@ from fedrec.baselines._ragged import among, sums
 from fedrec.baselines.base import Histories
 from fedrec.baselines.factorisation._gram import noise_edge, solved_weights
 from fedrec.baselines.private._clipped_rows import binary_rows
-from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
+from fedrec.baselines.private._counts_and_gram import CountsAndGramConfig, count_weights
+from fedrec.baselines.private._private import Part, PrivateBaseline
 from fedrec.baselines.private.dp_popularity import clipped_counts
 from fedrec.errors import ExperimentError
 from fedrec.factors.subspace import basis_of, denoised_within, public_directions
@@ -51,23 +52,11 @@ from fedrec.privacy.clipping import Clip
 _USERS_AT_ONCE = 1024  # users per block of dense rows in memory
 
 
-class DpGramConfig(PrivateConfig):
+class DpGramConfig(CountsAndGramConfig):
     """Settings of the noisy Gram matrix."""
 
     model: Literal["ease", "puresvd"] = "puresvd"
     """Model that is computed from the noisy Gram matrix."""
-    items: int = Field(default=500, ge=1)
-    """Number m of items (with the largest noisy counts) in the Gram matrix; at most the
-    catalogue."""
-    clip_norm: float = Field(default=8.0, gt=0)
-    """c, bound on the Frobenius norm of a user's matrix, which is the number of chosen items that
-    it likes."""
-    exponent: float = Field(default=0.2, ge=0)
-    """Items are weighted by their noisy counts to the power of minus this; 0: equal weights."""
-    count_share: float = Field(default=0.06, gt=0, lt=1)
-    """Share of the budget (of mu^2) that the counts take."""
-    count_clip: float = Field(default=6.0, gt=0)
-    """Bound on the L2 norm of a user's counts: sqrt(n) for n liked items."""
     factors: int = Field(default=12, ge=1)
     """Largest number of eigenvectors of `puresvd`; those below the noise edge are dropped in any
     case, and those just above it are mostly noise."""
@@ -89,8 +78,7 @@ class DpGram(PrivateBaseline):
 
     def parts(self) -> tuple[Part, ...]:
         """The counts, and the Gram matrix."""
-        config = self.config
-        return counts_and_gram(config.count_clip, config.clip_norm, config.count_share)
+        return self.config.releases()
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and solve for the item-to-item weights."""
@@ -153,32 +141,6 @@ class DpGram(PrivateBaseline):
         )
         scale = torch.from_numpy(self._scale).to(self.device)
         return scale[:, None] * weights / scale
-
-
-def counts_and_gram(count_clip: float, clip_norm: float, count_share: float) -> tuple[Part, ...]:
-    """The two releases: noisy counts of items, and the Gram matrix of the items that they select.
-
-    Args:
-        count_clip: bound on the L2 norm of a user's counts.
-        clip_norm: bound on the Frobenius norm of a user's matrix.
-        count_share: share of the budget (of mu^2) that the counts take, in (0, 1).
-    """
-    return (
-        Part("counts", count_clip, count_share, contributions="non-negative"),
-        Part("gram", clip_norm, 1 - count_share, contributions="non-negative"),
-    )
-
-
-def count_weights(counts: np.ndarray, noise: float, exponent: float) -> np.ndarray:
-    """Weights of items, `float64 [items]`, with mean 1: counts to the power of minus the exponent.
-
-    Args:
-        counts: noisy ones.
-        noise: their standard deviation; smaller counts are replaced by it.
-        exponent: >= 0.
-    """
-    weights = np.maximum(counts, max(noise, 1.0)).astype(np.float64) ** -exponent
-    return weights / weights.mean()
 
 
 def weighted_gram(

@@ -25,8 +25,8 @@ NCF = "{name='neumf', factors=128, regularisation=0.005, epochs=12, average=0.99
 """NeuMF with the settings of `central-ml1m`, chosen on validation users."""
 COHORTS = {ML: (4800, (5, 10, 15, 20, 25, 30)), FRAPPE: (760, (2, 5, 8, 10, 12, 15))}
 WITH_TEST_USERS = (
-    "NCF needs users whom it was trained with, and FedGNN ranks by a vector that devices compute in "
-    "its rounds: these two learn from the known halves of the test users, too, as iALS does."
+    "NCF needs users whom it was trained with, and FedGNN ranks by a vector that devices compute "
+    "in its rounds: these two learn from the known halves of the test users, too, as iALS does."
 )
 ON_FRAPPE = "Of the systems, PrivRec alone has settings for Frappe; the other rows stay empty."
 NDCG = "The paper's nDCG cannot follow from its own definition, so Hits is the figure to compare."
