@@ -12,6 +12,7 @@ import numpy as np
 from fedrec.components import registry
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.data.client_data import ClientData, HeldOut
+from fedrec.data.grouped_rows import GroupedRows
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed, apply_perturbation
 from fedrec.data.schema import Schema
@@ -59,7 +60,7 @@ class Population:
         self.task: Literal["ranking", "rating"] = task
         self.perturbed = perturbed
         self._labels = self._make_labels(interactions, positive_above)
-        self._train = _Grouped(interactions, partition.train_rows)
+        self._train = GroupedRows(interactions, partition.train_rows)
         if perturbed is None:
             self._learned, self._learned_labels, self._learned_train = (
                 interactions,
@@ -67,7 +68,7 @@ class Population:
                 self._train,
             )
         else:
-            self._learned, self._learned_train = perturbed.rows, _Grouped(perturbed.rows, None)
+            self._learned, self._learned_train = perturbed.rows, GroupedRows(perturbed.rows, None)
             self._learned_labels = self._make_labels(perturbed.rows, positive_above)
         self._user_codes = [feature.padded() for feature in interactions.user_features.features]
 
@@ -307,20 +308,20 @@ class Population:
     def _held_out_rows(self, held_out: Literal["test", "validation"]) -> np.ndarray:
         return self.partition.test_rows if held_out == "test" else self.partition.validation_rows
 
-    def _grouped_held_out(self, held_out: Literal["test", "validation"]) -> _Grouped:
+    def _grouped_held_out(self, held_out: Literal["test", "validation"]) -> GroupedRows:
         return self._grouped_test if held_out == "test" else self._grouped_validation
 
     @cached_property
-    def _all(self) -> _Grouped:
-        return _Grouped(self.interactions, None)
+    def _all(self) -> GroupedRows:
+        return GroupedRows(self.interactions, None)
 
     @cached_property
-    def _grouped_test(self) -> _Grouped:
-        return _Grouped(self.interactions, self.partition.test_rows)
+    def _grouped_test(self) -> GroupedRows:
+        return GroupedRows(self.interactions, self.partition.test_rows)
 
     @cached_property
-    def _grouped_validation(self) -> _Grouped:
-        return _Grouped(self.interactions, self.partition.validation_rows)
+    def _grouped_validation(self) -> GroupedRows:
+        return GroupedRows(self.interactions, self.partition.validation_rows)
 
 
 def sample_clients(clients: np.ndarray, count: int | None, seed: int) -> np.ndarray:
@@ -329,36 +330,6 @@ def sample_clients(clients: np.ndarray, count: int | None, seed: int) -> np.ndar
     if count is None or count >= len(clients):
         return clients
     return np.sort(stream(seed, "evaluated").choice(clients, size=count, replace=False))
-
-
-class _Grouped:
-    """A selection of rows, grouped by user."""
-
-    def __init__(self, interactions: Interactions, rows: np.ndarray | None) -> None:
-        selected = np.arange(len(interactions)) if rows is None else rows
-        users = interactions.users[selected]
-        order = np.argsort(users, kind="stable")
-        self._items, self._rows = interactions.items, selected[order]
-        counts = np.bincount(users, minlength=interactions.num_users)
-        self.offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-    def counts(self, users: np.ndarray) -> np.ndarray:
-        return self.offsets[users + 1] - self.offsets[users]
-
-    def rows_of(self, user: int) -> np.ndarray:
-        return self._rows[self.offsets[user] : self.offsets[user + 1]]
-
-    def entries(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Place in `users` and row number of every selected row of these users."""
-        counts = self.counts(users)
-        place = np.repeat(np.arange(len(users)), counts)
-        within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return place, self._rows[np.repeat(self.offsets[users], counts) + within]
-
-    def positions(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Place in `users` and item of every selected row of these users."""
-        place, rows = self.entries(users)
-        return place, self._items[rows]
 
 
 def read_interactions(experiment: Experiment) -> Interactions:
