@@ -49,9 +49,15 @@ class PrivRecNet(nn.Module):
         self.values = nn.ParameterDict(
             {n.replace(".", "_"): torch.from_numpy(v.copy()) for n, v in start.items()}
         )
-        self.users = [f"user_{name}" for name, _ in model.schema.user_features]
+        self.users = [
+            (place, f"user_{name}")
+            for place, (name, _) in enumerate(model.schema.user_features)
+            if f"user.{name}" in start
+        ]
         self.features = []
         for feature in model.schema.item_features.features:
+            if f"item.{feature.name}" not in start:
+                continue
             codes = torch.from_numpy(feature.padded())
             self.features.append(
                 (f"item_{feature.name}", codes.clamp(min=0), (codes >= 0).float().unsqueeze(-1))
@@ -63,8 +69,8 @@ class PrivRecNet(nn.Module):
 
     def forward(self, user: list[Tensor], items: Tensor) -> Tensor:
         parts = [
-            self.values[n][codes].mean(0).expand(len(items), -1)
-            for n, codes in zip(self.users, user, strict=True)
+            self.values[name][user[place]].mean(0).expand(len(items), -1)
+            for place, name in self.users
         ]
         parts.append(F.embedding(items, self.values["item_id"]))
         for name, codes, present in self.features:
