@@ -102,7 +102,10 @@ def test_when_it_is_killed_its_processes_end_too(supervised):
     until(lambda: "steady" in table(folder), what="a process")
     pid = table(folder)["steady"]["pid"]
     deaf = table(folder)["deaf"]["pid"]
+    until(lambda: children(pid), what="its child")
+    left = [deaf, *children(pid)]
     process.kill()
     process.wait()
     until(lambda: not alive(pid), timeout=20, what="its end")
-    os.kill(deaf, signal.SIGKILL)  # a process that ignores signals must be killed
+    for one in left:  # a process that ignores signals, and one that the test's own process started
+        os.kill(one, signal.SIGKILL)
