@@ -206,7 +206,7 @@ class SumLoop:
         own = total[self.name]
         for client in order.clients.tolist():
             data = self.node.population.client(client)
-            items, weights = self.step._history(data)
+            items, weights = data.weighted_items(self.step.config.low_rated)
             rows = self.rows[items]
             weights, rows = weights[rows >= 0].astype(np.float64), rows[rows >= 0]
             if isinstance(self.step, Counts):

@@ -94,12 +94,11 @@ class SufficientStatistics(CohortStep):
         own: Mapping[str, Tensor] | None = None,
     ) -> VectorUpdates:
         """What every client of a block adds."""
-        counts = np.array(block.examples, dtype=np.int64)
         if not block.active:
-            return self._outcome(parameters, block, counts, *_NOTHING)
+            return self._outcome(parameters, block, *_NOTHING)
         items, weights = block.items[0].numpy(force=True), block.labels[0].numpy(force=True)
-        real = np.arange(items.shape[1]) < counts[:, None]
-        return self._outcome(parameters, block, counts, items[real], weights[real])
+        real = np.arange(items.shape[1]) < np.array(block.examples)[:, None]
+        return self._outcome(parameters, block, items[real], weights[real])
 
     @property
     def whole(self) -> bool:
@@ -113,43 +112,27 @@ class SufficientStatistics(CohortStep):
         """The same as `train_block`, of some clients `int64 [clients]` at once."""
         if not self.config.epochs:
             block = Block.without_batches([0] * len(clients))
-            return self._outcome(parameters, block, np.zeros(len(clients), np.int64), *_NOTHING)
+            return self._outcome(parameters, block, *_NOTHING)
         offsets, items, weights = population.weighted_items(clients, self.config.low_rated)
-        counts = np.diff(offsets)
-        block = Block.without_batches(counts.tolist())
-        return self._outcome(parameters, block, counts, items, weights)
+        block = Block.without_batches(np.diff(offsets).tolist())
+        return self._outcome(parameters, block, items, weights)
 
     def kernel_refusal(self) -> str:
         """Nothing is trained."""
         return f"step {type(self).__name__} adds up all clients at once and trains nothing"
 
     def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
-        """A client's items, `int64 [n]`, ascending, and weights, `float32 [n]`."""
-        if not self.config.epochs:
-            return _NOTHING
-        likes = np.ones(len(data.positives), dtype=np.float32)
-        if not self.config.low_rated:
-            return data.positives, likes
-        others = data.low_rated
-        items = np.concatenate([data.positives, others])
-        low = np.full(len(others), self.config.low_rated, dtype=np.float32)
-        order = np.argsort(items)
-        return items[order], np.concatenate([likes, low])[order]
+        """What counts of a client's items, and their weights."""
+        return data.weighted_items(self.config.low_rated) if self.config.epochs else _NOTHING
 
     def _outcome(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        counts: np.ndarray,
-        items: np.ndarray,
-        weights: np.ndarray,
+        self, parameters: Mapping[str, Tensor], block: Block, items: np.ndarray, weights: np.ndarray
     ) -> VectorUpdates:
-        """The updates of clients with so many items each, `int64 [C]`, given one after the
-        other."""
+        """The updates of a block from the items of its clients, given one after the other."""
         name, rows, values = self.entries(parameters, items, weights)
-        sent = rows >= 0
-        places = np.repeat(np.arange(len(counts)), counts)[sent]
-        offsets = np.searchsorted(places, np.arange(len(counts) + 1))
+        sent, clients = rows >= 0, np.arange(len(block) + 1)
+        places = np.repeat(clients[:-1], block.examples)[sent]
+        offsets = np.searchsorted(places, clients)
         return VectorUpdates(parameters, block, name, offsets, rows[sent], values[sent], self.outer)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -99,7 +100,7 @@ class VectorUpdates:
         found[self.name] = changed(self.start[self.name], *given).unsqueeze(0)
         return found
 
-    @property
+    @cached_property
     def _places(self) -> np.ndarray:
         """The client of each entry, by its place."""
         return np.repeat(np.arange(len(self.block)), np.diff(self.offsets))

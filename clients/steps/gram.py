@@ -66,4 +66,4 @@ class Gram(SufficientStatistics):
         row_of = np.full(catalogue, -1)
         row_of[chosen.numpy()] = np.arange(size)
         rows = row_of[items]
-        return self.products, rows, weights * np.where(rows >= 0, scale[rows], 0.0)
+        return self.products, rows, weights * scale[rows]

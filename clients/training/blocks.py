@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from torch import Tensor
@@ -91,22 +92,12 @@ def _blocks_of(
     for places in node.blocks(batches, parameters, node.model.item_tables, path.name):
         users = [data[place].features for place in places]
         untouched = Versions(parameters)
-        try:
+        members = clients[places].tolist()
+        with _blaming(node, step, parameters, members, stream_name, round_):
             block = step.block(users, [batches[place] for place in places], node.device)
             own = private_parameters(node, step, parameters, clients[places], before)
             with node.products():
                 trained = train(parameters, block, own) if own else train(parameters, block)
-        except FedrecError:
-            raise
-        except Exception as error:
-            raise _blame(
-                node,
-                step,
-                parameters,
-                [data[place].client for place in places],
-                stream_name,
-                round_,
-            ) from error
         refuse_wrong_block(step, trained, parameters, f"in round {round_}")
         untouched.refuse(step, f"in round {round_}")
         yield places, trained
@@ -122,14 +113,33 @@ def _whole_block(
 ) -> tuple[list[int], Outcome]:
     """All clients as one block, of a step that needs no batches."""
     untouched = Versions(parameters)
-    try:
+    with _blaming(node, step, parameters, clients.tolist(), stream_name, round_):
         found = step.whole_block(parameters, node.population, clients)
+    untouched.refuse(step, f"in round {round_}")
+    return list(range(len(clients))), found
+
+
+@contextmanager
+def _blaming(
+    node: Node,
+    step: CohortStep,
+    parameters: dict[str, Tensor],
+    clients: list[int],
+    stream_name: str,
+    round_: int,
+) -> Iterator[None]:
+    """Work on a block of clients, whose failure names one of them.
+
+    Raises:
+        ClientError: it failed; see `_blame`.
+        FedrecError: it raised one, which stays as it is.
+    """
+    try:
+        yield
     except FedrecError:
         raise
     except Exception as error:
-        raise _blame(node, step, parameters, clients.tolist(), stream_name, round_) from error
-    untouched.refuse(step, f"in round {round_}")
-    return list(range(len(clients))), found
+        raise _blame(node, step, parameters, clients, stream_name, round_) from error
 
 
 def _blame(

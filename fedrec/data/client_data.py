@@ -50,6 +50,18 @@ class ClientData:
         positive."""
         return np.setdiff1d(self.items, self.positives)
 
+    def weighted_items(self, low_rated: float) -> tuple[np.ndarray, np.ndarray]:
+        """Its distinct items, `int64 [n]`, ascending, and their weights, `float32 [n]`: 1 for
+        positive ones, `low_rated`, in [0, 1], for the others, which 0 leaves out."""
+        likes = np.ones(len(self.positives), dtype=np.float32)
+        if not low_rated:
+            return self.positives, likes
+        others = self.low_rated
+        items = np.concatenate([self.positives, others])
+        weights = np.concatenate([likes, np.full(len(others), low_rated, dtype=np.float32)])
+        order = np.argsort(items)
+        return items[order], weights[order]
+
     def order(self) -> np.ndarray:
         """`int64 [n]`: places of the rows from the earliest to the latest; in the source's order
         without times.

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import Message, MessageType
+from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from fedrec.experiment.schema import Experiment
@@ -69,38 +69,40 @@ def estimate(
     epochs = experiment.step.options.get("epochs", 0)
     if work is None or not work.sum() or not epochs:
         return None
-    clients = min(_TRIAL_CLIENTS, len(cohort))
-    _trial(experiment, roster, grid, parameters, cohort[_spread(work, clients)])  # compiles
-    while True:
-        chosen = _spread(work, clients)
-        seconds = _trial(experiment, roster, grid, parameters, cohort[chosen])
+    by_work, record = np.argsort(work, kind="stable"), to_record(parameters)
+    for trial, clients in enumerate(_sizes(len(cohort))):
+        chosen = by_work[np.linspace(0, len(cohort) - 1, clients).astype(int)]
+        seconds = _trial(experiment, roster, grid, record, cohort[chosen])
         if seconds is None:
             return None
-        if seconds >= _TOO_SHORT or clients == len(cohort):
+        if trial and seconds >= _TOO_SHORT:  # the first also imports modules and compiles
             break
-        clients = min(_MORE * clients, len(cohort))
     slowest = max(work[share].sum() for share in balanced(work, len(roster.nodes)))
     a_round = seconds * epochs * slowest / max(work[chosen].sum(), 1)
     return Estimate(a_round, a_round * experiment.rounds, _memory(experiment, roster, parameters))
 
 
-def _spread(work: np.ndarray, clients: int) -> np.ndarray:
-    """Places of so many clients, from the one with the least work to the one with the most."""
-    ranks = np.linspace(0, len(work) - 1, clients).astype(int)
-    return np.argsort(work, kind="stable")[ranks]
+def _sizes(cohort: int) -> Iterator[int]:
+    """Numbers of clients of the trials, the first one twice; the last one is all."""
+    clients = min(_TRIAL_CLIENTS, cohort)
+    yield clients
+    while clients < cohort:
+        yield clients
+        clients = min(_MORE * clients, cohort)
+    yield clients
 
 
 def _trial(
     experiment: Experiment,
     roster: Roster,
     grid: Grid,
-    parameters: Mapping[str, np.ndarray],
+    parameters: ArrayRecord,
     clients: np.ndarray,
 ) -> float | None:
     """Seconds that a node takes for one epoch of some clients, `int64 [clients]`; None: it
     failed."""
     step = {"name": experiment.step.name, **experiment.step.options, "epochs": 1}
-    content = pack_train(to_record(parameters), TrainOrder(0, clients, step=step))
+    content = pack_train(parameters, TrainOrder(0, clients, step=step))
     started = time.perf_counter()
     message = Message(content, roster.nodes[0], MessageType.TRAIN)
     replies = list(grid.send_and_receive([message], timeout=experiment.engine.timeout))
