@@ -142,6 +142,7 @@ def train(message: Message, context: Context) -> Message:
     arrays = (
         read_arrays(message.content) if only_reads(node, order) else own_arrays(message.content)
     )
+    node.check_parameters(arrays)
     if order.secure is not None or node.experiment.secure_aggregation:
         return Message(pack_masked(masked_sum(node, arrays, order)), reply_to=message)
     if order.each:
@@ -163,6 +164,7 @@ def evaluate(message: Message, context: Context) -> Message:
     arrays, order = unpack_evaluate(message.content)
     node = node_of(context)
     node.check_evaluate(order)
+    node.check_parameters(arrays)
     if order.each:
         node.refuse_generated()
     table = evaluate_clients(node, arrays, order)

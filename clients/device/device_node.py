@@ -10,7 +10,7 @@ experiments and orders it accepts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from flwr.app import Context
 
 from clients.device.own_data import OwnPopulation, own_population
 from clients.device.policy import Policy, experiment_of, has_own_noise, run_key
+from clients.device.received_parameters import refuse_unsound
 from clients.hosting.node import Node
 from clients.storage.participation import Participation
 from clients.storage.private_state import PrivateState
@@ -131,6 +132,10 @@ class DeviceNode(Node):
 
     def check_evaluate(self, order: EvaluateOrder) -> None:
         self.policy.check_evaluate(self.experiment, order)
+
+    def check_parameters(self, arrays: Mapping[str, np.ndarray]) -> None:
+        shapes = {name: tuple(value.shape) for name, value in self.fresh.items()}
+        refuse_unsound(arrays, shapes, self.policy.largest_parameter)
 
     def accept(self, order: TrainOrder) -> TrainOrder:
         """The order with the clients that this node hosts and that may still take part; their

@@ -50,6 +50,8 @@ class Policy(Config):
     it may send its own sum."""
     least_noise: float = Field(default=0.0, ge=0)
     """Smallest noise that a user's device must add: noise scale / clip norm; 0: none."""
+    largest_parameter: float = Field(default=1e9, gt=0, le=1e30)
+    """Largest absolute value of a number in the parameters that the server sends."""
     opted_in: bool = False
     """Whether its users take part in phases without noise that train only on volunteers."""
 

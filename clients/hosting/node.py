@@ -159,6 +159,9 @@ class Node:
     def check_evaluate(self, order: EvaluateOrder) -> None:
         """Refuse an evaluation, likewise."""
 
+    def check_parameters(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Refuse parameters that came with an order, likewise."""
+
     def accept(self, order: TrainOrder) -> TrainOrder:
         """The order as the node executes it; in a simulation, unchanged."""
         return order

@@ -121,7 +121,8 @@ class OwnNoiseStep(Step):
         # in place from here on, because this takes most of the time of an upload
         noisy = normal(len(mean))
         noisy *= config.gradient_multiplier(client) * bound
-        noisy += mean.cpu().numpy()
+        if mean.isfinite().all():  # otherwise only the noise, as without a gradient
+            noisy += mean.cpu().numpy()
         noisy *= -config.learning_rate * weight
         found: dict[str | None, np.ndarray] = {None: noisy.astype(np.float32)}
         if config.quantile is not None:

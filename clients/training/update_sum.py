@@ -133,7 +133,10 @@ class UpdateSum:
             trained.add_rows(name, self.tables[name], shares)
 
     def _add_whole(self, client: int, delta: Mapping[str, np.ndarray], share: float) -> None:
-        """Add one client's update as whole arrays; for a client of share 0 only its noise."""
+        """Add one client's update as whole arrays; for a client of share 0, or whose update is not
+        finite, only its noise."""
+        if self._noisy and not all(np.isfinite(value).all() for value in delta.values()):
+            share = 0.0  # its norm may be finite: a block measures only the rows that changed
         change = {
             name: share * value if share else np.zeros_like(value) for name, value in delta.items()
         }

@@ -10,7 +10,7 @@ in many:
 | norm <= S           | itself                                           |
 | norm > S            | scaled to norm S, less one part in a million     |
 | zero                | itself                                           |
-| any NaN or infinity | zero, as if the client had not answered          |
+| any NaN or infinity | zero; the client counts, with its own noise      |
 
 The millionth is for float32: rounded coordinates of a vector of norm S may have a norm just above
 S.

@@ -586,3 +586,17 @@ def test_private_parameters_that_match_nothing_are_refused(load_tiny, tmp_path, 
             load_tiny(f"step.name={step}", 'step.private-parameters=["usr.*"]'), 0, 1, tmp_path
         )
         node.initial()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_parameters_that_are_not_finite_are_refused_before_anyone_takes_part(victim, value):
+    """Otherwise a client that uses the row answers differently from one that does not."""
+    node = victim(LOCAL, "sampler.name=full")
+    theta = node.theta()
+    order = node.order(protection=local(names=theta))
+    theta[next(iter(theta))][1] = value
+    content = pack_train(to_record(theta), order)
+    refused(lambda: node.ask("train", content), "parameters of an order")
+    content = pack_evaluate(to_record(theta), EvaluateOrder(1, np.arange(24), None))
+    refused(lambda: node.ask("evaluate", content), "parameters of an order")
+    assert node.train(order).clients == 18
