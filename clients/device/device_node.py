@@ -22,7 +22,7 @@ from clients.device.own_data import OwnPopulation, own_population
 from clients.device.policy import Policy, experiment_of, has_own_noise, run_key
 from clients.device.received_parameters import refuse_unsound
 from clients.hosting.node import Node
-from clients.storage.participation import Participation
+from clients.storage.participation import Limits, Participation
 from clients.storage.private_state import PrivateState
 from clients.storage.session_secrets import SessionSecrets
 from clients.storage.uploads import UploadLedger
@@ -81,7 +81,7 @@ class DeviceNode(Node):
         super().__init__(experiment, self.memory.place() if place is None else place, 1, None)
         self.run, self.data, self.catalogue, self.named_by_number = run, data, catalogue, numbers
         self.private = PrivateState(state / "private" / f"{run}.sqlite")
-        self.uploads = UploadLedger(state / "private" / f"uploads-{run}.sqlite")
+        self.uploads = UploadLedger(state / "private" / "uploads.sqlite")
         self.session_secrets = SessionSecrets(state / "private" / f"secure-{run}.sqlite")
         self.least_nodes, self.least_clients = self.policy.least_nodes, 1
         if experiment.secure_aggregation:
@@ -139,22 +139,30 @@ class DeviceNode(Node):
 
     def accept(self, order: TrainOrder) -> TrainOrder:
         """The order with the clients that this node hosts and that may still take part; their
-        participation is recorded. No client takes part twice in an order. Where clients add noise
-        themselves, they upload no more often than the experiment has rounds: noise is fresh each
-        time, and a server that repeats a round could average it out.
+        participation is recorded. No client takes part twice in an order.
+
+        Where clients add noise themselves, they upload no more often than the experiment has
+        rounds, over all runs unless the owner sets `most-rounds`: noise is fresh each time, and a
+        server that repeats a round or a run could average it out. Losses and numbers of examples,
+        which have no noise, stay on the device then.
         """
         asked = (
             self.training if order.clients is None else np.intersect1d(order.clients, self.training)
         )
         noisy = order.protection is not None and order.protection.noise_scale > 0
         noisy |= has_own_noise(phase_at(self.phases, order.round))
-        limits = self.policy.most_rounds, self.experiment.rounds if noisy else None
-        return replace(
-            order,
-            clients=self.memory.spend(
-                self.run, order.round, asked, _rho(order.protection), *limits
-            ),
+        rounds = self.experiment.rounds if noisy else None
+        limits = Limits(
+            self.policy.most_rounds,
+            in_run=rounds,
+            noisy=rounds if self.policy.most_rounds is None else None,
         )
+        cost = _rho(order.protection) if noisy else 0.0
+        protection = order.protection
+        if protection is not None and noisy:
+            protection = replace(protection, silent=True)
+        clients = self.memory.spend(self.run, order.round, asked, cost, limits)
+        return replace(order, clients=clients, protection=protection)
 
     def refuse_generated(self) -> None:
         raise RefusalError(
@@ -202,11 +210,11 @@ def _identity(join: Path | None) -> Identity:
     return found
 
 
-def _rho(protection: Protection | None) -> float:
+def _rho(protection: Protection | None) -> float | None:
     """Cost of a client's own Gaussian noise in a round, as zero-concentrated DP (Bun and Steinke
-    2016, 1.6)."""
+    2016, 1.6); None for other noise."""
     if protection is None or protection.noise_scale <= 0 or protection.mechanism != "gaussian":
-        return 0.0
+        return None
     return 0.5 * (protection.clip_norm / protection.noise_scale) ** 2
 
 

@@ -39,7 +39,8 @@ class Policy(Config):
     """Settings of a node's owner, in `node.toml` and by `fedrec client --set`."""
 
     most_rounds: int | None = Field(default=None, ge=0)
-    """Rounds that a user may take part in, over all runs; default: any number."""
+    """Rounds that a user may take part in, over all runs; default: with the user's own noise as
+    many as the experiment has, without it any number."""
     most_evaluations: int = Field(default=10, ge=0)
     """Evaluations of a user, over all runs; each reveals how well parameters chosen by the server
     fit the user."""

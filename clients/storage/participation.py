@@ -14,6 +14,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,26 @@ import numpy as np
 from clients.storage.private_file import PrivateFile
 
 NUMBER_BITS = 62
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Largest numbers of rounds that a client takes part in; None: any number.
+
+    Attributes:
+        rounds: over all runs.
+        in_run: in this run.
+        noisy: with the client's own noise, over all runs.
+    """
+
+    rounds: int | None = None
+    in_run: int | None = None
+    noisy: int | None = None
+
+    def allow(self, rounds: int, in_run: int, noisy: int) -> bool:
+        """Whether one more round is allowed after so many."""
+        done = ((self.rounds, rounds), (self.in_run, in_run), (self.noisy, noisy))
+        return all(most is None or number < most for most, number in done)
 
 
 class Participation:
@@ -52,9 +73,8 @@ class Participation:
         run: str,
         round_number: int,
         clients: np.ndarray,
-        rho: float,
-        most: int | None,
-        most_in_run: int | None = None,
+        rho: float | None,
+        limits: Limits,
     ) -> np.ndarray:
         """Record that clients take part in a round.
 
@@ -63,9 +83,8 @@ class Participation:
             round_number: the round; a repeated round counts again, because it is another release.
             clients: their numbers, `int64 [clients]`.
             rho: zero-concentrated cost of the client's own noise in this round; 0 where it adds
-                none.
-            most: largest number of rounds of a client, over all runs; None: any number.
-            most_in_run: the same in this run.
+                none, None for noise without such a cost.
+            limits: how often a client may.
 
         Returns:
             The clients that may, in the same order.
@@ -73,9 +92,12 @@ class Participation:
         with self._connect() as connection:
             allowed = []
             for client in clients.tolist():
-                query = "SELECT COUNT(*), COALESCE(SUM(run = ?), 0) FROM spent WHERE client = ?"
-                rounds, here = connection.execute(query, (run, client)).fetchone()
-                if (most is None or rounds < most) and (most_in_run is None or here < most_in_run):
+                done = connection.execute(
+                    "SELECT COUNT(*), COALESCE(SUM(run = ?), 0),"
+                    " COALESCE(SUM(rho IS NULL OR rho > 0), 0) FROM spent WHERE client = ?",
+                    (run, client),
+                ).fetchone()
+                if limits.allow(*done):
                     connection.execute(
                         "INSERT INTO spent VALUES (?, ?, ?, ?)", (run, round_number, client, rho)
                     )
@@ -113,7 +135,7 @@ class Participation:
         """Rounds and summed rho of every client that has taken part."""
         with self._connect() as connection:
             rows = connection.execute(
-                "SELECT client, COUNT(*), SUM(rho) FROM spent GROUP BY client"
+                "SELECT client, COUNT(*), COALESCE(SUM(rho), 0) FROM spent GROUP BY client"
             ).fetchall()
         return {int(client): (int(rounds), float(rho)) for client, rounds, rho in rows}
 

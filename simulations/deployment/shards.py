@@ -24,7 +24,7 @@ from simulations.deployment.containers import hand_over
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki.keys import write_private
 
-_SETTINGS = {"numbers": True, "most-evaluations": 1000}
+_SETTINGS = {"numbers": True, "most-evaluations": 1000, "most-rounds": 100_000}
 """Evaluations per user for shards, whose data the operator has anyway."""
 
 

@@ -56,8 +56,8 @@ class PersonalNoise(Config):
     budget_seed: int | None = Field(default=None, ge=0)
     """Seed of the drawn budgets and of noise on the priors; default: the experiment's seed."""
     participations: int | None = Field(default=None, ge=1)
-    """Number of uploads that epsilon_k covers together, which is also a device's limit; default:
-    the paper's noise, for one upload, and no limit."""
+    """Number of uploads that epsilon_k covers together, which a real node also counts over all runs
+    and a simulation in its run; default: the paper's noise, for one upload, and no limit."""
     quantile: QuantileConfig | None = None
     """In mode `sound`: a clip norm that follows a noisy quantile; default: a fixed clip norm."""
     priors: PriorsConfig | None = None

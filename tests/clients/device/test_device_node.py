@@ -19,7 +19,7 @@ from clients.device.policy import Policy
 from clients.evaluation import evaluate_clients
 from clients.hosting.node import Node
 from clients.node_of_context import node_of
-from clients.storage.participation import Participation
+from clients.storage.participation import Limits, Participation
 from clients.training.round import train_clients
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
@@ -354,7 +354,7 @@ def test_memory_survives_and_keeps_runs_apart(tmp_path):
     memory = Participation(file)
     assert memory.place() == Participation(file).place()
     for run in ("one", "two"):
-        memory.spend(run, 1, numbers[:1], 0.25, None)
+        memory.spend(run, 1, numbers[:1], 0.25, Limits())
     assert Participation(file).spent() == {int(numbers[0]): (2, 0.5)}
     with sqlite3.connect(file) as connection:
         assert connection.execute("SELECT COUNT(*) FROM spent").fetchone() == (2,)

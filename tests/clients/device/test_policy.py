@@ -600,3 +600,28 @@ def test_parameters_that_are_not_finite_are_refused_before_anyone_takes_part(vic
     content = pack_evaluate(to_record(theta), EvaluateOrder(1, np.arange(24), None))
     refused(lambda: node.ask("evaluate", content), "parameters of an order")
     assert node.train(order).clients == 18
+
+
+def test_a_client_uploads_no_more_often_over_all_runs_than_the_experiment_has_rounds(victim):
+    """Each run would draw fresh noise for the same client."""
+    node = victim(LOCAL, "sampler.name=full", "rounds=2")
+    order = node.order(protection=local(names=node.theta()))
+    assert [node.train(order, run=f"{run:016x}").clients for run in range(4)] == [18, 18, 0, 0]
+    own = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")  # of two rounds
+    assert [own.train(own.order(), run=f"{run:016x}").clients for run in range(3)] == [18, 18, 0]
+    more = victim(LOCAL, "sampler.name=full", "rounds=2", **{"most-rounds": 3})
+    assert [more.train(order, run=f"{run:016x}").clients for run in range(4)] == [18, 18, 18, 0]
+
+
+def test_participations_of_a_step_are_counted_over_all_runs(victim):
+    step = ("step.noise=secure", "step.participations=1")
+    node = victim("model.name=vae", "step.name=dpvae", *step, **{"most-rounds": 100})
+    assert [node.train(node.order(), run=f"{run:016x}").clients for run in range(3)] == [18, 0, 0]
+
+
+def test_no_loss_and_no_number_of_examples_goes_beside_local_noise(victim):
+    """They have no noise, in any mode."""
+    node = victim(LOCAL, "sampler.name=full")
+    answer = node.train(node.order(protection=local(names=node.theta())))
+    assert answer.clients == 18
+    assert (answer.examples, answer.loss, answer.losses) == (0, 0.0, 0)
