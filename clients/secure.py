@@ -14,6 +14,7 @@ deployment's authority has certified.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -21,9 +22,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from clients.hosting.node import Node
 from clients.training.round import train_clients
-from fedrec.errors import RefusalError
+from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.secure_aggregation import SecureAggregationConfig
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.secure import (
     COUNT_BYTES,
     KEY_BYTES,
@@ -42,9 +43,11 @@ from fedrec.protocol.secure import (
     there,
     unlisted,
 )
+from fedrec.protocol.sparse_update import Change
 from fedrec.secure import fixed_point, masks, shares, vector
 from fedrec.secure.common_order import digest_of
 
+log = logging.getLogger("fedrec")
 _PLACE_BYTES = 4
 
 
@@ -133,7 +136,7 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
             f"an order in which {reply.clients} of its clients take part: the sum would have only"
             " other nodes' clients"
         )
-    numbers = vector.encoded(reply, arrays, shapes, bits, len(counts))
+    numbers = _encoded(node, reply, arrays, shapes, bits, len(counts))
     numbers += masks.own_mask(secrets["self-seed"], len(numbers))
     others = masks.without(mask_keys, place)
     return numbers + masks.pairwise_mask(
@@ -164,6 +167,26 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
     node.session_secrets.end(order.session)
     shown = {other: (of_selves if other in survivors else of_masks)[other] for other in of_masks}
     return UnmaskReply(joined(shown, nodes, SEED_BYTES))
+
+
+def _encoded(
+    node: Node,
+    reply: TrainSum,
+    arrays: Mapping[str, np.ndarray],
+    shapes: vector.Shapes,
+    bits: int,
+    nodes: int,
+) -> np.ndarray:
+    """A reply as integers; zero where it is too large and the node must not reveal this."""
+    try:
+        return vector.encoded(reply, arrays, shapes, bits, nodes)
+    except ClientError as error:
+        if not node.hides_failures:
+            raise
+        log.error("the node's sum is too large and counts as zero", exc_info=error)
+        zeros: dict[str, Change] = {name: np.zeros_like(arrays[name]) for name in shapes}
+        nothing = TrainSum(zeros, reply.clients, 0.0, 0, 0.0, 0)
+        return vector.encoded(nothing, arrays, shapes, bits, nodes)
 
 
 def _received(

@@ -55,6 +55,8 @@ class DeviceNode(Node):
         RefusalError: the node does not take part in the experiment.
     """
 
+    hides_failures = True
+
     def __init__(
         self,
         experiment: Experiment,

@@ -59,6 +59,9 @@ class Node:
     unmasked."""
     least_clients = 0
     """Smallest number of its clients in a masked sum."""
+    hides_failures = False
+    """Whether a client whose training fails counts as zero where its update is protected or masked,
+    so that the answer does not reveal the failure."""
     identity: Identity | None = None
     """Its certificate for other nodes, and the authority that it checks theirs with."""
 

@@ -8,8 +8,11 @@ the work.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,7 +31,10 @@ from fedrec.cohort.results import Trained
 from fedrec.components.registry import MODEL, STEP, ours, resolve
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section
+from fedrec.privacy.personal.noise import PersonalNoise
 from fedrec.protocol.orders import TrainOrder, TrainSum
+
+log = logging.getLogger("fedrec")
 
 
 def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> TrainSum:
@@ -53,7 +59,8 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     parameters = to_device(arrays, node.device)
     asked = node.training if order.clients is None else np.sort(order.clients)
     clients = permitted(node.uploads, step, asked, order.round)
-    total = UpdateSum(
+    empty = partial(
+        UpdateSum,
         arrays,
         node.model.item_tables,
         order.weighting,
@@ -63,6 +70,31 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
         node.device,
     )
     untouched = watch_plug_in(step, arrays)
+    try:
+        reply = _sum(node, step, parameters, clients, order, empty())
+    except Exception as error:
+        masked = order.protection is not None or order.secure is not None
+        # without its step's noise, a zero would be told from an upload
+        if not (node.hides_failures and masked) or isinstance(step.config, PersonalNoise):
+            raise
+        log.error("round %d: a client failed and counts as zero", order.round, exc_info=error)
+        total = empty()
+        for worker, part in step.assign(clients):
+            for client in part.tolist():
+                total.add(client, _train_or_zero(node, worker, parameters, client, order.round))
+        reply = total.sum()
+    untouched.refuse("step", step, f"in round {order.round}")
+    return reply
+
+
+def _sum(
+    node: Node,
+    step: Step,
+    parameters: dict[str, Tensor],
+    clients: np.ndarray,
+    order: TrainOrder,
+    total: UpdateSum,
+) -> TrainSum:
     for worker, part in step.assign(clients):
         path = node.path(worker)
         if isinstance(worker, CohortStep) and path.name != "reference":
@@ -76,7 +108,6 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
         else:
             for client in part.tolist():
                 total.add(client, _train(node, worker, parameters, client, order.round))
-    untouched.refuse("step", step, f"in round {order.round}")
     reply = total.sum()
     if order.protection is None:
         refuse_non_finite(step, reply, clients.tolist(), order.round)
@@ -121,6 +152,19 @@ def _train(
     keep_private(node, {client: kept}, round_)
     sent = {name: torch.zeros_like(d) if name in kept else d for name, d in update.delta.items()}
     return Update(sent, update.examples, update.loss)
+
+
+def _train_or_zero(
+    node: Node, step: Step, parameters: dict[str, Tensor], client: int, round_: int
+) -> Update:
+    """A client's update; zero where its training fails or diverges."""
+    try:
+        update = _train(node, step, parameters, client, round_)
+    except Exception:
+        update = None
+    if update is not None and all(bool(v.isfinite().all()) for v in update.delta.values()):
+        return update
+    return Update({n: torch.zeros_like(v) for n, v in parameters.items()}, 0, math.nan)
 
 
 def _section(node: Node, order: TrainOrder) -> Section:

@@ -15,9 +15,11 @@ from clients.device.received_parameters import refuse_unsound
 from clients.hosting.node import Node
 from clients.local.own_noise import OwnNoiseConfig, OwnNoiseStep
 from clients.step import Update
+from clients.steps.sgd import Sgd
 from clients.training.round import train_clients
 from clients.training.update_sum import UpdateSum
-from fedrec.errors import RefusalError
+from fedrec.data.client_data import ClientData
+from fedrec.errors import ClientError, RefusalError
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.sparse_update import dense_change
@@ -87,6 +89,37 @@ def test_clients_whose_training_diverges_send_their_noise_alone(load_tiny, path,
     # nobody's update of that row is finite
     found, expected = (dense_change(one.total[table], theta[table])[3] for one in (answer, noise))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["auto", "reference"])
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_a_client_whose_training_fails_counts_as_zero_on_a_real_node(
+    load_tiny, tmp_path, monkeypatch, path, noise
+):
+    """Under protection; the server sees neither an error nor a smaller count."""
+    experiment = load_tiny(f"engine.path={path}")
+    cut(experiment, [tmp_path])
+    node = own(experiment, tmp_path, place=0, numbers=True)
+    theta = {name: start.numpy().copy() for name, start in node.initial().items()}
+    batches, update, clients = Sgd.batches, Sgd.update, node.training[:4]
+
+    def failing(original):
+        def work(self, *given):
+            data = next(one for one in given if isinstance(one, ClientData))
+            if data.client == clients[2]:
+                raise ZeroDivisionError
+            return original(self, *given)
+
+        return work
+
+    monkeypatch.setattr(Sgd, "batches", failing(batches))
+    monkeypatch.setattr(Sgd, "update", failing(update))
+    protection = Protection(0.5, 2, tuple(theta), noise_scale=noise)
+    answer = train_clients(node, theta, TrainOrder(1, clients, "uniform", protection=protection))
+    assert answer.clients == 4 and answer.weight == 4
+    bare = TrainOrder(1, clients, "uniform")
+    with pytest.raises(ClientError):  # a plain sum, whose failure may be told
+        train_clients(node, theta, bare)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
