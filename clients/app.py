@@ -9,6 +9,8 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from clients.device.policy import Policy
+from clients.device.time_limit import ended_after
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.generated import requested_items, train_each
 from clients.node_of_context import is_real, node_of
@@ -49,7 +51,9 @@ def _at_the_border(message: Message, context: Context, call_next: ClientAppCalla
         if message.has_content():
             _refuse_strange_keys(message)
             from_the_network(message.content)
-        answer = call_next(message, context)
+        limit = Policy.of(context.node_config).most_seconds if real else 0  # 0: none
+        with ended_after(limit):
+            answer = call_next(message, context)
     except RefusalError:
         raise
     except Exception as error:

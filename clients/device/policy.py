@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
@@ -53,6 +54,14 @@ class Policy(Config):
     """Smallest noise that a user's device must add: noise scale / clip norm; 0: none."""
     largest_parameter: float = Field(default=1e9, gt=0, le=1e30)
     """Largest absolute value of a number in the parameters that the server sends."""
+    most_epochs: int = Field(default=1000, ge=0)
+    """Largest number of epochs of a client in a round."""
+    most_negatives: int = Field(default=1000, ge=0)
+    """Largest number of negatives per positive."""
+    most_threads: int | None = Field(default=None, ge=1)
+    """Largest `engine.threads`; default: the number of processors."""
+    most_seconds: float = Field(default=3600.0, gt=0)
+    """Processor seconds after which the process that works on a message is ended."""
     opted_in: bool = False
     """Whether its users take part in phases without noise that train only on volunteers."""
 
@@ -76,6 +85,8 @@ class Policy(Config):
         self._examine("split", registry.SPLIT, experiment.split)
         self._examine("step", registry.STEP, experiment.step)
         self._examine("evaluation.fine-tune", registry.STEP, experiment.fine_tune_step())
+        threads = self.most_threads or os.cpu_count() or 1
+        self._refuse_more("engine.threads", experiment.engine.threads or 1, threads, "most-threads")
         # otherwise it runs only on the server
         asked = self._runs(registry.STRATEGY, experiment.strategy.name)
         if asked:
@@ -189,8 +200,25 @@ class Policy(Config):
                 got=repr(file),
                 fix="run it as a simulation, or choose another source",
             )
+        limits = {
+            "epochs": (self.most_epochs, "most-epochs"),
+            "late_epochs": (self.most_epochs, "most-epochs"),
+            "negatives": (self.most_negatives, "most-negatives"),
+        }
+        for field, limit in limits.items():
+            self._refuse_more(f"{at}.{field}", getattr(settings, field, 0) or 0, *limit)
         for inner, within in sections_within(settings):
             self._examine(f"{at}: {inner.name}", inner, within)
+
+    def _refuse_more(self, setting: str, got: object, most: int, owner: str) -> None:
+        """Refuse work beyond a limit of the owner."""
+        if isinstance(got, int) and got > most:
+            raise RefusalError(
+                f"{setting} is more than this node does",
+                expected=f"at most {most} ({owner})",
+                got=str(got),
+                fix=f"ask for less, or the owner of the node sets {owner}",
+            )
 
     def _runs(self, kind: registry.Kind, name: str) -> bool:
         """Whether a component may be imported."""

@@ -625,3 +625,29 @@ def test_no_loss_and_no_number_of_examples_goes_beside_local_noise(victim):
     answer = node.train(node.order(protection=local(names=node.theta())))
     assert answer.clients == 18
     assert (answer.examples, answer.loss, answer.losses) == (0, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("override", "limit"),
+    [
+        ("step.epochs=1000000000", "most-epochs"),
+        ("step.negatives=100000000", "most-negatives"),
+        ("evaluation.fine-tune.epochs=1000000000", "most-epochs"),
+        ("engine.threads=100000", "most-threads"),
+    ],
+)
+def test_work_beyond_the_owners_limits_is_refused(victim, override, limit):
+    refused(lambda: victim(override).theta(), limit)
+
+
+def test_an_owner_sets_the_limits_of_work(victim):
+    assert victim("step.epochs=7").theta()
+    refused(lambda: victim("step.epochs=7", **{"most-epochs": 6}).theta(), "most-epochs")
+
+
+def test_work_on_a_message_has_the_owners_time_limit(victim, monkeypatch):
+    limits = []
+    monkeypatch.setattr("clients.device.time_limit.signal.setitimer", lambda _, s: limits.append(s))
+    victim(**{"most-seconds": 7}).theta()
+    victim().theta()
+    assert limits == [7, 0, 3600, 0]
