@@ -186,9 +186,9 @@ class Loop:
         # short round.
         checked = {n: v for n, v in parameters.items() if self._due(number) or v.size < _LARGE}
         refuse_non_finite(checked, number, self.strategy)
-        row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
         for extension in self.extensions:
             extension.after_training(number, arrays)
+        row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
         ended = time.perf_counter()
         timing = {
             "round": number,

@@ -139,6 +139,14 @@ class CohortStrategy(Strategy):
         self.privacy = privacy
 
     @classmethod
+    def uses_only_sums(cls) -> bool:
+        """Whether rounds are those of this class: orders to nodes, and a rule that is given the sum
+        alone, under differential privacy the noisy one. A class with messages or an aggregation of
+        its own reads replies that no noise has reached."""
+        own = cls.configure_train, cls.aggregate_train
+        return own == (CohortStrategy.configure_train, CohortStrategy.aggregate_train)
+
+    @classmethod
     def schedule(cls, config: Any, step: Mapping[str, Any]) -> tuple[Phase, ...]:
         """The phases of a strategy with these settings, in order; a single one by default.
 

@@ -60,7 +60,8 @@ class PrivacyConfig(Config):
     """With `noise-multiplier`: largest epsilon; the run stops before a round that would exceed it.
     Default: no limit."""
     delta: float | None = Field(default=None, ge=0, lt=1)
-    """Probability with which the guarantee may fail; 0 with Laplace only; default: the smaller of
+    """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
+    on neighbouring data, plus delta; 0 with Laplace only; default: the smaller of
     N^-1.1 and 1e-5."""
     mechanism: Literal["gaussian", "laplace"] = "gaussian"
     """Distribution of the noise; `laplace` clips in the L1 norm, which costs far more noise in many

@@ -9,18 +9,10 @@ from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.adjacency import Adjacency
 
 
-def odds_ceiling(epsilon: float) -> float:
-    """Largest factor by which an observer's odds may move, e^epsilon; infinite if it exceeds the
-    range of floats."""
+def probability_factor(epsilon: float) -> float:
+    """Largest factor between the probabilities of a set of outcomes on neighbouring data, e^epsilon
+    (delta aside); infinite if it exceeds the range of floats."""
     return math.exp(epsilon) if epsilon < 700 else math.inf
-
-
-def posterior_ceiling(epsilon: float, prior: float = 0.5) -> float:
-    """Largest belief, in [0, 1], to which an observer can come from a prior belief (delta
-    aside)."""
-    if prior in (0.0, 1.0):
-        return prior
-    return 1 / (1 + (1 - prior) / prior * math.exp(-epsilon))
 
 
 def attack_ceiling(epsilon: float, delta: float) -> float:
@@ -50,14 +42,20 @@ def sentence(report: Report, adjacency: Adjacency) -> str:
 def lines(report: Report, adjacency: Adjacency) -> list[str]:
     """A whole explanation, one paragraph per line: the meaning, the phases, the method, and what is
     not covered."""
+    if not report.events:
+        return ["No round was charged to the privacy ledger, so nothing is claimed."]
     said = [sentence(report, adjacency)]
+    neighbour = (
+        "with another user's data in place of one's own"
+        if adjacency == "replace-one"
+        else "without one's data"
+    )
     if math.isfinite(report.epsilon):
         said.append(
-            "However much an observer knows already, the model may change the odds by a factor of"
-            f" at most {odds_ceiling(report.epsilon):.3g}: from 50% to"
-            f" {posterior_ceiling(report.epsilon):.1%}, from 1% to"
-            f" {posterior_ceiling(report.epsilon, 0.01):.1%}, except with probability"
-            f" {report.delta:g}."
+            "Whatever an observer looks for in the model, its probability is at most"
+            f" {probability_factor(report.epsilon):.3g} times what it would be {neighbour}, plus"
+            f" {report.delta:g}. This is about sets of outcomes: the odds of a single outcome may"
+            " change by more, with a probability that can exceed delta."
         )
         said.append(_strength(report.epsilon))
     if report.attack is not None and math.isfinite(report.epsilon):

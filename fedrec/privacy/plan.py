@@ -60,7 +60,7 @@ class Plan:
         denominator: denominator of sums: M, qN under Poisson sampling, N with all clients.
         clip: the present clip of clients' updates; the plan's sensitivity is that of the clip.
         multipliers: noise scale of the sum / 2S and / S. With `local`, of one client's upload.
-        delta: probability with which the guarantee may fail.
+        delta: the additive term of the guarantee.
     """
 
     config: PrivacyConfig

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import RunError
@@ -66,10 +67,9 @@ class Guard(RunExtension):
         self.plans = self.phases.plans
         self._beside: list[str] = []
         self._counted, self._spent = 0, 0.0  # cost of the charges so far
-        for phase, part in strategy.by_phase.items():
-            if config.covers(phase):
-                source = source_of(config.mode, experiment.seed)
-                part.protect(DpFedAvg(self.plans[phase], phase, source, self.ledger.charge))
+        source = source_of(config.mode, experiment.seed)
+        self.phases.protect(strategy, source, self.ledger.charge)
+        self._lines_before = 0  # lines of the ledger before the present round
         if config.mode == "reproducible":
             log.info(
                 "privacy mode 'reproducible': a simulation, not a release; noise can be computed"
@@ -125,9 +125,28 @@ class Guard(RunExtension):
         """Charge a round before its messages are sent if the clients' replies are the release:
         without noise, and if clients add the noise. Central noise is charged by `DpFedAvg`.
         """
+        self._lines_before = len(self.ledger.charges)
         phase = self.strategy.phase(round_number)
         if not self.config.covers(phase) or self.plans[phase].client_noise_scale:
             self.ledger.charge(round_number, self.phases.event(phase))
+
+    def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
+        """Refuse the result of a round that was not charged.
+
+        Raises:
+            RunError: the round has no line in the ledger since its messages were sent.
+        """
+        lines = self.ledger.charges[self._lines_before :]
+        if not any(line.round_number == round_number for line in lines):
+            raise RunError(
+                f"round {round_number} was not charged, so its result may not be used",
+                expected=f"a line for round {round_number} in {self.ledger.path}",
+                got=f"{len(lines)} lines since its messages were sent",
+                fix=(
+                    f"strategy {type(self.strategy).__name__!r} has to aggregate by"
+                    " CohortStrategy.aggregate_train; the previous checkpoint is intact"
+                ),
+            )
 
     def epsilon(self) -> float:
         """The epsilon spent so far."""
@@ -142,6 +161,8 @@ class Guard(RunExtension):
 
     def _accountants(self) -> list[str]:
         """Epsilon by RDP beside the tightest valid one, where both are finite and differ."""
+        if not self._charges:
+            return []
         found = self.phases.by_accountant(self.ledger.accountant)
         if len(found) < 2 or not all(map(math.isfinite, found.values())):
             return []

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,12 +23,14 @@ from fedrec.privacy.accounting.events import Event, Volunteered
 from fedrec.privacy.accounting.sampling import FixedSize, Full
 from fedrec.privacy.caveats import SIMULATION, caveats
 from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.noise_mechanisms import Source, source_of
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.orders import Presence
 from server.cohorts.roster import Roster
 from server.cohorts.selection import SampledCohorts
 from server.strategy_state import make_strategy
 from strategies.base import CohortStrategy
+from strategies.dp import DpFedAvg
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,28 @@ class PhasePlans:
                 fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
             )
         roster = Roster((0,), (Presence(0, clients, clients[:0]),))
-        strategy = make_strategy(experiment, SampledCohorts(experiment, roster))
-        return cls.of(experiment, experiment.privacy, private_strategy(strategy))
+        strategy = private_strategy(make_strategy(experiment, SampledCohorts(experiment, roster)))
+        plans = cls.of(experiment, experiment.privacy, strategy)
+        plans.protect(strategy, source_of("secure", experiment.seed), lambda number, event: None)
+        return plans
+
+    def protect(
+        self, strategy: CohortStrategy, source: Source, charge: Callable[[int, Event], None]
+    ) -> None:
+        """Make the rounds of all phases with noise differentially private.
+
+        Args:
+            strategy: the strategy of the plans.
+            source: where noise comes from.
+            charge: charges a round, see `DpFedAvg`.
+
+        Raises:
+            ExperimentError: a phase's strategy cannot be made private.
+        """
+        for phase, part in strategy.by_phase.items():
+            if self.config.covers(phase):
+                part.protect(DpFedAvg(self.plans[phase], phase, source, charge))
+                refuse_own_rounds(part)
 
     @property
     def delta(self) -> float:
@@ -237,6 +259,25 @@ def private_strategy(strategy: Strategy) -> CohortStrategy:
             fix="set strategy.name = 'reptile', or 'fedavg' with weighting = 'uniform'",
         )
     return strategy
+
+
+def refuse_own_rounds(strategy: CohortStrategy) -> None:
+    """Refuse a strategy that aggregates replies by itself: noise is added to the sum that
+    `CohortStrategy.aggregate_train` gives to `apply`, and would not reach what it reads.
+
+    Raises:
+        ExperimentError: it does.
+    """
+    if not strategy.uses_only_sums():
+        name = type(strategy).__name__
+        raise ExperimentError(
+            f"strategy {name!r} cannot be made private: it sends or aggregates by itself, so no"
+            " noise would reach what it uses",
+            expected="configure_train and aggregate_train of CohortStrategy, and a rule in `apply`;"
+            " of a strategy that contains others, all of these in `by_phase`",
+            got=f"configure_train or aggregate_train of {name}'s own",
+            fix="move the rule to `apply`, or raise an error in `protect`, or leave out [privacy]",
+        )
 
 
 def _drawn(plan: Plan) -> str:

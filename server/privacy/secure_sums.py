@@ -103,9 +103,12 @@ def refuse_non_additive(strategy: Strategy) -> None:
     """
     parts = list(strategy.by_phase.values()) if isinstance(strategy, CohortStrategy) else [strategy]
     for part in parts:
-        inherited = CohortStrategy.configure_train, CohortStrategy.aggregate_train
-        additive = isinstance(part, CohortStrategy) and not isinstance(part, GeneratingStrategy)
-        if not additive or (type(part).configure_train, type(part).aggregate_train) != inherited:
+        additive = (
+            isinstance(part, CohortStrategy)
+            and not isinstance(part, GeneratingStrategy)
+            and part.uses_only_sums()
+        )
+        if not additive:
             raise ExperimentError(
                 f"strategy {type(part).__name__!r} needs more than the sum, which is all that"
                 " secure aggregation provides",

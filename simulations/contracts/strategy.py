@@ -17,11 +17,13 @@ from clients.training.update_sum import UpdateSum
 from fedrec.components.registry import STRATEGY
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section
+from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.noise_mechanisms import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import to_record
+from server.privacy.phase_plans import refuse_own_rounds
 from simulations.contracts.base import RunContract, assert_close, assert_that
 from simulations.engines.flwr_private import identify_server
 from strategies.base import Aggregate, CohortStrategy
@@ -113,6 +115,21 @@ class StrategyContract(RunContract):
                     f"{name!r}: the denominator is {clients}, not {other_clients}",
                 )
 
+    def test_a_private_run_is_charged_or_refused(self, tmp_path: Path) -> None:
+        """Each round of a private run is charged to the ledger; or the strategy is refused, with
+        the reason."""
+        if not issubclass(self.cls, CohortStrategy):
+            pytest.skip("one of Flower's own, which cannot be made private")
+        try:
+            result = self.run(tmp_path / "private", "privacy={clip-norm=1.0, noise-multiplier=1.0}")
+        except ExperimentError as error:
+            assert_that(bool(error.expected and error.got), f"refused without the reason: {error}")
+            return
+        ledger = Ledger(result.folder / "privacy.jsonl")
+        charged = {charge.round_number for charge in ledger.charges}
+        done = set(result.rounds["round"])
+        assert_that(charged >= done, f"rounds {sorted(done - charged)} are not charged")
+
     def test_the_sum_is_the_sum_of_the_nodes(self) -> None:
         """Clients on nodes of their own and all on one node give the rule the same sum."""
         if not issubclass(self.cls, CohortStrategy):
@@ -164,6 +181,7 @@ class StrategyContract(RunContract):
         )
         for phase, part in strategy.by_phase.items():
             part.protect(DpFedAvg(plan, phase, Reproducible(5), lambda number, event: None))
+            refuse_own_rounds(part)
             part.apply = _recording(part.apply, given)  # type: ignore[method-assign]
         return strategy, given
 

@@ -11,19 +11,23 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 import pytest
+from flwr.app import MetricRecord
 
 from fedrec.errors import ComponentError, ExperimentError, RunError
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import GaussianRound, NonPrivate
 from fedrec.privacy.accounting.sampling import FixedSize
 from fedrec.privacy.ledger import Ledger
+from fedrec.protocol.messages import unpack_sum
 from fedrec.protocol.orders import Presence
+from fedrec.protocol.zero_copy import to_record
 from fedrec.runs.folder import RunFolder
 from server.loop import Loop
 from server.privacy.guard import Guard
 from simulations import runner
 from simulations.engines import serial
 from strategies import dp
+from strategies.base import Aggregate
 from strategies.reptile import Reptile
 
 PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='autodp'}"
@@ -663,3 +667,61 @@ def test_phases_that_users_own_budgets_do_not_cover_are_refused(run_tiny, strate
     own = ("model.item-bias=true", "step={name='dpsgd'}", f"strategy={strategy}")
     with pytest.raises(ExperimentError, match="other phases"):
         run_tiny(*own)
+
+
+class OwnRounds(Reptile):
+    """Aggregates by itself and keeps the default `protect`."""
+
+    def aggregate_train(self, server_round, replies):
+        sums = [unpack_sum(reply.content) for reply in replies]
+        whole = Aggregate(sums[0].total, sums[0].clients, sums[0].weight, server_round)
+        theta = self.apply(self._theta, whole)
+        return to_record({n: v.astype(np.float32) for n, v in theta.items()}), MetricRecord({})
+
+
+class Delegating(Reptile):
+    """Contains another strategy and does not say so."""
+
+    def __init__(self, config, cohorts, step):
+        super().__init__(config, cohorts, step)
+        self.inner = Reptile(config, cohorts, step)
+
+    def configure_train(self, server_round, arrays, config, grid):
+        return self.inner.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        return self.inner.aggregate_train(server_round, replies)
+
+
+class Bypassing(Delegating):
+    """Names a strategy that it does not use."""
+
+    def __init__(self, config, cohorts, step):
+        super().__init__(config, cohorts, step)
+        self.named = Reptile(config, cohorts, step)
+
+    @property
+    def by_phase(self):
+        return {"main": self.named}
+
+
+@pytest.mark.parametrize("strategy", [OwnRounds, Delegating])
+def test_strategies_that_aggregate_by_themselves_are_refused(run_tiny, tmp_path, strategy):
+    name = f"strategy.name={__name__}:{strategy.__name__}"
+    with pytest.raises(ExperimentError, match="cannot be made private"):
+        run_tiny(name, PRIVATE, *CHEAP)
+    assert charges(tmp_path / "run") == []
+
+
+def test_the_result_of_a_round_without_a_charge_is_not_used(run_tiny, tmp_path):
+    with pytest.raises(RunError, match="round 1 was not charged"):
+        run_tiny(f"strategy.name={__name__}:Bypassing", PRIVATE, *CHEAP)
+    assert not list((tmp_path / "run").glob("**/*.npz"))
+    assert RunFolder(tmp_path / "run").status()["round"] == 0
+
+
+def test_a_run_without_charges_claims_nothing(run_tiny):
+    result = run_tiny("privacy={clip-norm=1.0, noise-multiplier=0.1, budget=1e-3}", *CHEAP)
+    told = " ".join(result.privacy)
+    assert "nothing is claimed" in told
+    assert "guarantee" not in told and "epsilon 0" not in told

@@ -43,7 +43,8 @@ class PrivateConfig(Config):
     epsilon: float = Field(default=5.0, gt=0)
     """Epsilon of all releases together."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
-    """Probability with which the guarantee may fail."""
+    """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
+    on neighbouring data, plus delta."""
     adjacency: Adjacency = "replace-one"
     """Neighbours: one user's data replaced by another's, or one user added or removed."""
     backend: BackendName = DEFAULT_BACKEND

@@ -41,7 +41,7 @@ class Report:
 
     Attributes:
         epsilon: upper bound; infinite if an event was not private.
-        delta: probability with which the bound may fail.
+        delta: the additive term of the guarantee.
         method: description of the method.
         order: Rényi order at which it was found; None for other methods.
         attack: epsilon that the best known attack reaches, a lower bound; None when it was not

@@ -6,9 +6,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
 
-from fedrec.privacy.explain import attack_ceiling, lines, odds_ceiling, posterior_ceiling
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.explain import attack_ceiling, lines, probability_factor
 from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.privacy.question import report
 
@@ -40,11 +44,36 @@ def test_the_true_epsilon_is_one_number_where_the_bounds_agree():
     assert any(f"between {apart.attack:.4g}" in line for line in lines(apart, "replace-one"))
 
 
-def test_odds_and_beliefs():
-    assert odds_ceiling(math.log(3)) == pytest.approx(3) and odds_ceiling(1e4) == math.inf
-    assert posterior_ceiling(math.log(3)) == pytest.approx(0.75)
-    assert posterior_ceiling(math.log(3), 0.25) == pytest.approx(0.5)  # odds 1 : 3 become 1 : 1
-    assert posterior_ceiling(5.0, 0.0) == 0 and posterior_ceiling(5.0, 1.0) == 1
+def test_the_factor_between_probabilities():
+    assert probability_factor(math.log(3)) == pytest.approx(3)
+    assert probability_factor(1e4) == math.inf
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 2.0, 5.0, 15.0])
+def test_no_sentence_bounds_single_outcomes_by_delta(epsilon):
+    """With Gaussian noise that is (epsilon, delta) exactly, a privacy loss above epsilon is more
+    probable than delta; what is said of sets of outcomes holds."""
+    delta = 1e-5
+
+    def profile(mu):  # of N(mu, 1) against N(0, 1); Balle and Wang 2018
+        high = norm.cdf(mu / 2 - epsilon / mu)
+        return high - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+
+    mu = brentq(lambda mu: profile(mu) - delta, 1e-3, 50)
+    assert norm.sf(epsilon / mu - mu / 2) > 2 * delta  # the loss is N(mu^2 / 2, mu^2)
+    for threshold in np.linspace(-5, 10, 31):
+        assert norm.sf(threshold - mu) <= math.exp(epsilon) * norm.sf(threshold) + delta * (
+            1 + 1e-6
+        )
+    text = said(noise_multiplier=3.0)
+    assert "except with probability" not in text and "may change the odds" not in text
+    assert "plus 1e-05" in text and "odds of a single outcome may change by more" in text
+
+
+def test_without_charges_nothing_is_claimed():
+    assert lines(Accountant().epsilon(1e-5), "replace-one") == [
+        "No round was charged to the privacy ledger, so nothing is claimed."
+    ]
 
 
 @pytest.mark.parametrize(
