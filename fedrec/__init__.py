@@ -33,7 +33,7 @@ __all__ = ["Experiment", "FedrecError", "Interactions", "Result", "load", "resum
 _HOMES = {
     "run": "simulations.runner",
     "resume": "simulations.runner",
-    "load": "fedrec.experiment.schema",
+    "load": "fedrec.experiment.loading",
     "Experiment": "fedrec.experiment.schema",
     "FedrecError": "fedrec.errors",
     "Interactions": "fedrec.data.interactions",

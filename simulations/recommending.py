@@ -96,7 +96,7 @@ def recommend(result: Result, users: Sequence[object] | None = None, k: int = 10
     population = _population(result)
     data, frames = population.interactions, []
     for part, values in _scored(result, population, _clients(population, users)):
-        values[population.whole_history(part) > 0] = -np.inf
+        values[population.whole_history(part, low_rated=True)] = -np.inf
         best = np.argsort(-values, axis=1, kind="stable")[:, :k]
         top = np.take_along_axis(values, best, axis=1)
         row, place = np.nonzero(np.isfinite(top))

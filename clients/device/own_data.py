@@ -88,8 +88,8 @@ class OwnPopulation(Population):
     ) -> np.ndarray:
         return super().histories(self._places(clients), rated, low_rated)
 
-    def whole_history(self, clients: np.ndarray) -> np.ndarray:
-        return super().whole_history(self._places(clients))
+    def whole_history(self, clients: np.ndarray, *, low_rated: bool = False) -> np.ndarray:
+        return super().whole_history(self._places(clients), low_rated=low_rated)
 
     def rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         users, items, ratings = super().rated(self._places(clients))

@@ -79,7 +79,10 @@ class ClientData:
         weighted by time."""
         if not rated:
             return np.ones(len(self.positives), dtype=np.float32)
-        rows = np.flatnonzero(self.labels > 0)
+        liked = self.labels > 0
+        # where labels are ratings, one of 0 or less belongs to a positive item, too
+        others = np.setdiff1d(self.positives, self.items[liked])
+        rows = np.flatnonzero(liked | np.isin(self.items, others))
         ratings, times = (
             None if part is None else part[rows] for part in (self.ratings, self.times)
         )

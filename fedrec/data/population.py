@@ -258,12 +258,13 @@ class Population:
             seen, known, learned, relevant, weight if weight.max(initial=0) > 1 else None
         )
 
-    def whole_history(self, clients: np.ndarray) -> np.ndarray:
-        """`bool [clients, items]`: positive items of some clients in any part of the data."""
+    def whole_history(self, clients: np.ndarray, *, low_rated: bool = False) -> np.ndarray:
+        """`bool [clients, items]`: positive items of some clients in any part of the data; with
+        `low_rated` the items of all their rows."""
         place, rows = self._all.entries(clients)
-        positive = self._labels[rows] > 0
+        kept = np.full(len(rows), True) if low_rated else self._labels[rows] > 0
         table = np.zeros((len(clients), self.interactions.num_items), dtype=bool)
-        table[place[positive], self.interactions.items[rows[positive]]] = True
+        table[place[kept], self.interactions.items[rows[kept]]] = True
         return table
 
     def rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -71,6 +72,16 @@ class DeployedFederation(Federation):
         """
         return most_common_parameters(self.grid, self.roster, timeout=self.timeout)
 
+    def train(self, messages: Sequence[Message], theta: Mapping[str, np.ndarray]) -> list[Message]:
+        """As in `Federation`.
+
+        Raises:
+            ExperimentError: a node would get several messages in one round.
+            ClientError: more nodes failed than `engine.max-failures` allows.
+        """
+        _refuse_several_messages(messages)
+        return super().train(messages, theta)
+
     def _first_roster(self) -> Roster:
         return self.discovery.wait_for(self.experiment.engine.nodes or 1)
 
@@ -96,5 +107,22 @@ def _refuse_unregistered(experiment: Experiment, grid: DeployedGrid) -> None:
             fix=(
                 "set it to the largest number of users that one node hosts, such as"
                 " most-clients = 1"
+            ),
+        )
+
+
+def _refuse_several_messages(messages: Sequence[Message]) -> None:
+    """Refuse a strategy that sends one message per client: of a node's replies, only one would be
+    accepted."""
+    counts = Counter(message.metadata.dst_node_id for message in messages)
+    node, most = max(counts.items(), key=lambda one: one[1], default=(0, 0))
+    if most > 1:
+        raise ExperimentError(
+            "the strategy needs the reply of each client, which real nodes do not give",
+            expected="one message per node and round",
+            got=f"{most} messages for node {node}",
+            fix=(
+                "set strategy.name = 'reptile', or host one client per node, or simulate with"
+                " `fedrec run`"
             ),
         )

@@ -17,7 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedrec.errors import RunError
+from fedrec.config import did_you_mean
+from fedrec.errors import ExperimentError, RunError
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.folder_lock import locked
 from simulations.reproduce.study import Found, Job, Study, Task
@@ -99,14 +100,15 @@ def reproduce(
     Args:
         folder: of the study.
         seeds: number of seeds.
-        only: run only tasks whose name contains this text.
+        only: run only the task of this name; empty: all.
         say: called with lines about the progress.
 
     Raises:
+        ExperimentError: no task that would run has the name `only`.
         FedrecError: a run failed; earlier results are kept.
     """
     with folder.lock():
-        jobs = [(task, job) for task, job in folder.jobs(seeds) if only in task.name]
+        jobs = _selected(folder.jobs(seeds), only)
         left = [(task, job) for task, job in jobs if folder.found(job) is None]
         say(_forecast(folder, jobs, left))
         for number, (task, job) in enumerate(left, 1):
@@ -114,6 +116,19 @@ def reproduce(
             started = time.perf_counter()
             folder.keep(job, list(task.work(job)), time.perf_counter() - started)
     return [(job, found) for _, job in jobs if (found := folder.found(job)) is not None]
+
+
+def _selected(jobs: list[tuple[Task, Job]], only: str) -> list[tuple[Task, Job]]:
+    """The jobs of one task; of all without a name."""
+    names = list(dict.fromkeys(task.name for task, _ in jobs))
+    if only and only not in names:
+        raise ExperimentError(
+            f"there is no task {only!r}",
+            expected=f"one of {', '.join(names)}",
+            got=f"--only {only!r}",
+            fix=did_you_mean(only, names),
+        )
+    return [(task, job) for task, job in jobs if only in ("", task.name)]
 
 
 def _forecast(folder: StudyFolder, jobs: list[Any], left: list[tuple[Task, Job]]) -> str:

@@ -377,6 +377,8 @@ def test_list_of_one_component_shows_its_settings(fedrec):
     assert code == 0 and keys["clip-norm"]["default"] == "required"
     code, _, err = fedrec("list", "section", "privcy")
     assert code == 2 and "did you mean 'privacy'" in err
+    code, _, err = fedrec("list", "section")
+    assert code and "needs the name of a table" in err and "None" not in err
 
 
 def test_arguments_have_their_help_texts_once():

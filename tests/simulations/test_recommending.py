@@ -108,3 +108,22 @@ def test_other_data_than_those_of_the_run_are_refused(tmp_path, table):
     (folder / "ids" / "users.txt").write_text("\n".join(users[1:]) + "\n")
     with pytest.raises(DataError, match="data have changed"):
         fedrec.Result.load(folder).recommend()
+
+
+def test_items_that_a_user_rated_low_are_not_recommended(tmp_path):
+    random = np.random.default_rng(1)
+    pairs = sorted({(random.integers(40), random.integers(30)) for _ in range(500)})
+    file = tmp_path / "ratings.csv"
+    lines = [f"u{user},i{item},{random.integers(1, 6)}" for user, item in pairs]
+    file.write_text("\n".join(["user,item,rating", *lines]) + "\n")
+    done = CliRunner().invoke(app, ["try", str(file), "-o", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    found = fedrec.Result.load(tmp_path / "run").recommend(k=5)
+    rows = pd.read_csv(file)
+    assert (rows["rating"] <= 3).mean() > 0.3  # low ratings, which are not positive
+    known = set(zip(rows["user"], rows["item"], strict=True))
+    assert len(found) and not known & set(zip(found["user"], found["item"], strict=True))
+
+
+def test_every_public_name_of_the_package_is_there():
+    assert {name: getattr(fedrec, name) for name in fedrec.__all__}

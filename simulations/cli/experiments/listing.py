@@ -98,13 +98,32 @@ def _one(kind: str | None, name: str | None) -> type | None:
     from fedrec.components.registry import KINDS, available_names, resolve
 
     if kind == "section":
-        if name not in SECTIONS:
-            _refuse(f"there is no table {name!r}", str(name), list(SECTIONS))
-        return section_class(name)
+        return _section(name)
     known = next((one for one in KINDS if one.name == kind), None)
     if known is None or name is None:
         return None
     return resolve(known, name) if ":" in name or name in available_names(known) else None
+
+
+def _section(name: str | None) -> type[Config]:
+    """The configuration class of a table of an experiment.
+
+    Raises:
+        ExperimentError: there is no table of this name, or no name.
+    """
+    from fedrec.config import did_you_mean
+    from fedrec.errors import ExperimentError
+
+    if name in SECTIONS:
+        return section_class(name)
+    raise ExperimentError(
+        "the kind 'section' needs the name of a table"
+        if name is None
+        else f"there is no table {name!r}",
+        expected=f"one of {', '.join(SECTIONS)}",
+        got="no name" if name is None else repr(name),
+        fix=f"fedrec list section {SECTIONS[0]}" if name is None else did_you_mean(name, SECTIONS),
+    )
 
 
 def _show(kind: str, component: type, as_json: bool) -> None:

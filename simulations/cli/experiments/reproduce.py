@@ -35,7 +35,10 @@ def reproduce(
         int | None,
         typer.Option(min=1, help="Number of seeds; default: that of the study, usually 1."),
     ] = None,
-    only: Annotated[str, typer.Option(help="Only run tasks whose name contains this text.")] = "",
+    only: Annotated[
+        str,
+        typer.Option(help="Only run the task of this name; --list PAPER TABLE prints the names."),
+    ] = "",
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Folder of the study: new, or of the same study."),
@@ -45,11 +48,22 @@ def reproduce(
     intervals. The expected duration is printed first. The same command continues an interrupted
     study.
     """
+    from fedrec.errors import ExperimentError
     from simulations.reproduce.catalogue import find, studies
 
     if listed or paper is None:
-        _print_list(find(paper, item) if paper else list(studies()))
+        found = find(paper, item) if paper else list(studies())
+        _print_list(found)
+        if item is not None:
+            typer.echo(f"tasks: {', '.join(task.name for one in found for task in one.tasks)}")
         return
+    if only and item is None:
+        raise ExperimentError(
+            "--only names a task of one table or figure",
+            expected=f"fedrec reproduce {paper} TABLE --only NAME",
+            got="no table or figure",
+            fix=f"fedrec reproduce --list {paper} lists them",
+        )
     for study in find(paper, item):
         _reproduce(study, quick, seeds, only, output if item else None)
 

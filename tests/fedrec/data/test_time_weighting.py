@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedrec.data.client_data import ClientData
 from fedrec.data.time_weighting import time_weighted
 
 
@@ -54,3 +55,11 @@ def test_histories_and_devices_agree(world):
         )
     # User 1 gave item 1 a 5 and then a 4; no times, so in the order of the rows.
     assert rated[1, 1] == pytest.approx(5 / 3 + 8 / 3) and rated[0, 0] == 5
+
+
+@pytest.mark.parametrize("times", [None, np.array([1, 2, 3])])
+def test_ratings_of_zero_or_less_have_an_amount(times):
+    """In a rating task every rated item counts as positive, also one rated 0."""
+    ratings = np.array([3.0, 0.0, -1.0], dtype=np.float32)
+    data = ClientData(0, (), np.array([4, 2, 7]), ratings, np.array([2, 4, 7]), times, ratings)
+    np.testing.assert_allclose(data.amounts(rated=True), [0.0, 3.0, -1.0])

@@ -302,3 +302,17 @@ def test_a_run_of_other_settings_is_not_taken_for_the_studys(tmp_path, tiny_expe
     assert finished(job, tiny_experiment(), ()).metrics
     with pytest.raises(RunError, match="other settings"):
         finished(job, tiny_experiment(), ("strategy.server-lr=0.5",))
+
+
+@pytest.mark.parametrize("name", ["nothing", "on"])
+def test_a_task_is_selected_by_its_whole_name(tmp_path, name):
+    calls = []
+    tasks = tuple(Task(one, 1, counting(calls)) for one in ("one", "one more"))
+    folder = StudyFolder(
+        tmp_path, Study("pnbm", "figure9", "A made-up one", (), tasks), quick=False
+    )
+    with pytest.raises(ExperimentError, match="no task") as error:
+        reproduce(folder, 1, only=name)
+    assert "one, one more" in error.value.text() and not calls
+    reproduce(folder, 1, only="one")
+    assert calls == [("one-seed0", 0)]
