@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import logging
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
+log = logging.getLogger("fedrec")
 FAST = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
 _KERNEL = Path(__file__).resolve().parents[1] / "cohort" / "kernel"
 
@@ -53,6 +56,36 @@ def _digest(sources: Path) -> str:
     return found.hexdigest()
 
 
+@functools.cache
+def _usable(folder: Path) -> bool:
+    """Whether a folder exists, or can be created, and only this user and root can replace what is
+    in it; warns if others can. Cached code is executed when it is read."""
+    try:
+        for part in (folder.parent, folder):
+            part.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # in a sticky folder, such as /tmp, others cannot replace what is this user's
+        ours = _only_ours(folder.parent, sticky=True) and _only_ours(folder)
+    except OSError:
+        return False
+    if not ours:
+        log.warning(
+            "%s is not used, because other users can write to it and cached code is executed; set"
+            " FEDREC_CACHE to a folder of your own, or take their permission to write (chmod go-w)",
+            folder,
+        )
+    return ours
+
+
+def _only_ours(folder: Path, sticky: bool = False) -> bool:
+    if not hasattr(os, "getuid"):  # no owners and modes of that kind
+        return True
+    found = folder.stat()
+    shared = bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    if sticky and found.st_mode & stat.S_ISVTX:
+        shared = False
+    return found.st_uid in (0, os.getuid()) and not shared
+
+
 class _Locator(_CacheLocator):
     """Numba's locator of cached code."""
 
@@ -61,12 +94,10 @@ class _Locator(_CacheLocator):
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> _Locator | None:
-        """The locator; None if the folder does not exist and cannot be created. A read-only one is
+        """The locator; None if the folder cannot be used, see `_usable`. A read-only one is
         sufficient."""
         sources = Path(py_file).parent
-        try:
-            cache_folder(sources).mkdir(parents=True, exist_ok=True)
-        except OSError:
+        if not _usable(cache_folder(sources)):
             return None
         return cls(py_func.__qualname__, sources)
 

@@ -31,6 +31,8 @@ _USER = "${FEDREC_UID:-10001}:${FEDREC_GID:-10001}"
 _USER_OPTIONS = "uid=${FEDREC_UID:-10001},gid=${FEDREC_GID:-10001}"
 ELSEWHERE = "${FEDREC_DEPLOYMENT:?run fedrec deploy compose}"
 """The deployment folder for a compose file that lies in another one."""
+ANY_BIND = "${FEDREC_BIND:-127.0.0.1}"
+"""The address for a compose file that no deployment has written."""
 _SECRETS, _STATE, _RUNS = (
     Path("/run/secrets"),
     Path("/var/lib/fedrec/state"),
@@ -40,11 +42,19 @@ _DATA = Path("/data/data.csv")
 _HEALTH = {"interval": "10s", "timeout": "10s", "retries": 6, "start_period": "60s"}
 
 
-def compose(nodes: int, *, port: int = 8443, build: str = ".", deployment: str = ELSEWHERE) -> str:
+def compose(
+    nodes: int,
+    *,
+    bind: str = ANY_BIND,
+    port: int = 8443,
+    build: str = ".",
+    deployment: str = ELSEWHERE,
+) -> str:
     """The compose file as YAML text.
 
     Args:
         nodes: number of nodes that run in this file; each with its own folder `nodes/node-N`.
+        bind: address of the host on which the gateway's port is published.
         port: port of the gateway on the host.
         build: folder of the Dockerfile.
         deployment: the deployment folder on the host.
@@ -53,7 +63,7 @@ def compose(nodes: int, *, port: int = 8443, build: str = ".", deployment: str =
     services = {
         "superlink": _superlink(build),
         "serverapp": _serverapp(),
-        "gateway": _gateway(port, deployment),
+        "gateway": _gateway(_in_ports(bind), port, deployment),
         "operator": _operator(deployment),
     }
     networks: dict[str, Any] = {"inside": {"internal": True}, "outside": {}}
@@ -97,7 +107,7 @@ _HEADER = """\
 #
 # Written by `fedrec deploy init`, with a `.env` that names the containers' user. The copy at the
 # top of the project is for two nodes; `fedrec deploy compose DEPLOYMENT --into .` writes a `.env`
-# for it.
+# for it. FEDREC_BIND is the address on which it publishes the gateway; default: loopback.
 """
 
 
@@ -185,7 +195,12 @@ def _serverapp() -> dict[str, Any]:
     )
 
 
-def _gateway(port: int, deployment: str) -> dict[str, Any]:
+def _in_ports(bind: str) -> str:
+    """An address as `ports` has it: IPv6 in brackets."""
+    return bind if bind == ANY_BIND or ":" not in bind else f"[{bind}]"
+
+
+def _gateway(bind: str, port: int, deployment: str) -> dict[str, Any]:
     return {
         "image": NGINX,
         "user": _USER,
@@ -196,7 +211,7 @@ def _gateway(port: int, deployment: str) -> dict[str, Any]:
         "restart": "unless-stopped",
         "command": ["nginx", "-e", "stderr", "-c", "/etc/nginx/gateway.conf"],
         "networks": ["inside", "outside"],
-        "ports": [f"{port}:8443"],
+        "ports": [f"{bind}:{port}:8443"],
         "secrets": ["ca.crt", "gateway.crt", "gateway.key"],
         "volumes": [f"{deployment}/server/nginx-compose.conf:/etc/nginx/gateway.conf:ro"],
         "depends_on": {"superlink": {"condition": "service_healthy"}},

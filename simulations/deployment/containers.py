@@ -46,6 +46,7 @@ def write_compose(deployment: Deployment, place: Path | None = None) -> Path:
     mounted = "." if folder == deployment.path else ELSEWHERE
     text = compose(
         deployment.settings.nodes,
+        bind=deployment.settings.bind,
         port=deployment.settings.port,
         build=str(project),
         deployment=mounted,

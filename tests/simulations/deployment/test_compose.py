@@ -70,6 +70,19 @@ def test_flowers_parsers_take_our_flags(table):
     )
 
 
+@pytest.mark.parametrize(
+    ("bind", "published"),
+    [
+        ("127.0.0.1", "127.0.0.1:9443:8443"),
+        ("0.0.0.0", "0.0.0.0:9443:8443"),
+        ("::1", "[::1]:9443:8443"),
+    ],
+)
+def test_the_gateway_is_published_on_the_address_of_the_deployment(bind, published):
+    made = yaml.safe_load(compose(1, bind=bind, port=9443))
+    assert made["services"]["gateway"]["ports"] == [published]
+
+
 def networks(service):
     return set(service["networks"])
 

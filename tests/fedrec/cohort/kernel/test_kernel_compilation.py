@@ -66,6 +66,24 @@ def test_where_nothing_can_be_written_each_process_compiles(tmp_path):
     assert add(blocked).startswith("[2.0, 2.0, 2.0]")
 
 
+@pytest.mark.parametrize(
+    ("base", "folder", "usable"),
+    [
+        (0o755, 0o755, True),
+        (0o1777, 0o755, True),
+        (0o777, 0o755, False),
+        (0o755, 0o775, False),
+        (0o755, 0o1777, False),
+    ],
+)
+def test_code_that_others_can_replace_is_not_executed(tmp_path, caplog, base, folder, usable):
+    (tmp_path / "cache" / "kernel-0").mkdir(parents=True)
+    (tmp_path / "cache" / "kernel-0").chmod(folder)
+    (tmp_path / "cache").chmod(base)
+    assert compilation._usable(tmp_path / "cache" / "kernel-0") is usable
+    assert ("other users can write" in caplog.text) is not usable
+
+
 def test_the_folder_is_that_of_the_user(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDREC_CACHE", str(tmp_path))
     assert compilation.cache_folder().parent == tmp_path and not compilation.is_compiled()
