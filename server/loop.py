@@ -127,6 +127,9 @@ class Loop:
                 seconds = state.timings[-1]["seconds"]
                 log.info("round %d in %.2f s: %s", state.round, seconds, state.rounds[-1])
                 stop = self.callbacks.after_round(state.rounds[-1], seconds)
+            if stop and state.round < self.experiment.rounds:
+                names = ", ".join(self.callbacks.ended_by)
+                self._tell(f"callback {names} ends the run after round {state.round}")
             self.checkpoints.finish()
         except BaseException:
             with suppress(RunError):  # the error that ended the round matters more

@@ -45,6 +45,7 @@ class CallbackList(Callback):
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = tuple(callbacks)
+        self.ended_by: list[str] = []  # classes of those that end the run after the last round
 
     @classmethod
     def of(cls, callbacks: Sequence[Callback] | CallbackList) -> CallbackList:
@@ -89,9 +90,12 @@ class CallbackList(Callback):
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
         run here. Each callback gets its own copy of the row."""
-        return any(
-            [self._one(callback, "after_round", dict(row), seconds) for callback in self.callbacks]
-        )
+        self.ended_by = [
+            type(callback).__name__
+            for callback in self.callbacks
+            if self._one(callback, "after_round", dict(row), seconds)
+        ]
+        return bool(self.ended_by)
 
     def on_evaluation(self, done: int, total: int) -> None:
         """`done` of `total` users of a baseline or of the final evaluation are evaluated."""

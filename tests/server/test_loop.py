@@ -98,6 +98,7 @@ def test_a_callback_can_end_the_run_after_all_were_called(run_tiny, saved_parame
     first, second = Recorder(stop_after=2), Recorder()
     result = run_tiny("rounds=9", "checkpoint.every=5", callbacks=[first, second])
     assert first.told == second.told and first.told[-1] == ("end", 2)
+    assert ("stage", "callback Recorder ends the run after round 2") in second.told
     assert len(result.rounds) == 2 and RunFolder(result.folder).status() == {
         "state": "finished",
         "round": 2,
