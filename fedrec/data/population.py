@@ -259,10 +259,9 @@ class Population:
         )
 
     def whole_history(self, clients: np.ndarray, *, low_rated: bool = False) -> np.ndarray:
-        """`bool [clients, items]`: positive items of some clients in any part of the data; with
-        `low_rated` the items of all their rows."""
+        """`bool [clients, items]`: positive items (all with `low_rated`) in any part of the data."""
         place, rows = self._all.entries(clients)
-        kept = np.full(len(rows), True) if low_rated else self._labels[rows] > 0
+        kept = low_rated | (self._labels[rows] > 0)
         table = np.zeros((len(clients), self.interactions.num_items), dtype=bool)
         table[place[kept], self.interactions.items[rows[kept]]] = True
         return table
