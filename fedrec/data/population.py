@@ -259,7 +259,7 @@ class Population:
         )
 
     def whole_history(self, clients: np.ndarray, *, low_rated: bool = False) -> np.ndarray:
-        """`bool [clients, items]`: positive items (all with `low_rated`) in any part of the data."""
+        """`bool [clients, items]`: positive items (all if `low_rated`) in any part of the data."""
         place, rows = self._all.entries(clients)
         kept = low_rated | (self._labels[rows] > 0)
         table = np.zeros((len(clients), self.interactions.num_items), dtype=bool)
