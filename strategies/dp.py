@@ -67,6 +67,12 @@ class DpFedAvg:
                 fix="set strategy.weighting = 'uniform', or strategy.name = 'reptile'",
             )
 
+    @property
+    def event(self) -> Event:
+        """What one round costs; a subclass that releases more states it here. The charge of a round
+        is this event, and so is what is planned and explained before a run."""
+        return self.plan.event(self.phase)
+
     def protection(self, names: Sequence[str]) -> Protection:
         """What clients do to their updates in the next round."""
         return self.plan.protection(names)
@@ -87,7 +93,7 @@ class DpFedAvg:
         """
         # else the guard has charged it before the messages were sent
         if not self.plan.client_noise_scale:
-            self.charge(round_number, self.plan.event(self.phase))
+            self.charge(round_number, self.event)
         names = self.plan.trained(theta)
         bounded = [self._bounded(reply.total, names, theta, asked) for reply, asked in sums]
         total = {name: _total(name, bounded, theta) for name in names}

@@ -46,13 +46,22 @@ class Ledger:
     Args:
         path: the file; made by the first charge.
         backend: accountant, as in `Accountant`.
+        budget: largest epsilon of all charges, > 0; None for no limit.
+        delta: at which the budget holds, in [0, 1).
 
     Raises:
         RunError: the file is damaged, other than by a last line that was cut off.
     """
 
-    def __init__(self, path: Path, backend: str | Backend = DEFAULT_BACKEND) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        backend: str | Backend = DEFAULT_BACKEND,
+        *,
+        budget: float | None = None,
+        delta: float = 0.0,
+    ) -> None:
+        self.path, self.budget, self.delta = path, budget, delta
         self.accountant = Accountant(backend)
         self.charges: list[Charge] = []
         self._size = 0
@@ -63,8 +72,16 @@ class Ledger:
         """Write a charge to the disk; only after it returns, the release may be used.
 
         Raises:
-            RunError: the charge could not be written, so nothing may be released.
+            RunError: the total would exceed the budget, or the charge could not be written, so
+                nothing may be released.
         """
+        if self.would_exceed(event, n):
+            raise RunError(
+                f"the charge of round {round_number} exceeds the privacy budget",
+                expected=f"epsilon of at most {self.budget:g} at delta {self.delta:g} in all",
+                got=f"{n} more of {to_record(event)}",
+                fix="nothing was released; raise privacy.budget or privacy.epsilon in a new run",
+            )
         charge = Charge(round_number, event, n)
         line = json.dumps(
             {"round": round_number, "count": n, "event": to_record(event)}, allow_nan=False
@@ -76,10 +93,12 @@ class Ledger:
         """Total cost of all charges, see `Accountant.epsilon`."""
         return self.accountant.epsilon(delta, attack=attack)
 
-    def would_exceed(self, event: Event, budget: float | None, delta: float, n: int = 1) -> bool:
-        """Whether the total would exceed a budget after n more such events; never without a
+    def would_exceed(self, event: Event, n: int = 1) -> bool:
+        """Whether the total would exceed the budget after n more such events; never without a
         budget."""
-        return budget is not None and self.accountant.would_exceed(event, budget, delta, n)
+        if self.budget is None:
+            return False
+        return self.accountant.would_exceed(event, self.budget, self.delta, n)
 
     def _count(self, charge: Charge) -> None:
         self.accountant.step(charge.event, charge.count)

@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from fedrec.errors import RunError
 from fedrec.prefixes import together, under
 from fedrec.privacy.accounting.accountant import Report
+from fedrec.privacy.accounting.events import Event, to_record
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.noise_mechanisms import source_of
@@ -62,13 +63,18 @@ class Guard(RunExtension):
     def __init__(self, run: RunFolder, config: PrivacyConfig, strategy: CohortStrategy) -> None:
         self.run, self.config, self.strategy = run, config, strategy
         experiment = run.experiment
-        self.ledger = Ledger(run.path / "privacy.jsonl", config.backend)
-        self.phases = PhasePlans.of(experiment, config, strategy, self._populations())
+        phases = PhasePlans.of(experiment, config, strategy, self._populations())
+        source = source_of(config.mode, experiment.seed)
+        self.phases = phases.protect(strategy, source, self._charge)
         self.plans = self.phases.plans
+        self.ledger = Ledger(
+            run.path / "privacy.jsonl",
+            config.backend,
+            budget=self.phases.budget,
+            delta=self.phases.delta,
+        )
         self._beside: list[str] = []
         self._counted, self._spent = 0, 0.0  # cost of the charges so far
-        source = source_of(config.mode, experiment.seed)
-        self.phases.protect(strategy, source, self.ledger.charge)
         self._lines_before = 0  # lines of the ledger before the present round
         if config.mode == "reproducible":
             log.info(
@@ -99,8 +105,7 @@ class Guard(RunExtension):
     def why_stop(self, round_number: int) -> str:
         """The reason to stop if the budget does not cover a round; else empty."""
         event = self.phases.event(self.strategy.phase(round_number))
-        exceeded = self.ledger.would_exceed(event, self.phases.budget, self.delta)
-        return "the privacy budget is spent" if exceeded else ""
+        return "the privacy budget is spent" if self.ledger.would_exceed(event) else ""
 
     def columns(self) -> dict[str, float]:
         """The epsilon spent so far."""
@@ -128,7 +133,24 @@ class Guard(RunExtension):
         self._lines_before = len(self.ledger.charges)
         phase = self.strategy.phase(round_number)
         if not self.config.covers(phase) or self.plans[phase].client_noise_scale:
-            self.ledger.charge(round_number, self.phases.event(phase))
+            self._charge(round_number, self.phases.event(phase))
+
+    def _charge(self, round_number: int, event: Event) -> None:
+        """Charge a round.
+
+        Raises:
+            RunError: the event is not the one that was planned and explained, the budget does not
+                cover it, or the charge could not be written.
+        """
+        planned = self.phases.event(self.strategy.phase(round_number))
+        if event != planned:
+            raise RunError(
+                f"the charge of round {round_number} is not the planned one",
+                expected=f"{to_record(planned)}",
+                got=f"{to_record(event)}",
+                fix="state what a round costs in `event` of the strategy's DpFedAvg",
+            )
+        self.ledger.charge(round_number, event)
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
         """Refuse the result of a round that was not charged.

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
@@ -40,6 +40,7 @@ class PhasePlans:
     Attributes:
         config: the experiment's `[privacy]` table.
         plans: plan of each phase, in the order of the strategy's phases.
+        events: what one round of each phase costs.
         order: phase of each round of the experiment, from round 1.
         volunteers: for each phase without noise, a description of the clients who agreed to it and
             are its only participants.
@@ -47,6 +48,7 @@ class PhasePlans:
 
     config: PrivacyConfig
     plans: dict[str, Plan]
+    events: dict[str, Event]
     order: tuple[str, ...]
     volunteers: dict[str, str]
 
@@ -91,7 +93,13 @@ class PhasePlans:
         volunteers = {
             phase: who for phase, who in strategy.volunteers.items() if not config.covers(phase)
         }
-        return cls(config, plans, order, volunteers)
+        events = {
+            phase: Volunteered(volunteers[phase], phase)
+            if phase in volunteers
+            else plan.event(phase)
+            for phase, plan in plans.items()
+        }
+        return cls(config, plans, events, order, volunteers)
 
     @classmethod
     def before_a_run(cls, experiment: Experiment, clients: np.ndarray) -> PhasePlans:
@@ -111,12 +119,12 @@ class PhasePlans:
         roster = Roster((0,), (Presence(0, clients, clients[:0]),))
         strategy = private_strategy(make_strategy(experiment, SampledCohorts(experiment, roster)))
         plans = cls.of(experiment, experiment.privacy, strategy)
-        plans.protect(strategy, source_of("secure", experiment.seed), lambda number, event: None)
-        return plans
+        source = source_of("secure", experiment.seed)
+        return plans.protect(strategy, source, lambda number, event: None)
 
     def protect(
         self, strategy: CohortStrategy, source: Source, charge: Callable[[int, Event], None]
-    ) -> None:
+    ) -> PhasePlans:
         """Make the rounds of all phases with noise differentially private.
 
         Args:
@@ -124,13 +132,21 @@ class PhasePlans:
             source: where noise comes from.
             charge: charges a round, see `DpFedAvg`.
 
+        Returns:
+            The same plans, with the events of the strategies: a plug-in may have a `DpFedAvg` of
+            its own.
+
         Raises:
             ExperimentError: a phase's strategy cannot be made private.
         """
+        events = dict(self.events)
         for phase, part in strategy.by_phase.items():
             if self.config.covers(phase):
                 part.protect(DpFedAvg(self.plans[phase], phase, source, charge))
                 refuse_own_rounds(part)
+                if part.privacy is not None:
+                    events[phase] = part.privacy.event
+        return replace(self, events=events)
 
     @property
     def delta(self) -> float:
@@ -145,9 +161,7 @@ class PhasePlans:
 
     def event(self, phase: str) -> Event:
         """What one round of a phase costs."""
-        if phase in self.volunteers:
-            return Volunteered(self.volunteers[phase], phase)
-        return self.plans[phase].event(phase)
+        return self.events[phase]
 
     def paid_rounds(self) -> int:
         """Number of rounds that the budget covers; further rounds are not run."""

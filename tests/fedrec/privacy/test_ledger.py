@@ -111,17 +111,28 @@ def test_a_charge_that_cannot_be_written_is_an_error_and_counts(path, monkeypatc
 
 
 def test_a_round_beyond_the_budget_is_known_before_it_is_run(path):
-    ledger = Ledger(path, "tight-rdp")
-    budget = (epsilon_of(3) + epsilon_of(4)) / 2
+    budget = {"budget": (epsilon_of(3) + epsilon_of(4)) / 2, "delta": 1e-5}
+    ledger = Ledger(path, "tight-rdp", **budget)
     for number in (1, 2, 3):
-        assert not ledger.would_exceed(EVENT, budget, 1e-5)
+        assert not ledger.would_exceed(EVENT)
         ledger.charge(number, EVENT)
     size = path.stat().st_size
-    assert ledger.would_exceed(EVENT, budget, 1e-5) and Ledger(path, "tight-rdp").would_exceed(
-        EVENT, budget, 1e-5
-    )
-    assert not ledger.would_exceed(EVENT, None, 1e-5)
+    assert ledger.would_exceed(EVENT) and Ledger(path, "tight-rdp", **budget).would_exceed(EVENT)
+    assert not Ledger(path, "tight-rdp").would_exceed(EVENT)
     assert path.stat().st_size == size
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_charge_above_the_budget_is_refused_and_not_written(path, n):
+    """One event, or one that covers several rounds."""
+    budget = epsilon_of(n) * (1 - 1e-6)
+    ledger = Ledger(path, "tight-rdp", budget=budget, delta=1e-5)
+    with pytest.raises(RunError, match="exceeds the privacy budget"):
+        ledger.charge(1, EVENT, n)
+    assert ledger.charges == [] and not path.exists()
+    if n > 1:
+        ledger.charge(1, EVENT, n - 1)
+        assert ledger.spent(1e-5).epsilon <= budget
 
 
 def test_what_was_not_private_is_remembered(path):
