@@ -45,7 +45,7 @@ class Report:
         method: description of the method.
         order: Rényi order at which it was found; None for other methods.
         attack: epsilon that the best known attack reaches, a lower bound; None when it was not
-            asked for.
+            asked for, or cannot be computed.
         phases: epsilon of each phase alone, without phases that train on volunteers only.
         events: number of events.
         caveats: limits of the guarantee, as sentences.
@@ -114,13 +114,15 @@ class Accountant:
             epsilon, delta, self.backend.method, order, reached, phases, self._counts.total(), said
         )
 
-    def _attacked(self, reached: float, bound: float) -> float:
+    def _attacked(self, reached: float | None, bound: float) -> float | None:
         """The epsilon of the best known attack, a lower bound for any valid epsilon; both are
         computed on a grid, to about three digits.
 
         Raises:
             ComponentError: it exceeds the bound, which is therefore wrong.
         """
+        if reached is None:
+            return None
         if reached > bound * (1 + _GRID) + _GRID**2:
             raise ComponentError(
                 f"accountant {self.backend.method!r} is wrong: the best known attack exceeds its"

@@ -12,6 +12,8 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from fedrec.privacy.accounting import rdp
 from fedrec.privacy.accounting.accountant import Accountant
@@ -130,6 +132,27 @@ def test_one_laplace_round_of_all_clients_reaches_its_closed_form(b, delta):
     exact = 1 / b + 2 * math.log1p(-delta)
     assert attack_epsilon({event.release: 1}, delta) == pytest.approx(exact, rel=1e-3)
     assert exact * (1 - 1e-9) <= ours("pld", (event, 1))(delta) <= exact * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(("z", "rounds"), [(0.05, 1), (0.2, 3), (1.0, 10), (1.0, 100)])
+def test_the_attack_on_little_noise_is_just_below_its_closed_form(z, rounds):
+    """Of normal distributions sqrt(rounds) / z apart (Balle and Wang 2018)."""
+    mu, delta = math.sqrt(rounds) / z, 1e-5
+
+    def excess(eps):
+        high, low = norm.logcdf(mu / 2 - eps / mu), norm.logcdf(-mu / 2 - eps / mu)
+        return math.exp(high) - math.exp(eps + low) - delta
+
+    exact = brentq(excess, 0, mu**2 / 2 + 10 * mu)
+    release = GaussianRound(Full(), "replace-one", z).release
+    assert exact * 0.995 <= attack_epsilon({release: rounds}, delta) <= exact
+
+
+@pytest.mark.parametrize(("rate", "z", "rounds"), [(0.02, 0.2, 20), (0.1, 0.15, 5), (0.005, 0.3, 9)])
+def test_the_attack_on_samples_with_little_noise_is_near_the_tight_bound(rate, z, rounds):
+    event = GaussianRound(Poisson(rate), "add-remove", z)
+    bound = ours("pld", (event, rounds))(1e-5)
+    assert bound * 0.98 <= attack_epsilon({event.release: rounds}, 1e-5) <= bound
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])

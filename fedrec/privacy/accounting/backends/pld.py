@@ -69,22 +69,38 @@ class Pld(Backend):
         )
 
 
-def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float:
+def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float | None:
     """Epsilon that the best known attack reaches, to about three digits: no valid bound can be
-    below it.
+    below it. None for more than 1e9 releases, whose rounding errors add up to too much.
 
-    0, which is trivial, if the range of losses is so wide that the grid is too coarse for three
-    digits, and for more than 1e9 releases.
+    Where the range of losses is so wide that the grid is too coarse for three digits, every loss is
+    rounded down to a grid point instead: that is an attack which sees less, so the result is below
+    what the best known attack reaches, by at most a grid step per release.
 
     Without replacement and replace-one: all other clients upload -S, the target S or -S. Poisson
     and add-remove: the target uploads S, all others nothing.
     """
     counted = {release: count for release, count in releases.items() if count}
     if sum(counted.values()) > _MOST_RELEASES:
-        return 0.0
-    if counted and delta > 0 and not _step(counted, _CUT * delta / sum(counted.values()))[1]:
-        return 0.0
-    return max(_composed(releases, delta, sides) for sides in ("leaves", "joins"))
+        return None
+    cut = _CUT * delta / max(1, sum(counted.values()))
+    step, fine = _step(counted, cut) if counted and delta > 0 else (_STEP, True)
+    if fine:
+        return max(_composed(releases, delta, side) for side in ("leaves", "joins"))
+    return max(_rounded_down(counted, delta, side, step / 2, cut) for side in ("leaves", "joins"))
+
+
+def _rounded_down(
+    counted: Mapping[Release, int], delta: float, side: str, step: float, cut: float
+) -> float:
+    """A lower bound on epsilon seen from one side: losses rounded down, and no mass beyond either
+    end of the grid."""
+    parts = []
+    for release, count in counted.items():
+        first, ours, _ = _intervals(Pair(release), side, step, cut)
+        parts.append((Losses(step, first, ours, 0.0), count))
+    composed, more = compose(parts, _CUT * delta)
+    return epsilon_of(composed, delta + more)
 
 
 def _sides_of(releases: Mapping[Release, int]) -> tuple[str, ...]:
@@ -140,18 +156,26 @@ def _moments(release: Release) -> tuple[float, float]:
 def _losses(release: Release, side: str, step: float, cut: float) -> Losses:
     """Loss distribution of one release, seen from one side."""
     pair = Pair(release)
-    low, high = pair.range(cut)
     if side == "replaced":
-        return _replaced(pair, step, math.ceil(high / step) + 1)
+        return _replaced(pair, step, math.ceil(pair.range(cut)[1] / step) + 1)
+    return _finished(step, *_intervals(pair, side, step, cut))
+
+
+def _intervals(
+    pair: Pair, side: str, step: float, cut: float
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """The first interval of the loss, seen from the side of a client that leaves or joins, and the
+    masses `[intervals]` of the first and of the second distribution."""
+    low, high = pair.range(cut)
     if side == "leaves":
         # one more: a loss may lie on the edge
         first, last = (math.floor(low / step) - 1, math.ceil(high / step) + 1)
         mix, q = pair.masses(np.arange(first, last + 1) * step)
-        return _finished(first, step, mix, q)
+        return first, mix, q
     # A client that joins: the loss is ln(Q/mix), so the grid is reversed.
     first, last = math.floor(-high / step) - 1, math.ceil(-low / step) + 1
     mix, q = pair.masses(np.arange(-last, -first + 1) * step)
-    return _finished(first, step, q[::-1], mix[::-1])
+    return first, q[::-1], mix[::-1]
 
 
 def _replaced(pair: Pair, step: float, points: int) -> Losses:
@@ -171,7 +195,7 @@ def _replaced(pair: Pair, step: float, points: int) -> Losses:
     return Losses(step, -points, mass, infinite)
 
 
-def _finished(first: int, step: float, ours: np.ndarray, theirs: np.ndarray) -> Losses:
+def _finished(step: float, first: int, ours: np.ndarray, theirs: np.ndarray) -> Losses:
     """Mass beyond either end of the grid counts as infinite loss."""
     mass = connect_the_dots(first, step, ours, theirs)
     return Losses(step, first, mass, max(0.0, 1 - float(mass.sum())))
