@@ -40,6 +40,7 @@ from fedrec.privacy.accounting.events import Event
 from fedrec.privacy.caveats import SIMULATION
 from fedrec.privacy.explain import sentence
 from fedrec.privacy.ledger import Ledger
+from fedrec.report.privacy_total import systems_together
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from server.callbacks.callback_list import CallbackList
@@ -48,9 +49,6 @@ log = logging.getLogger("fedrec")
 LEDGER = "privacy.jsonl"
 Measured = tuple[dict[str, float], pd.DataFrame, dict[str, float]]
 """Means over users, one row per user, and seconds by activity."""
-_TOGETHER = (
-    "Each of these epsilons is for one system alone; publishing several systems costs their sum."
-)
 
 
 def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict[str, float]]:
@@ -78,10 +76,11 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
 
 
 def baseline_privacy(run: RunFolder) -> tuple[str, ...]:
-    """Privacy cost of the private baselines, one paragraph per line; empty without any."""
+    """Privacy cost of the private baselines, one paragraph per line, and of all private systems of
+    the run together; empty without any."""
     found = [run.read_baseline(label) or {} for label in run.read_baselines() or {}]
     said = tuple(line for kept in found for line in kept.get("privacy", {}).get("in words", ()))
-    return (*said, _TOGETHER) if len(said) > 1 else said
+    return (*said, *systems_together(run)) if said else ()
 
 
 def central_result(

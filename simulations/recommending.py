@@ -121,6 +121,7 @@ def _population(result: Result) -> Population:
             expected="a finished run of a federated system, from Result.load or fedrec.resume",
             got="centralised systems alone" if not experiment.federated else "no checkpoint",
         )
+    KEPT.renew(experiment)
     population = KEPT.population(experiment)
     known = read_ids(result.folder)
     data = population.interactions

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedrec.data.cache import KEPT
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import EngineConfig, Experiment
@@ -95,6 +96,7 @@ def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
 
 
 def _executed(folder: RunFolder, callbacks: Sequence[Callback]) -> Result:
+    KEPT.renew(folder.experiment)
     if not folder.experiment.federated:
         from server.run import execute_central
 

@@ -79,6 +79,15 @@ class Reader(ABC):
             )
         return path
 
+    def files(self) -> list[Path]:
+        """The files that exist of the raw data, down to the folders of its folder; a change of one
+        of them is noticed before the next run of a process."""
+        path = self.config.path or self.default_folder()
+        if not path.is_dir():
+            return [path] if path.is_file() else []
+        found = (file for depth in ("*", "*/*") for file in path.glob(depth))
+        return sorted(filter(Path.is_file, found))
+
     def default_folder(self) -> Path:
         """Default path of the raw data."""
         return data_directory() / (self.folder_name or self.name)

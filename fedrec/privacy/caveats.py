@@ -67,7 +67,9 @@ def _about_the_number(plan: Plan) -> Iterator[str]:
     else:
         yield (
             "Neighbours differ by one client with all its data, there or not; do not compare with"
-            " replace-one."
+            f" replace-one. The number of clients, {plan.clients}, is public all the same: it is"
+            " printed with this result, and the sampling rate and a default delta are computed from"
+            " it. Who may not learn it is not covered."
         )
     if plan.clip_norm < plan.sensitivity < 2 * plan.clip_norm:
         yield (

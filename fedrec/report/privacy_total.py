@@ -74,6 +74,32 @@ def shown_together(folders: Iterable[Path]) -> list[str]:
     return [_shown(runs) for runs in by_data.values() if len(runs) > 1]
 
 
+def systems_together(run: RunFolder) -> list[str]:
+    """A line about the private systems of one run, which learn from the same users: their total
+    cost, or the reason why there is none. No line if at most one of them was charged, unless users
+    add noise of their own beside it."""
+    ledgers = (run.path / "privacy.jsonl", *sorted(run.path.glob("baselines/*/privacy.jsonl")))
+    systems = sum(bool(Ledger(ledger).charges) for ledger in ledgers)
+    if systems and (run.path / "epsilons.csv").exists():
+        return [
+            "Users add noise of their own in this run: to each user's epsilon add those of the"
+            " private baselines, which learn from the same users."
+        ]
+    if systems < 2:
+        return []
+    total, start = total_of([run], chosen=False), f"The {systems} private systems of this run"
+    if total.epsilon is None:
+        return [f"{start} have no epsilon together: {total.why_none}."]
+    if math.isinf(total.epsilon):
+        return [f"{start} have an infinite epsilon together, as something in them had no noise."]
+    return [
+        f"{start} learn from the same users: each epsilon above is for one system alone. Together"
+        f" they cost epsilon {total.epsilon:.4g} at delta {total.delta:g} (their ledgers added up"
+        " by the accountant), which is what holds where all of them, or their results, are"
+        " published."
+    ]
+
+
 def _shown(runs: Sequence[RunFolder]) -> str:
     total, data = total_of(runs, chosen=False), runs[0].experiment.dataset.name
     start = f"The {total.runs} private runs on {data} that are shown"

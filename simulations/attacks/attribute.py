@@ -93,6 +93,7 @@ def attack_attribute(
             few users.
         FedrecError: see `simulations.runner.run`.
     """
+    KEPT.renew(experiment)
     population = KEPT.population(experiment)
     users, labels, categories = _attacked(population, options.attribute)
     recommends: dict[str, float] = {}

@@ -95,6 +95,7 @@ def attack_membership(
         ExperimentError: too few users, or scikit-learn is missing.
         FedrecError: see `simulations.runner.run`.
     """
+    KEPT.renew(experiment)
     population = KEPT.population(experiment)
     plan = shadow_plan(
         population.partition.training_clients,

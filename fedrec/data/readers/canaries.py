@@ -5,6 +5,7 @@ audit."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,7 @@ class Canaries(Reader):
         Raises:
             DataError: see the other dataset.
         """
-        section = Section.model_validate(self.config.base)
-        settings = component_settings(DATASET, section, at="dataset.base")
-        data: Interactions = resolve(DATASET, section.name)(section.name, settings).read()
+        data: Interactions = self._base().read()
         count = self.config.count
         features = tuple(_extended(feature, count) for feature in data.user_features.features)
         return replace(
@@ -50,6 +49,14 @@ class Canaries(Reader):
             user_ids=_more_ids(data.user_ids, count),
             user_features=FeatureTable(data.num_users + count, features),
         )
+
+    def files(self) -> list[Path]:
+        return self._base().files()
+
+    def _base(self) -> Reader:
+        section = Section.model_validate(self.config.base)
+        settings = component_settings(DATASET, section, at="dataset.base")
+        return resolve(DATASET, section.name)(section.name, settings)
 
 
 def _extended(feature: Feature, count: int) -> Feature:

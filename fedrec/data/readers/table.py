@@ -83,6 +83,13 @@ class Table(Reader):
             ),
         )
 
+    def files(self) -> list[Path]:
+        path = self.config.path
+        if path is None or not path.is_file():
+            return []
+        names = (*self.config.user_features, *self.config.item_features)
+        return [path, *(extra for name in names if (extra := self._extra(name, path)))]
+
     def _path(self) -> Path:
         if self.config.path is None:
             raise DataError(

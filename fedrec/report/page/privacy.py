@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedrec.privacy.config import PrivacyConfig
 from fedrec.report.naming import Run
 from fedrec.report.page.charts import Line, line_chart
 from fedrec.runs.result import Result
@@ -52,20 +53,20 @@ def _card(name: str, result: Result) -> PrivacyCard:
         )
         return PrivacyCard(name, (*none, *_attacks(result)), result.privacy)
     kept = _json(result, "result.json").get("privacy", {})
-    phases = [
-        (f"epsilon of phase {key.removeprefix('epsilon of ')}", _number(value))
+    epsilons = {
+        key.removeprefix("epsilon of "): _number(value)
         for key, value in kept.items()
         if key.startswith("epsilon of ")
-    ]
+    }
     facts = [
         ("epsilon", f"{_number(kept.get('epsilon'))} at delta {kept.get('delta', 0):g}"),
         *([("epsilon by accountant", str(kept["accountants"]))] if "accountants" in kept else []),
-        *(phases if len(phases) > 1 else []),
+        *_by_phase("epsilon", epsilons),
         ("unit", _UNITS.get(privacy.adjacency, privacy.adjacency)),
         ("adjacency", privacy.adjacency),
         ("accountant", str(kept.get("method", privacy.backend))),
         ("mechanism", f"{privacy.mechanism}, noise added: {privacy.placement}"),
-        ("clip norm", f"{privacy.clip_norm:g}"),
+        *_clip_norms(privacy, epsilons),
         ("releases", str(kept.get("releases", "-"))),
         *_attacks(result),
     ]
@@ -78,6 +79,25 @@ def _card(name: str, result: Result) -> PrivacyCard:
         _chart(result),
         RELEASE if privacy.mode == "reproducible" else "",
     )
+
+
+def _by_phase(name: str, values: Mapping[str, str]) -> list[tuple[str, str]]:
+    """A fact per phase; none for a single phase."""
+    several = values if len(values) > 1 else {}
+    return [(f"{name} of phase {phase}", value) for phase, value in several.items()]
+
+
+def _clip_norms(privacy: PrivacyConfig, phases: Iterable[str]) -> list[tuple[str, str]]:
+    """The clip norm of each phase, or the only one; with adaptive clipping where it starts."""
+    moves = " at first (adaptive)" if privacy.adaptive_clip else ""
+    norms = {
+        phase: f"{privacy.in_phase(phase).clip_norm:g}{moves}"
+        for phase in phases
+        if privacy.covers(phase)
+    }
+    if len(set(norms.values())) > 1:
+        return _by_phase("clip norm", norms)
+    return [("clip norm", next(iter(norms.values()), f"{privacy.clip_norm:g}{moves}"))]
 
 
 def _chart(result: Result) -> str:

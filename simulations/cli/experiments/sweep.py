@@ -82,7 +82,8 @@ def sweep(
 ) -> None:
     """Run an experiment with many settings and seeds, each in its own run folder. Without --trials,
     all combinations of the --vary values are run. The same command, or `fedrec resume FOLDER`,
-    continues an interrupted sweep. Settings are selected on validation rows, never on test rows.
+    continues an interrupted sweep. Settings are selected on validation rows, never on test
+    rows of the same seed.
     """
     from simulations.sweep.execution import sweep as run_sweep
     from simulations.sweep.plan import plan_of

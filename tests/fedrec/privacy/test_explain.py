@@ -89,6 +89,10 @@ def test_without_charges_nothing_is_claimed():
         ({}, "drawn uniformly from all 500"),
         ({"sampler": "poisson", "adjacency": "add-remove"}, "drawn independently"),
         ({"sampler": "poisson", "adjacency": "add-remove"}, "differ by one client"),
+        (
+            {"sampler": "poisson", "adjacency": "add-remove"},
+            "The number of clients, 500, is public all the same",
+        ),
         ({"private_phases": ["main"]}, "item sequences are users' data"),
         ({"paper_noise_order": True}, "algorithm 2"),
         ({"backend": "paper"}, "comparison only"),

@@ -148,7 +148,9 @@ def test_the_attack_on_little_noise_is_just_below_its_closed_form(z, rounds):
     assert exact * 0.995 <= attack_epsilon({release: rounds}, delta) <= exact
 
 
-@pytest.mark.parametrize(("rate", "z", "rounds"), [(0.02, 0.2, 20), (0.1, 0.15, 5), (0.005, 0.3, 9)])
+@pytest.mark.parametrize(
+    ("rate", "z", "rounds"), [(0.02, 0.2, 20), (0.1, 0.15, 5), (0.005, 0.3, 9)]
+)
 def test_the_attack_on_samples_with_little_noise_is_near_the_tight_bound(rate, z, rounds):
     event = GaussianRound(Poisson(rate), "add-remove", z)
     bound = ours("pld", (event, rounds))(1e-5)

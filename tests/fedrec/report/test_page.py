@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import fedrec
+from fedrec.report.naming import named
 from fedrec.report.page.charts import Line, histogram, line_chart
 from fedrec.report.page.page import report
+from fedrec.report.page.privacy import privacy_cards
 
 _VOID = {"meta", "link", "br", "img", "path", "rect", "circle"}
 
@@ -96,6 +98,18 @@ def test_it_has_the_numbers_of_the_run(page, run):
     assert "Simulation, not a release" in page
     assert "popularity (not private)" in page
     assert "none was run" in page
+
+
+def test_the_card_has_the_clip_norm_of_every_phase(run_tiny):
+    popular = ("model.item-bias=true", "model.hidden=[]", "strategy={name='popularity-start'}")
+    noise = "privacy={clip-norm=1.0, noise-multiplier=2.0}"
+    other = "privacy.phases.popularity={parameters=['item.bias'], clip-norm=8.0}"
+    (card,) = privacy_cards(named([run_tiny(*popular, noise, other)]))
+    facts = dict(card.facts)
+    assert (facts["clip norm of phase popularity"], facts["clip norm of phase main"]) == ("8", "1")
+    assert "clip norm" not in facts
+    (card,) = privacy_cards(named([run_tiny(*popular, noise, output="alike")]))
+    assert dict(card.facts)["clip norm"] == "1"
 
 
 def test_colours_of_texts_have_enough_contrast():

@@ -43,6 +43,33 @@ def test_the_total_is_that_of_all_ledgers(two):
     assert shown_together([two[0].folder] * 2) == []  # one run, named twice
 
 
+def test_a_run_and_its_private_baselines_have_a_joint_epsilon(run_tiny, tmp_path):
+    """By all ledgers of the run, added up by hand; above either, below their sum."""
+    systems = "evaluation.baselines=['popularity', {name='dp-popularity', epsilon=5.0}]"
+    result = run_tiny("privacy={clip-norm=1.0, epsilon=5.0, delta=1e-5}", systems)
+    accountant = Accountant("pld")
+    for file in result.folder.rglob("privacy.jsonl"):
+        for line in file.read_text().splitlines():
+            accountant.step(from_record(json.loads(line)["event"]))
+    joint = accountant.epsilon(1e-5).epsilon
+    assert 5 < joint < 10
+    assert f"Together they cost epsilon {joint:.4g} at delta 1e-05" in result.privacy[-1]
+    assert "The 2 private systems of this run" in report([result])
+    alone = run_tiny("privacy={clip-norm=1.0, epsilon=5.0}", output="alone")
+    assert "private systems of this run" not in " ".join(alone.privacy)
+
+
+def test_a_run_and_a_baseline_of_another_adjacency_have_no_joint_epsilon(run_tiny):
+    systems = "evaluation.baselines=[{name='dp-popularity', adjacency='add-remove'}]"
+    assert "no epsilon together" in run_tiny(NOISE, systems).privacy[-1]
+
+
+def test_users_own_noise_and_a_private_baseline_add_up(run_tiny):
+    own = ("model={name='vae', hidden=6, latent=3}", "step.name=dpvae", "sampler.name=full")
+    systems = "evaluation.baselines=['dp-popularity']"
+    assert "to each user's epsilon add those" in run_tiny(*own, systems).privacy[-1]
+
+
 def test_runs_without_privacy_and_single_ones_need_no_total(two, run_tiny):
     plain = run_tiny(output="plain")
     assert shown_together([plain.folder, two[0].folder]) == []
