@@ -69,7 +69,7 @@ def _about_the_number(plan: Plan) -> Iterator[str]:
             "Neighbours differ by one client with all its data, there or not; do not compare with"
             f" replace-one. The number of clients, {plan.clients}, is public all the same: it is"
             " printed with this result, and the sampling rate and a default delta are computed from"
-            " it. Who may not learn it is not covered."
+            " it. The guarantee does not hide it."
         )
     if plan.clip_norm < plan.sensitivity < 2 * plan.clip_norm:
         yield (
