@@ -153,16 +153,19 @@ class Guard(RunExtension):
         self.ledger.charge(round_number, event)
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
-        """Refuse the result of a round that was not charged.
+        """Refuse the result of a round that was not charged as planned.
 
         Raises:
-            RunError: the round has no line in the ledger since its messages were sent.
+            RunError: no line of the ledger since the round's messages were sent has the round and
+                its planned event.
         """
         lines = self.ledger.charges[self._lines_before :]
-        if not any(line.round_number == round_number for line in lines):
+        planned = self.phases.event(self.strategy.phase(round_number))
+        if not any(line.round_number == round_number and line.event == planned for line in lines):
             raise RunError(
                 f"round {round_number} was not charged, so its result may not be used",
-                expected=f"a line for round {round_number} in {self.ledger.path}",
+                expected=f"a line for round {round_number} in {self.ledger.path}, with the planned"
+                " event",
                 got=f"{len(lines)} lines since its messages were sent",
                 fix=(
                     f"strategy {type(self.strategy).__name__!r} has to aggregate by"

@@ -21,12 +21,14 @@ from typing import Any
 import numpy as np
 
 from fedrec.attacks.audit.canaries import CanaryPlan, reserved_table
+from fedrec.attacks.audit.checks import check_charges
 from fedrec.attacks.audit.observations import Observations
 from fedrec.attacks.audit.verdict import Audit, audit
 from fedrec.components.registry import MODEL, SAMPLER, STRATEGY, resolve
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.schema import Experiment
+from fedrec.privacy.ledger import Ledger
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.atomic_files import open_atomically
@@ -72,15 +74,24 @@ def audit_experiment(
     clip = claim_of(experiment, clients).clip if claim is None else claim.clip
     cohort = expected_cohort(experiment, clients)
     runs = []
+    ledgers = []
     for number in range(seeds):
         seed = seed_of(experiment, "audit-run", number)
         first = population.interactions.num_users
         plan = CanaryPlan(first=first, count=canaries, magnitude=overshoot * clip, seed=seed)
         audited = with_canaries(experiment, plan, seed)
-        runs.append(_observe(audited, plan, output / f"run-{number + 1:02d}", callbacks))
-    claim = claim or claim_of(experiment, clients, runs[0].rounds)
+        folder = output / f"run-{number + 1:02d}"
+        runs.append(_observe(audited, plan, folder, callbacks))
+        ledgers.append(Ledger(folder / "privacy.jsonl").charges)
+    claim = claim or claim_of(experiment, clients, ledgers[0])
     mechanism = claim.mechanism(cohort, min(1.0, cohort / clients), runs[0].rounds)
-    return audit(runs, mechanism, significance=significance, seed=experiment.seed)
+    certain = [
+        [check_charges(seen.rounds, [charge.round_number for charge in charges])]
+        if experiment.privacy is not None
+        else []
+        for seen, charges in zip(runs, ledgers, strict=True)
+    ]
+    return audit(runs, mechanism, significance=significance, seed=experiment.seed, certain=certain)
 
 
 def with_canaries(experiment: Experiment, plan: CanaryPlan, seed: int) -> Experiment:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedrec.experiment.phases import MAIN
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.ledger import Charge
 from server.privacy.phase_plans import PhasePlans
 
 
@@ -46,13 +48,16 @@ class Claim:
         return Mechanism(*parts, epsilon=epsilon)
 
 
-def claim_of(experiment: Experiment, clients: int, rounds: int | None = None) -> Claim:
+def claim_of(
+    experiment: Experiment, clients: int, charges: Sequence[Charge] | None = None
+) -> Claim:
     """The claim of the `[privacy]` table of an experiment.
 
     Args:
         experiment: the experiment, resolved.
         clients: number of clients that may be drawn, canaries included.
-        rounds: number of completed rounds, if a budget ended the run; None: all.
+        charges: the ledger of a run, which states the noise and the epsilon that the run claims;
+            None: one charge for each round, as planned.
 
     Raises:
         ExperimentError: it has no such table, or one that canaries cannot test.
@@ -66,10 +71,19 @@ def claim_of(experiment: Experiment, clients: int, rounds: int | None = None) ->
         )
     _refuse(experiment.privacy)
     plan = PhasePlans.before_a_run(experiment, np.arange(clients)).plans[MAIN]
+    if charges is None:
+        charges = [Charge(1, plan.event(), experiment.rounds)]
     accountant = Accountant(experiment.privacy.backend)
-    accountant.step(plan.event(), experiment.rounds if rounds is None else rounds)
+    for charge in charges:
+        accountant.step(charge.event, charge.count)
     epsilon = accountant.epsilon(plan.delta).epsilon
-    return Claim(plan.clip_norm, plan.mean_noise_std, plan.delta, epsilon, plan.denominator)
+    std = charged_multiplier(charges) * plan.sensitivity / plan.denominator
+    return Claim(plan.clip_norm, std, plan.delta, epsilon, plan.denominator)
+
+
+def charged_multiplier(charges: Sequence[Charge]) -> float:
+    """The largest noise multiplier that a ledger states; 0 if it states none."""
+    return max((getattr(charge.event, "noise_multiplier", 0.0) for charge in charges), default=0.0)
 
 
 def _refuse(privacy: PrivacyConfig) -> None:

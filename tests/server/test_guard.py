@@ -776,6 +776,18 @@ def test_the_result_of_a_round_without_a_charge_is_not_used(run_tiny, tmp_path):
     assert RunFolder(tmp_path / "run").status()["round"] == 0
 
 
+def test_the_result_of_a_round_with_another_charge_is_not_used(run_tiny, tmp_path, monkeypatch):
+    """The ledger has a line of the round, with twice the noise that is planned and drawn."""
+
+    def cheaper(self, number, event):
+        self.ledger.charge(number, replace(event, noise_multiplier=2 * event.noise_multiplier))
+
+    monkeypatch.setattr(Guard, "_charge", cheaper)
+    with pytest.raises(RunError, match="round 1 was not charged"):
+        run_tiny(PRIVATE, *CHEAP)
+    assert charges(tmp_path / "run") == [1] and RunFolder(tmp_path / "run").status()["round"] == 0
+
+
 def test_a_run_without_charges_claims_nothing(run_tiny):
     result = run_tiny("privacy={clip-norm=1.0, noise-multiplier=0.1, budget=1e-3}", *CHEAP)
     told = " ".join(result.privacy)

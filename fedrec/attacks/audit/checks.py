@@ -8,6 +8,7 @@ epsilon can detect, such as noise of half the size or the same noise in every ro
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,25 @@ def differences(seen: Observations) -> Observations:
     contrasts = (seen.released * seen.signs) @ helmert(seen.released.shape[1]).T
     return Observations(
         contrasts, np.zeros(contrasts.shape, dtype=bool), np.resize([1, -1], contrasts.shape[1])
+    )
+
+
+def check_charges(released: int, charged: Collection[int]) -> Check:
+    """Whether each released round has a line in the run's ledger; no chance is involved.
+
+    Args:
+        released: number of released rounds, which are those from 1.
+        charged: the rounds that the ledger has lines for; a repeated round may have several.
+    """
+    paid = len(set(charged) & set(range(1, released + 1)))
+    right = paid == released
+    return Check(
+        "charged-rounds",
+        paid,
+        released,
+        float(right),
+        right,
+        "rounds were released that the ledger does not hold",
     )
 
 

@@ -10,7 +10,7 @@ that a true claim FAILs is at most the stated significance: each test gets an eq
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fedrec.attacks.audit.checks import Check, all_checks
@@ -161,7 +161,12 @@ class Audit:
 
 
 def audit(
-    runs: Sequence[Observations], mechanism: Mechanism, *, significance: float = 0.05, seed: int = 0
+    runs: Sequence[Observations],
+    mechanism: Mechanism,
+    *,
+    significance: float = 0.05,
+    seed: int = 0,
+    certain: Sequence[Sequence[Check]] = (),
 ) -> Audit:
     """Audit a claim.
 
@@ -170,13 +175,16 @@ def audit(
         mechanism: the claim.
         significance: chance of a wrong FAIL, in (0, 1).
         seed: of the bootstrap.
+        certain: further checks of each run, which fail by no chance.
     """
     share = significance / (_TESTS_PER_RUN * len(runs))
     found = [
         audit_run(seen, mechanism, significance=share, seed=seed + place)
         for place, seen in enumerate(runs)
     ]
-    return Audit(mechanism, tuple(found), significance)
+    added = zip(found, certain or [()] * len(found), strict=True)
+    whole = tuple(replace(run, checks=(*run.checks, *more)) for run, more in added)
+    return Audit(mechanism, whole, significance)
 
 
 def audit_run(

@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 from fedrec.attacks.audit.canaries import CanaryPlan
+from fedrec.attacks.audit.checks import check_charges
 from fedrec.config import Config
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
+from fedrec.privacy.accounting.events import GaussianRound
+from fedrec.privacy.accounting.sampling import FixedSize
+from fedrec.privacy.ledger import Charge
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from simulations import cli
@@ -140,6 +144,7 @@ def test_broken_ones_fail(tmp_path, overrides, options, failed):
     assert found.verdict == "FAIL" and not check(found, failed).passed
 
 
+EVENT = GaussianRound(FixedSize(COHORT, 248), "replace-one", 1.0, phase="main")
 PRIVATE = {
     "strategy": {"name": "reptile", "server-lr": 0.5},
     "privacy": {"clip-norm": CLIP, "noise-multiplier": 1.0, "backend": "pld"},
@@ -216,6 +221,47 @@ def test_our_own_private_training_without_its_clip_or_with_less_noise_fails(tmp_
                 load({**AUDITED, **PRIVATE}), None, tmp_path / name, canaries=CANARIES
             )
         assert found.verdict == "FAIL" and not check(found, failed).passed
+
+
+def test_a_ledger_that_states_more_noise_than_is_drawn_is_refuted(tmp_path, monkeypatch):
+    """Each round is charged as if its noise were twice as large; plan and ledger agree."""
+    from strategies.dp import DpFedAvg
+
+    stated = DpFedAvg.event.fget
+
+    def doubled(self):
+        event = stated(self)
+        return dataclasses.replace(event, noise_multiplier=2 * event.noise_multiplier)
+
+    monkeypatch.setattr(DpFedAvg, "event", property(doubled))
+    found = audit_experiment(load({**AUDITED, **PRIVATE}), None, tmp_path, canaries=CANARIES)
+    assert found.mechanism.noise_multiplier == pytest.approx(2.0)
+    assert found.verdict == "FAIL" and not check(found, "noise-std").passed
+
+
+def test_rounds_that_the_ledger_does_not_hold_are_found(tmp_path, monkeypatch):
+    from server.privacy.guard import Guard
+
+    charge = Guard._charge
+    monkeypatch.setattr(
+        Guard, "_charge", lambda self, number, event: number % 2 and charge(self, number, event)
+    )
+    monkeypatch.setattr(Guard, "after_training", lambda *a: None)
+    found = audit_experiment(load({**AUDITED, **PRIVATE}), None, tmp_path, canaries=CANARIES)
+    missing = check(found, "charged-rounds")
+    assert (missing.measured, missing.claimed, missing.passed) == (13, 25, False)
+    assert found.verdict == "FAIL" and "ledger does not hold" in found.reasons()[-1]
+
+
+def test_a_repeated_charge_pays_for_its_round_and_raises_the_claim():
+    experiment = load({**AUDITED, **PRIVATE})
+    planned = claim_of(experiment, 248)
+    once = [Charge(number, EVENT) for number in range(1, 26)]
+    assert claim_of(experiment, 248, once) == planned
+    repeated = claim_of(experiment, 248, [*once, Charge(3, EVENT)])
+    assert repeated.epsilon > planned.epsilon and repeated.noise_std == planned.noise_std
+    assert check_charges(25, [*range(1, 26), 3]).passed
+    assert not check_charges(25, [*range(1, 25), 3]).passed
 
 
 def test_a_run_that_its_budget_ends_early_is_audited_for_the_rounds_it_had(tmp_path):
