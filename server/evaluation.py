@@ -22,6 +22,7 @@ from fedrec.protocol.orders import EvaluateOrder, HeldOutPart, Purpose
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from server.cohorts.roster import Roster
 from server.deployed.reply_validation import evaluated, metrics_of, of_usual_size
+from server.exchange.dropped_replies import DroppedReplies
 from server.exchange.item_requests import request_items
 from server.exchange.replies import answers
 from strategies.base import GeneratingStrategy
@@ -42,6 +43,7 @@ class Evaluator:
         grid: the grid that reaches them.
         generating: the strategy, where it generates the parameters of each client.
         untrusted: whether nodes' replies are validated first.
+        dropped: records replies that are left out.
     """
 
     def __init__(
@@ -52,9 +54,11 @@ class Evaluator:
         generating: GeneratingStrategy | None = None,
         *,
         untrusted: bool = False,
+        dropped: DroppedReplies | None = None,
     ) -> None:
         self.experiment, self.roster, self.grid = experiment, roster, grid
         self.generating, self.untrusted = generating, untrusted
+        self.dropped = dropped or DroppedReplies()
 
     def sampled_clients(self, count: int | None) -> np.ndarray:
         """A fixed sample of the clients with held-out rows, `int64 [clients]`, ascending; None:
@@ -144,7 +148,8 @@ class Evaluator:
             if node in sent
         ]
         replies = self.grid.send_and_receive(messages, timeout=engine.timeout)
-        good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
+        nodes = [message.metadata.dst_node_id for message in messages]
+        good = answers(replies, sent=nodes, max_failures=engine.max_failures, dropped=self.dropped)
         if not self.untrusted:
             return [unpack_table(reply.content) for reply in good]
         tables = list(self._that_count(good, dict(orders)))
@@ -163,6 +168,7 @@ class Evaluator:
                     yield found
             except Exception as error:  # untrusted input may be anything
                 log.warning("node %d: its metrics are left out: %s", node, error)
+                self.dropped.dropped(node, f"its metrics: {error}")
 
     def _generated(
         self,

@@ -50,8 +50,8 @@ class RunExtension:
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
         """Called with the parameters after a round, which the next round may change in place."""
 
-    def columns(self) -> dict[str, float]:
-        """Values for the row of a completed round."""
+    def columns(self) -> dict[str, Any]:
+        """Values for the row of a completed round: numbers or texts."""
         return {}
 
     def memory(self) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.protocol.messages import INITIAL, unpack_parameters
 from fedrec.runtime.heap import release_free_heap
 from server.cohorts.roster import Roster, call_roster
+from server.exchange.dropped_replies import DroppedReplies
 from server.exchange.replies import answers
 from server.privacy.secure_sums import secure_sums
 
@@ -31,8 +32,11 @@ class Federation:
     def __init__(self, experiment: Experiment, grid: Grid) -> None:
         self.experiment, self.grid = experiment, grid
         self.timeout = experiment.engine.timeout
+        secret = experiment.privacy is not None and experiment.privacy.mode == "secure"
+        self.dropped = DroppedReplies(always=self.untrusted, names=not secret)
+        """Record of the replies that the run did without."""
         self.roster = self._first_roster()
-        self.secure = secure_sums(experiment, grid, self.roster)
+        self.secure = secure_sums(experiment, grid, self.roster, self.dropped)
         """Secure aggregation; None if nodes send their sums unmasked."""
 
     @property
@@ -53,7 +57,7 @@ class Federation:
         """
         message = Message(RecordDict(), self.roster.nodes[0], INITIAL)
         replies = self.grid.send_and_receive([message], timeout=self.timeout)
-        (reply,) = answers(replies, sent=1, max_failures=0.0)
+        (reply,) = answers(replies, sent=self.roster.nodes[:1], max_failures=0.0)
         return unpack_parameters(reply.content)
 
     def shared(self, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -83,8 +87,10 @@ class Federation:
             by = self.grid if self.secure is None else self.secure
             limit = {} if self.secure is not None else {"timeout": self.timeout}
             replies = by.send_and_receive(messages, **limit)
+        nodes = [message.metadata.dst_node_id for message in messages]
         most = self.experiment.engine.max_failures
-        good = self._valid(messages, answers(replies, sent=len(messages), max_failures=most), theta)
+        good = answers(replies, sent=nodes, max_failures=most, dropped=self.dropped)
+        good = self._valid(messages, good, theta)
         place = {node: place for place, node in enumerate(self.roster.nodes)}
         return sorted(good, key=lambda one: place.get(one.metadata.src_node_id, len(place)))
 

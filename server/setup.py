@@ -18,8 +18,7 @@ from server.extension import RunExtension
 from server.federation import Federation
 from server.privacy.guard import guard_of
 from server.privacy.personal_budgets import accounts_of
-from server.privacy.secure_sums import refuse_non_additive
-from server.strategy_checks import refuse_to_wait
+from server.strategy_checks import refuse_non_additive, refuse_to_wait
 from server.strategy_state import make_strategy
 from strategies.base import GeneratingStrategy
 
@@ -61,7 +60,14 @@ class Setup:
         refuse_to_wait(strategy, len(federation.roster.nodes))
         generating = strategy if isinstance(strategy, GeneratingStrategy) else None
         roster, untrusted = federation.roster, federation.untrusted
-        evaluator = Evaluator(experiment, roster, grid, generating, untrusted=untrusted)
-        parts = (early_stopping_of(experiment, evaluator), *guards)
+        evaluator = Evaluator(
+            experiment,
+            roster,
+            grid,
+            generating,
+            untrusted=untrusted,
+            dropped=federation.dropped,
+        )
+        parts = (early_stopping_of(experiment, evaluator), *guards, federation.dropped)
         extensions = tuple(part for part in parts if part is not None)
         return cls(federation, cohorts, strategy, evaluator, extensions)

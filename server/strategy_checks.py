@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from fedrec.components.errors import component_errors, finite, named, refuse_other_arrays
 from fedrec.components.registry import STRATEGY
 from fedrec.errors import ClientError, ExperimentError
+from strategies.base import CohortStrategy, GeneratingStrategy
 
 
 def refuse_to_wait(strategy: Strategy, nodes: int) -> None:
@@ -70,3 +71,27 @@ def refuse_other_parameters(
     """
     shapes = {name: tuple(array.shape) for name, array in before.items()}
     refuse_other_arrays(STRATEGY.name, strategy, f"in round {number}", found, shapes)
+
+
+def refuse_non_additive(strategy: Strategy) -> None:
+    """Refuse a strategy that needs more of a round than the sum of its clients' updates.
+
+    Raises:
+        ExperimentError: it is one of Flower's own, sends each client parameters of its own, or
+            aggregates by itself.
+    """
+    parts = list(strategy.by_phase.values()) if isinstance(strategy, CohortStrategy) else [strategy]
+    for part in parts:
+        additive = (
+            isinstance(part, CohortStrategy)
+            and not isinstance(part, GeneratingStrategy)
+            and part.uses_only_sums()
+        )
+        if not additive:
+            raise ExperimentError(
+                f"strategy {type(part).__name__!r} needs more than the sum, which is all that"
+                " secure aggregation provides",
+                expected="one of fedrec's additive strategies, such as 'reptile' or 'fedavg'",
+                got="a strategy that needs the replies of single nodes or clients",
+                fix="set strategy.name = 'reptile', or leave out secure-aggregation",
+            )

@@ -31,7 +31,7 @@ from fedrec.privacy.noise_mechanisms import Source, add_noise, noisy_count
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum, Weighting
-from fedrec.protocol.sparse_update import Change, SparseUpdate, added, dense_change
+from fedrec.protocol.sparse_update import Change, SparseUpdate, added, dense_change, scaled
 
 log = logging.getLogger("fedrec")
 
@@ -234,15 +234,7 @@ def _scaled(
     factor = float(clip.factors(np.array([clip.measure(parts)]))[0])
     if factor == 1:
         return total
-    scaled: dict[str, Change] = {}
-    for name, change in total.items():
-        if isinstance(change, SparseUpdate):
-            scaled[name] = SparseUpdate(
-                change.shape, change.rows, change.values * factor, change.drift * factor
-            )
-        else:
-            scaled[name] = change * factor
-    return scaled
+    return {name: scaled(change, factor) for name, change in total.items()}
 
 
 def _moves(change: Change) -> bool:

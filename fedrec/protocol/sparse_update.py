@@ -79,6 +79,13 @@ def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
     )
 
 
+def scaled(change: Change, factor: float) -> Change:
+    """A change multiplied by a factor."""
+    if not isinstance(change, SparseUpdate):
+        return change * factor
+    return SparseUpdate(change.shape, change.rows, change.values * factor, change.drift * factor)
+
+
 def apply_changes(
     theta: Mapping[str, np.ndarray], changes: Mapping[str, Change], rate: float
 ) -> dict[str, np.ndarray]:

@@ -46,7 +46,7 @@ from fedrec.runtime.folder_lock import locked
 
 Row = dict[str, Any]
 _BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
-_SAID = ("leak", "perturb", "personal", "privacy", "early-stopping", "baselines-privacy")
+_SAID = ["leak", "perturb", "personal", "privacy", "early-stopping", "baselines-privacy", "replies"]
 _METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # in result.json
 
 

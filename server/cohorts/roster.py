@@ -117,9 +117,10 @@ def call_roster(grid: Grid, *, timeout: float) -> Roster:
             partition.
         ClientError: a node could not read its data.
     """
-    messages = [Message(RecordDict(), node, HELLO) for node in grid.get_node_ids()]
+    nodes = list(grid.get_node_ids())
+    messages = [Message(RecordDict(), node, HELLO) for node in nodes]
     replies = answers(
-        grid.send_and_receive(messages, timeout=timeout), sent=len(messages), max_failures=0.0
+        grid.send_and_receive(messages, timeout=timeout), sent=nodes, max_failures=0.0
     )
     found = sorted(
         ((unpack_presence(reply.content), reply.metadata.src_node_id) for reply in replies),

@@ -52,8 +52,8 @@ class DeployedFederation(Federation):
             timeout=experiment.engine.timeout,
             most=grid.most_clients or MOST_CLIENTS,
         )
-        self.validator = ReplyValidator()
         super().__init__(experiment, grid)
+        self.validator = ReplyValidator(self.dropped)
 
     def look(self) -> bool:
         """Look for new nodes; whether `roster` has changed."""

@@ -2,18 +2,18 @@
 """Validation of real nodes' replies, before anything is computed from them.
 
 A reply is accepted only if it has the right parameters in the right shapes, finite numbers, no more
-clients than were named, and plausible weights and metrics. Where updates are not clipped, a sum
-that is much larger per client than the others is rejected, too; so is one with many more examples
-per client, which would outweigh the others. This is not done under differential privacy, where a
-rejection would depend on other users' data; there the strategy bounds each node's sum. A rejected
-reply is treated as missing.
+clients than were named, and plausible weights and metrics. A rejected reply is treated as missing.
+Where updates are not clipped, a sum that is much larger per client than usual is scaled down, and
+so is one with many more examples per client, which would outweigh the others. This is not done
+under differential privacy, where the scale would depend on other users' data; there the strategy
+bounds each node's sum by the clip norm. Both are recorded with the node and the reason.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,17 +30,16 @@ from fedrec.metrics.sampled import sampled_metrics
 from fedrec.protocol.messages import unpack_parameters, unpack_sum
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.sparse_update import Change, SparseUpdate
+from server.deployed.usual_size import LARGER, UsualSize, bound_mean, bounded_sum
+from server.exchange.dropped_replies import DroppedReplies
 from strategies.dp import is_change
 
 log = logging.getLogger("fedrec")
-LARGER = 1000.0
-"""How many times the usual norm an update per client may have."""
-MORE = 100.0
-"""How many times the usual number of examples, or of held-out rows, a client may have."""
 ROWS = "rows"
+_FAR_ERROR, _FAR_ROWS = 1000.0, 100.0
+"""How many times the usual error, or number of held-out rows, a client may have."""
 _UNBOUNDED = ("mae", "rmse", ROWS)  # metrics that are not in [0, 1]
 _LARGEST_LOSS = 1e6  # per client; the mean loss is only reported
-_REMEMBERED = 200  # number of accepted replies
 
 
 class Asked(NamedTuple):
@@ -50,44 +49,27 @@ class Asked(NamedTuple):
         clients: how many clients it named, 0 for all.
         bare: whether their updates come without clip and noise.
         weighting: how they count in the sum.
+        step: the local step.
     """
 
     clients: int
     bare: bool
     weighting: str
-
-
-class OutlierDetector:
-    """The usual size of replies, to detect much larger ones.
-
-    Args:
-        larger: how many times as large is too large.
-    """
-
-    def __init__(self, larger: float) -> None:
-        self._larger = larger
-        self._known: deque[float] = deque(maxlen=_REMEMBERED)
-
-    def too_large(self, values: Mapping[int, float]) -> set[int]:
-        """Keys of the values above `larger` times the median of all positive ones; the other values
-        are remembered for later medians."""
-        known = sorted([*self._known, *(value for value in values.values() if value > 0)])
-        if not known:
-            return set()
-        most = self._larger * known[(len(known) - 1) // 2]
-        self._known.extend(value for value in values.values() if 0 < value <= most)
-        return {key for key, value in values.items() if value > most}
+    step: str
 
 
 class ReplyValidator:
-    """Accepts or rejects nodes' replies.
+    """Accepts, scales down or rejects nodes' replies.
 
     Args:
-        larger: how many times the usual norm an update per client may have.
+        dropped: records the rejected and the scaled ones.
     """
 
-    def __init__(self, larger: float = LARGER) -> None:
-        self._norms, self._examples = OutlierDetector(larger), OutlierDetector(MORE)
+    def __init__(self, dropped: DroppedReplies | None = None) -> None:
+        self._dropped = dropped or DroppedReplies()
+        # by step, because updates of one phase say nothing about those of another
+        self._norms: defaultdict[str, UsualSize] = defaultdict(UsualSize)
+        self._examples: defaultdict[str, UsualSize] = defaultdict(UsualSize)
 
     def trained(
         self, sent: Sequence[Message], replies: Sequence[Message], theta: Mapping[str, np.ndarray]
@@ -100,35 +82,64 @@ class ReplyValidator:
             theta: the parameters that were sent.
         """
         asked = {message.metadata.dst_node_id: _asked(message) for message in sent}
-        norms: dict[int, float] = {}
-        examples: dict[int, float] = {}
         good: dict[int, Message] = {}
+        bare: dict[int, tuple[float, float]] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                # a second reply, or one that was not requested, is rejected
-                order = asked.pop(node)
-                norm, examples[node] = _inspected(reply, order, theta)
+                if node in good:
+                    raise ValueError("a second answer")
+                size = _inspected(reply, asked[node], theta)
             except Exception as error:  # untrusted input may be anything
-                log.warning("node %d: the answer is left out: %s", node, _reason(error))
+                reason = "not asked for" if node not in asked else _reason(error)
+                log.warning("node %d: the answer is left out: %s", node, reason)
+                self._dropped.dropped(node, reason)
                 continue
-            if order.bare:
-                norms[node] = norm
             good[node] = reply
-        for node in sorted(self._norms.too_large(norms)):
-            log.warning(
-                "node %d: the answer is left out: norm %.3g per client is far from usual",
-                node,
-                norms[node],
-            )
-            examples.pop(node)
-            good.pop(node)
-        for node in sorted(self._examples.too_large({node: examples[node] for node in good})):
-            log.warning(
-                "node %d: the answer is left out: %.3g examples per client", node, examples[node]
-            )
-            good.pop(node)
+            if asked[node].bare:
+                bare[node] = size
+        self._bound({node: good[node] for node in bare}, bare, asked, theta)
         return list(good.values())
+
+    def _bound(
+        self,
+        replies: Mapping[int, Message],
+        sizes: Mapping[int, tuple[float, float]],
+        asked: Mapping[int, Asked],
+        theta: Mapping[str, np.ndarray],
+    ) -> None:
+        """Scale down, in place, replies of unusual size: norm per unit of weight, and number of
+        examples per client."""
+        if not replies:
+            return
+        step = asked[next(iter(replies))].step
+        norms = self._norms[step].factors({node: norm for node, (norm, _) in sizes.items()})
+        counts = self._examples[step].factors({node: count for node, (_, count) in sizes.items()})
+        for node in sorted({*norms, *counts}):
+            update, examples = norms.get(node, 1.0), counts.get(node, 1.0)
+            reason = _words(sizes[node], update, examples)
+            log.warning("node %d: %s", node, reason)
+            self._dropped.bounded(node, reason)
+            reply = replies[node]
+            if not asked[node].clients:
+                bound_mean(reply, theta, update=update, examples=examples)
+                continue
+            weighted = asked[node].weighting == "examples"
+            reply.content = bounded_sum(
+                unpack_sum(reply.content), update=update, examples=examples, weighted=weighted
+            )
+
+
+def _words(size: tuple[float, float], update: float, examples: float) -> str:
+    """Why a reply is scaled down."""
+    parts = zip(
+        size, (update, examples), ("norm of the update", "examples per client"), strict=True
+    )
+    return ", ".join(
+        f"{what} {value:.3g} counts as {value * factor:.3g}, {LARGER:g} times the usual"
+        for value, factor, what in parts
+        if factor < 1
+    )
 
 
 def evaluated(table: pd.DataFrame, asked: np.ndarray, columns: Sequence[str]) -> pd.DataFrame:
@@ -168,7 +179,7 @@ def of_usual_size(table: pd.DataFrame) -> pd.DataFrame:
     outliers."""
     kept = np.ones(len(table), dtype=bool)
     for name in table.columns.intersection(list(_UNBOUNDED)):
-        values, larger = table[name].to_numpy(), MORE if name == ROWS else LARGER
+        values, larger = table[name].to_numpy(), _FAR_ROWS if name == ROWS else _FAR_ERROR
         kept &= (
             ~(values > larger * max(np.nanmedian(values), np.finfo(float).tiny))
             if len(values)
@@ -205,13 +216,18 @@ def _asked(message: Message) -> Asked:
     config: Any = next(iter(message.content.config_records.values()), {})
     clients = config.get("clients")
     weighting = str(config.get("weighting", "uniform"))
-    return Asked(0 if clients is None else len(clients), "protection" not in config, weighting)
+    return Asked(
+        0 if clients is None else len(clients),
+        "protection" not in config,
+        weighting,
+        str(config.get("step", "")),
+    )
 
 
 def _inspected(
     reply: Message, asked: Asked, theta: Mapping[str, np.ndarray]
 ) -> tuple[float, float]:
-    """Norm of an answer and its number of examples, both per client.
+    """Norm of an answer per unit of weight, and its number of examples per client.
 
     Raises:
         ValueError: it is not what was asked for.

@@ -43,6 +43,6 @@ def request_items(
         for node, clients in groups.items()
     ]
     replies = grid.send_and_receive(messages, timeout=engine.timeout) if messages else []
-    good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
+    good = answers(replies, sent=list(groups), max_failures=engine.max_failures)
     found = {reply.metadata.src_node_id: unpack_item_requests(reply.content) for reply in good}
     return {node: found[node] for node in groups if node in found}

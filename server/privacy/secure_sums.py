@@ -32,9 +32,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
@@ -56,12 +55,13 @@ from fedrec.secure import fixed_point, vector
 from fedrec.secure.common_order import digest_of
 from fedrec.secure.session import Session
 from server.cohorts.roster import Roster
+from server.exchange.dropped_replies import DroppedReplies
 from server.exchange.replies import answers
-from strategies.base import CohortStrategy, GeneratingStrategy
 
 log = logging.getLogger("fedrec")
 FEDERATION = 1
 """Flower's id of the server, used for all nodes together."""
+_UNREADABLE = 0  # Flower's code of an unknown error
 _FIRST_LOOK, _LAST_LOOK = 0.2, 2.0  # seconds between checks of which nodes are online
 Read = TypeVar("Read")
 
@@ -75,7 +75,9 @@ class WholeFederation(Roster):
             yield FEDERATION, clients
 
 
-def secure_sums(experiment: Experiment, grid: Grid, roster: Roster) -> SecureSums | None:
+def secure_sums(
+    experiment: Experiment, grid: Grid, roster: Roster, dropped: DroppedReplies | None = None
+) -> SecureSums | None:
     """The secure aggregation of an experiment; None without it.
 
     Raises:
@@ -91,31 +93,7 @@ def secure_sums(experiment: Experiment, grid: Grid, roster: Roster) -> SecureSum
             got=f"{len(roster.nodes)}",
             fix=f"set engine.nodes = {settings.least_nodes} or more",
         )
-    return SecureSums(experiment, settings, grid, roster)
-
-
-def refuse_non_additive(strategy: Strategy) -> None:
-    """Refuse a strategy that needs more of a round than the sum of its clients' updates.
-
-    Raises:
-        ExperimentError: it is one of Flower's own, sends each client parameters of its own, or
-            aggregates by itself.
-    """
-    parts = list(strategy.by_phase.values()) if isinstance(strategy, CohortStrategy) else [strategy]
-    for part in parts:
-        additive = (
-            isinstance(part, CohortStrategy)
-            and not isinstance(part, GeneratingStrategy)
-            and part.uses_only_sums()
-        )
-        if not additive:
-            raise ExperimentError(
-                f"strategy {type(part).__name__!r} needs more than the sum, which is all that"
-                " secure aggregation provides",
-                expected="one of fedrec's additive strategies, such as 'reptile' or 'fedavg'",
-                got="a strategy that needs the replies of single nodes or clients",
-                fix="set strategy.name = 'reptile', or leave out secure-aggregation",
-            )
+    return SecureSums(experiment, settings, grid, roster, dropped)
 
 
 class SecureSums:
@@ -126,6 +104,7 @@ class SecureSums:
         settings: of secure aggregation.
         grid: reaches the nodes.
         roster: the nodes and their clients; replaced when nodes join.
+        dropped: records the nodes that are not in a sum.
         sleep: waits.
     """
 
@@ -135,9 +114,10 @@ class SecureSums:
         settings: SecureAggregationConfig,
         grid: Grid,
         roster: Roster,
+        dropped: DroppedReplies | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._sleep = sleep
+        self._sleep, self.dropped = sleep, dropped or DroppedReplies()
         self.experiment, self.settings, self.grid, self.roster = experiment, settings, grid, roster
         self._channels: dict[int, tuple[bytes, bytes]] = {}
 
@@ -200,11 +180,12 @@ class SecureSums:
             MessageType.TRAIN,
             lambda found: unpack_masked(found, vector.length(shapes)),
         )
-        answers(
-            [*heard, *replies], sent=len(groups), max_failures=self.experiment.engine.max_failures
-        )
+        most = self.experiment.engine.max_failures
+        answers([*heard, *replies], sent=list(groups), max_failures=most, dropped=self.dropped)
         total = self._unmask(session, nodes, masked)
         if total is None:
+            for place in masked:
+                self.dropped.dropped(nodes[place], "the round has no sum")
             log.warning(
                 "round %d has no sum: %d of the %d nodes that took part sent one, and %d are needed"
                 " to the end",
@@ -292,11 +273,12 @@ class SecureSums:
             read: parses a reply; raises where it is malformed.
 
         Returns:
-            What was read, by place; and the replies, without those that could not be read.
+            What was read, by place; and the replies, with an error for each that could not be read.
         """
         messages = [Message(content, nodes[place], kind) for place, content in contents.items()]
         if not messages:
             return {}, []
+        sent = {message.metadata.dst_node_id: message for message in messages}
         places = {nodes[place]: place for place in contents}
         found: dict[int, Read] = {}
         replies: list[Message] = []
@@ -306,8 +288,9 @@ class SecureSums:
                 try:
                     found[places.pop(node)] = read(reply.content)  # a second answer is refused
                 except Exception as error:  # untrusted input may be anything
-                    log.warning("node %d: the answer to %s is left out: %s", node, kind, error)
-                    continue
+                    reason = f"the answer to {kind} is left out: {error}"
+                    log.warning("node %d: %s", node, reason)
+                    reply = Message(Error(_UNREADABLE, reason), reply_to=sent[node])
             replies.append(reply)
         return dict(sorted(found.items())), replies
 

@@ -33,7 +33,15 @@ _METRICS = 5  # columns of the table of results
 _MOST_DISTRIBUTIONS = 8
 _MOST_GROUPS = 4
 _CURVES = ("hits@10", "ndcg@10", "hits@5", "validation-")
-_NOT_CURVES = ("round", "num-clients", "num-examples", "epsilon")
+_NOT_CURVES = (
+    "round",
+    "num-clients",
+    "num-examples",
+    "epsilon",
+    "dropped-replies",
+    "bounded-replies",
+    "dropped-or-bounded",
+)
 
 
 def notes(runs: Sequence[Run]) -> list[Note]:

@@ -9,18 +9,25 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.messages import GROUP, pack_sum, pack_train
+from fedrec.protocol.messages import (
+    GROUP,
+    pack_sum,
+    pack_train,
+    unpack_parameters,
+    unpack_sum,
+)
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder, TrainSum
-from fedrec.protocol.sparse_update import SparseUpdate
+from fedrec.protocol.sparse_update import SparseUpdate, dense_change
 from fedrec.protocol.zero_copy import to_record
 from server.deployed.reply_validation import ReplyValidator, evaluated, metrics_of, of_usual_size
+from server.exchange.dropped_replies import DroppedReplies
 
 pytestmark = pytest.mark.usefixtures("identity")
 THETA = {"w": np.zeros((4, 2), dtype=np.float32), "b": np.zeros(3, dtype=np.float32)}
 
 
-def asked(*nodes, clients=(1, 2), protection=None, weighting="uniform"):
-    order = TrainOrder(1, np.array(clients), weighting, {"name": "sgd"}, protection=protection)
+def asked(*nodes, clients=(1, 2), protection=None, weighting="uniform", step="sgd"):
+    order = TrainOrder(1, np.array(clients), weighting, {"name": step}, protection=protection)
     return [Message(pack_train(to_record(THETA), order), node, "train") for node in nodes]
 
 
@@ -109,8 +116,6 @@ BAD = {
     "text": RecordDict(
         {"arrays": ArrayRecord([np.zeros(2)]), "metrics": ConfigRecord({"num-clients": "many"})}
     ),
-    "a million times too large": total(1e5),
-    "more than floats hold": total(3e38),
 }
 
 
@@ -119,14 +124,56 @@ def test_a_bad_sum_is_left_out_and_the_others_count(bad):
     assert through(ReplyValidator(), total(), bad, total(0.2)) == [2, 4]
 
 
-def test_a_million_times_too_large_is_known_from_earlier_rounds_and_from_one_other_node():
-    assert through(ReplyValidator(), total(1e5), total()) == [3]
+def bounded(validator, *sums, **order):
+    """What is left of the sums of nodes 2, 3, ...: norm per weight, examples per client, weight."""
+    messages = asked(*range(2, 2 + len(sums)), **order)
+    replies = [
+        Message(pack_sum(one), reply_to=message)
+        for one, message in zip(sums, messages, strict=True)
+    ]
+    found = [unpack_sum(one.content) for one in validator.trained(messages, replies, THETA)]
+    return [(_norm(one) / one.weight, one.examples / one.clients, one.weight) for one in found]
+
+
+def _norm(one):
+    squares = [np.square(dense_change(own, THETA[name])).sum() for name, own in one.total.items()]
+    return float(np.sqrt(sum(squares)))
+
+
+@pytest.mark.parametrize("times", [11, 900, 1e6, 1e39])
+def test_a_node_counts_at_most_ten_times_the_usual(times):
+    """A node of four with an update of 900 times the norm would determine the model."""
+    record = DroppedReplies()
+    found = bounded(ReplyValidator(record), total(), total(times * 0.1), total(0.2), total(0.05))
+    norms = [norm for norm, *_ in found]
+    usual = norms[0]
+    np.testing.assert_allclose(norms, [usual, 10 * usual, 2 * usual, usual / 2], rtol=1e-5)
+    row = record.columns()
+    assert (row["dropped-replies"], row["bounded-replies"]) == (0, 1)
+    assert row["dropped-or-bounded"].startswith("node 3: norm of the update")
+
+
+def test_updates_within_ten_times_the_usual_are_not_touched():
+    honest = [total(0.1), total(0.9), total(0.2), total(0.02)]
+    messages = asked(2, 3, 4, 5)
+    replies = [
+        Message(pack_sum(one), reply_to=message)
+        for one, message in zip(honest, messages, strict=True)
+    ]
+    contents = [reply.content for reply in replies]
+    found = ReplyValidator().trained(messages, replies, THETA)
+    assert [reply.content is content for reply, content in zip(found, contents, strict=True)] == [
+        True
+    ] * 4
+
+
+def test_few_replies_are_compared_with_earlier_ones_of_the_same_step():
+    ((usual, *_),) = bounded(ReplyValidator(), total())
+    assert bounded(ReplyValidator(), total(1e5), total())[0][0] == pytest.approx(10 * usual)
     validator = ReplyValidator()
-    assert (
-        through(validator, total()) == [2]
-        and through(validator, total(1e5)) == []
-        and through(validator, total(2.0)) == [2]
-    )
+    bounded(validator, total())
+    assert bounded(validator, total(1e5))[0][0] == pytest.approx(10 * usual, rel=1e-5)
+    assert bounded(validator, total(1e5), step="counts")[0][0] == pytest.approx(1e6 * usual)
 
 
 def test_the_size_is_not_revealed_under_differential_privacy():
@@ -179,20 +226,27 @@ def test_drift_counts_in_the_norm():
     """It moves every row of the table, named or not: with large parameters a small one is a large
     update."""
     theta = {"w": np.full((4, 2), 1e6, np.float32), "b": np.zeros(3, np.float32)}
-    assert through(ReplyValidator(), total(), drifting(-1.0), total(0.2), theta=theta) == [2, 4]
-    assert through(ReplyValidator(), total(), drifting(-1e-7), total(0.2), theta=theta) == [2, 3, 4]
+    for drift, scaled in ((-1.0, 1), (-1e-7, 0)):
+        record = DroppedReplies()
+        sums = (total(), drifting(drift), total(0.2))
+        assert through(ReplyValidator(record), *sums, theta=theta) == [2, 3, 4]
+        assert record.columns().get("bounded-replies", 0) == scaled
     private = Protection(1.0, 2, ("w", "b"), noise_scale=1.0)
     assert through(ReplyValidator(), total(), drifting(1e37), protection=private) == [2]
 
 
 def test_one_liar_does_not_outweigh_all_others():
-    """FedAvg weights by examples: a node that claims 10^9 of them would determine the model."""
-    honest = [total(weight=float(count), examples=count) for count in (40, 9, 400)]
-    liar = total(weight=1e9, examples=10**9)
-    assert through(ReplyValidator(), *honest, liar, weighting="examples") == [2, 3, 4]
+    """FedAvg weights by examples: a node that claims 9,999 of them would determine the model."""
+    honest = [total(weight=float(count), examples=count) for count in (40, 8, 80)]
+    liar = total(900.0, weight=9999.0, examples=9999)
+    found = bounded(ReplyValidator(), *honest, liar, weighting="examples")
+    assert [weight for *_, weight in found] == pytest.approx([40, 8, 80, 400])
+    assert [examples for _, examples, _ in found] == pytest.approx([20, 4, 40, 200], abs=0.5)
+    norms = [norm for norm, *_ in found]
+    assert norms[3] <= 10 * np.median(norms[:3]) * 1.0001
 
 
-@pytest.mark.parametrize("stated", [10**6, 10**11])
+@pytest.mark.parametrize("stated", [9999, 10**6, 10**11])
 def test_nor_does_one_in_flowers_form(stated):
     config = ConfigRecord({"server-round": 1})
     messages = [
@@ -200,11 +254,28 @@ def test_nor_does_one_in_flowers_form(stated):
         for n in (2, 3, 4)
     ]
     near = {"w": np.full((4, 2), 0.1, np.float32), "b": np.zeros(3, np.float32)}
-    replies = [
-        Message(standard(near, count), reply_to=message)
-        for message, count in zip(messages, (10, 12, stated), strict=True)
-    ]
-    assert ReplyValidator().trained(messages, replies, THETA) == replies[:2]
+    far = {"w": np.full((4, 2), 90.0, np.float32), "b": np.zeros(3, np.float32)}
+    sent = zip(messages, (near, near, far), (10, 12, stated), strict=True)
+    replies = [Message(standard(own, count), reply_to=message) for message, own, count in sent]
+    found = [reply.content for reply in ReplyValidator().trained(messages, replies, THETA)]
+    assert len(found) == 3 and (unpack_parameters(found[0])["w"] == near["w"]).all()
+    np.testing.assert_allclose(unpack_parameters(found[2])["w"], 1.0, rtol=1e-5)
+    assert next(iter(found[2].metric_records.values()))["num-examples"] == 120
+
+
+def test_rejected_replies_are_recorded_with_node_and_reason():
+    record = DroppedReplies(always=True)
+    (message,), (foreign,) = asked(2), asked(9)
+    replies = [Message(pack_sum(total()), reply_to=m) for m in (message, message, foreign)]
+    ReplyValidator(record).trained([message], replies, THETA)
+    through(ReplyValidator(record), BAD["NaN"])
+    assert record.columns() == {
+        "dropped-replies": 3,
+        "bounded-replies": 0,
+        "dropped-or-bounded": "node 2: a second answer; node 9: not asked for;"
+        " node 2: 'w' has a wrong shape or is not finite",
+    }
+    assert record.columns()["dropped-replies"] == 0
 
 
 def test_metrics_are_of_clients_that_were_asked_for_and_in_range():

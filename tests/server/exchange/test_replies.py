@@ -9,6 +9,7 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from fedrec.errors import ClientError
+from server.exchange.dropped_replies import DroppedReplies
 from server.exchange.replies import answers
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -31,13 +32,15 @@ def refused(found, **settings):
 
 def test_all_good():
     found = replies(3)
-    assert answers(iter(found), sent=3, max_failures=0.0) == found
-    assert answers([], sent=0, max_failures=0.0) == []
+    assert answers(iter(found), sent=[2, 3, 4], max_failures=0.0) == found
+    assert answers([], sent=[], max_failures=0.0) == []
 
 
 def test_one_failure_is_too_many_by_default_and_its_text_is_shown():
     error = refused(
-        replies(2, "client 7 failed\n  got: ZeroDivisionError\n", "other"), sent=4, max_failures=0.0
+        replies(2, "client 7 failed\n  got: ZeroDivisionError\n", "other"),
+        sent=[2, 3, 4, 5],
+        max_failures=0.0,
     )
     assert error.problem == "2 of 4 nodes failed"
     assert error.got == "client 7 failed\n  got: ZeroDivisionError" and "max-failures" in error.fix
@@ -48,18 +51,28 @@ def test_a_share_of_failures_is_tolerated(share, fine, caplog):
     found = replies(3, "client 7 failed")
     with caplog.at_level(logging.WARNING, "fedrec"):
         if fine:
-            assert answers(found, sent=4, max_failures=share) == found[1:]
+            assert answers(found, sent=[2, 3, 4, 5], max_failures=share) == found[1:]
         else:
-            assert f"{share:g}" in refused(found, sent=4, max_failures=share).expected
+            assert f"{share:g}" in refused(found, sent=[2, 3, 4, 5], max_failures=share).expected
     assert "node 2 failed: client 7 failed" in caplog.text
 
 
 def test_a_missing_reply_is_a_failure(caplog):
-    error = refused(replies(3), sent=4, max_failures=0.0)
+    error = refused(replies(3), sent=[2, 3, 4, 5], max_failures=0.0)
     assert error.problem == "1 of 4 nodes failed" and error.got == "no answer in time"
     assert "engine.timeout" in error.fix and "1 of 4 nodes did not answer in time" in caplog.text
-    assert len(answers(replies(3), sent=4, max_failures=0.3)) == 3
+    assert len(answers(replies(3), sent=[2, 3, 4, 5], max_failures=0.3)) == 3
 
 
 def test_all_nodes_may_fail_if_all_failures_are_tolerated():
-    assert answers(replies(0, "a", "b"), sent=2, max_failures=1.0) == []
+    assert answers(replies(0, "a", "b"), sent=[2, 3], max_failures=1.0) == []
+
+
+def test_failed_and_missing_replies_are_recorded_with_their_nodes():
+    dropped = DroppedReplies()
+    answers(replies(1, "no room"), sent=[2, 3, 9], max_failures=1.0, dropped=dropped)
+    assert dropped.columns() == {
+        "dropped-replies": 2,
+        "bounded-replies": 0,
+        "dropped-or-bounded": "node 2: failed: no room; node 9: no answer in time",
+    }

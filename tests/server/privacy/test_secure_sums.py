@@ -55,7 +55,8 @@ from fedrec.secure.common_order import digest_of
 from fedrec.secure.identity import Identity
 from fedrec.secure.session import Session
 from server.cohorts.roster import call_roster
-from server.privacy.secure_sums import FEDERATION, refuse_non_additive, secure_sums
+from server.privacy.secure_sums import FEDERATION, secure_sums
+from server.strategy_checks import refuse_non_additive
 from simulations.deployment.pki.certificates import Authority
 from simulations.engines.grid import FIRST_NODE_ID, contexts_of
 from simulations.engines.serial import SerialGrid

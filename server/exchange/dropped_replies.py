@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A record of the replies that a run did without, or that it scaled down: how many in each round,
+of which nodes, and why.
+
+In `rounds.csv`: `dropped-replies`, `bounded-replies` (numbers of replies) and `dropped-or-bounded`
+(the nodes with the reasons; empty in rounds without any). A run on real nodes always has these
+columns, a simulation only from the first such reply on. At the end of the run a sentence states the
+totals. In privacy mode `secure` no node is named outside the log, because the cohort is secret.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from server.extension import RunExtension
+
+_TOLD = 300  # characters of a reason
+_NAMED = 5  # nodes in the sentence at the end
+
+
+class DroppedReplies(RunExtension):
+    """Counts the replies of each round that were dropped or scaled down.
+
+    Args:
+        always: whether every round has the columns.
+        names: whether nodes and reasons are written.
+    """
+
+    name = "replies"
+
+    def __init__(self, *, always: bool = False, names: bool = True) -> None:
+        self._always, self._names = always, names
+        self._round: list[tuple[str, str]] = []  # what happened, and to whom, in this round
+        self._counts: Counter[str] = Counter()  # replies by what happened, and rounds
+        self._nodes: Counter[str] = Counter()
+
+    def dropped(self, node: int | None, reason: str) -> None:
+        """A reply is dropped, or did not come.
+
+        Args:
+            node: Flower's id of the node; None: unknown.
+            reason: why.
+        """
+        self._add("dropped", node, reason)
+
+    def bounded(self, node: int, reason: str) -> None:
+        """A reply is scaled down, likewise."""
+        self._add("bounded", node, reason)
+
+    def columns(self) -> dict[str, Any]:
+        """Numbers of replies in the round that ends, and the nodes."""
+        found, self._round = self._round, []
+        if not (found or self._always):
+            return {}
+        self._always = True
+        self._counts["rounds"] += bool(found)
+        counts = Counter(what for what, _ in found)
+        told = "; ".join(text for _, text in found) if self._names else ""
+        return {
+            "dropped-replies": counts["dropped"],
+            "bounded-replies": counts["bounded"],
+            "dropped-or-bounded": told,
+        }
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """The totals, for a resumed run."""
+        text = json.dumps([self._counts, self._nodes])
+        return {"totals": np.frombuffer(text.encode(), dtype=np.uint8)}
+
+    def restore(self, memory: dict[str, np.ndarray]) -> None:
+        """Restore what `memory` returned."""
+        if "totals" in memory:
+            self._counts, self._nodes = map(Counter, json.loads(memory["totals"].tobytes()))
+
+    def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+        """A sentence with the totals, the final evaluation included; none without such replies."""
+        dropped, bounded = self._counts["dropped"], self._counts["bounded"]
+        if not dropped + bounded:
+            return [], {}
+        words = (
+            f"Replies of nodes: {dropped} dropped or missing, {bounded} scaled down, in"
+            f" {self._counts['rounds']} of {rounds} rounds{self._most()}. The columns"
+            " dropped-replies, bounded-replies and dropped-or-bounded of rounds.csv, and log.txt,"
+            " say which and why."
+        )
+        return [words], {"dropped": dropped, "bounded": bounded, "in words": [words]}
+
+    def _add(self, what: str, node: int | None, reason: str) -> None:
+        who = "a node" if node is None else f"node {node}"
+        self._round.append((what, f"{who}: {' '.join(reason.split())[:_TOLD]}"))
+        self._counts[what] += 1
+        if node is not None:
+            self._nodes[str(node)] += 1
+
+    def _most(self) -> str:
+        if not (self._names and self._nodes):
+            return ""
+        named = [f"node {node} {count}" for node, count in self._nodes.most_common(_NAMED)]
+        return " and the evaluations (" + ", ".join(named) + ")"
