@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clients.device.own_data import read_own
 from clients.device.policy import Policy
 from fedrec.errors import DataError, EngineError
 from fedrec.experiment.overrides import override
@@ -90,6 +91,25 @@ class ClientPlan:
         for name, value in self.config:
             self._refuse_strange(name, value)
 
+    def check_data(self) -> None:
+        """Read the data as the node will, so that errors are found before it connects.
+
+        Raises:
+            DataError: there is no catalogue, or the data do not fit it.
+        """
+        if not self.catalogue.is_file():
+            raise DataError(
+                f"there is no {self.catalogue}",
+                expected="the operator's catalogue of items, as in the folders of other nodes",
+                fix="ask the operator for it; fedrec deploy add-nodes DEPLOYMENT 0 writes it",
+            )
+        read_own(self.data or self.join / "data.csv", self.catalogue)
+
+    @property
+    def catalogue(self) -> Path:
+        """The operator's catalogue."""
+        return self.join / "catalogue.json"
+
     def _refuse_strange(self, name: str, value: object) -> None:
         """Refuse a setting that Flower's node configuration cannot hold."""
         text = isinstance(value, str) and not set(value) & set("\"'\\\n")
@@ -117,7 +137,7 @@ class ClientPlan:
         if self.data is not None:
             table |= {
                 "data": str(self.data),
-                "catalogue": str(self.join / "catalogue.json"),
+                "catalogue": str(self.catalogue),
                 "join": str(self.join),
             }
         return " ".join(f"{name}={json.dumps(value)}" for name, value in table.items())
@@ -210,11 +230,7 @@ def client_processes(plan: ClientPlan) -> list[Process]:
         *executor_flags(plan.address, meeting / "ca.crt"),
         *("--superexec-auth-secret-file", str(meeting / "node.secret")),
     )
-    known = (
-        {}
-        if plan.data is None
-        else {DATA: str(plan.data), CATALOGUE: str(plan.join / "catalogue.json")}
-    )
+    known = {} if plan.data is None else {DATA: str(plan.data), CATALOGUE: str(plan.catalogue)}
     poll = {TASK_POLL: os.environ.get(TASK_POLL, "0.1")}
     return [
         Process("supernode", ("supernode", *supernode_flags(plan)), home),
@@ -226,9 +242,12 @@ def run_client(plan: ClientPlan, part: str = "all") -> None:
     """Run a client, or one of its two processes, until it gets a stop signal.
 
     Raises:
-        EngineError, DataError: see `ClientPlan.check`.
+        EngineError, DataError: see `ClientPlan.check` and `ClientPlan.check_data`.
     """
     refuse_root_in_a_container()
+    plan.check(part)
+    if part != "supernode":
+        plan.check_data()
     prepare(plan, part)
     run_nodes(
         [process for process in client_processes(plan) if part in ("all", process.name)],

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedrec.errors import RunError
@@ -71,7 +72,8 @@ def _make_signing_key(authority: Authority, folder: Path) -> None:
 def add_nodes(deployment: Deployment, count: int) -> Deployment:
     """The same deployment with more nodes; they may join while it runs, once they are registered.
 
-    Nodes of an older version get the keys that they lack, also if no nodes are added.
+    Nodes get the catalogue of the others, and those of an older version the keys that they lack,
+    also if no nodes are added.
 
     Raises:
         RunError: the authority's key is missing.
@@ -84,8 +86,18 @@ def add_nodes(deployment: Deployment, count: int) -> Deployment:
     for number in range(before + 1, before + count + 1):
         make_node(deployment, authority, deployment.node(number))
     grown = deployment.changed(nodes=before + count)
+    _copy_catalogue(grown.node_folders())
     write_compose(grown)
     return grown
+
+
+def _copy_catalogue(folders: Sequence[Path]) -> None:
+    """Give all nodes the catalogue that one of them has."""
+    files = [folder / "catalogue.json" for folder in folders]
+    known = next((file.read_bytes() for file in files if file.is_file()), None)
+    for file in files:
+        if known is not None and not file.exists():
+            write_atomically(file, known)
 
 
 def _authority(deployment: Deployment) -> Authority:

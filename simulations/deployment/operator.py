@@ -13,10 +13,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 
-from fedrec.errors import EngineError
+from fedrec.errors import EngineError, FedrecError
 from simulations.deployment.layout import Deployment
 from simulations.deployment.processes.commands import (
     Process,
@@ -26,6 +27,9 @@ from simulations.deployment.processes.commands import (
     server_processes,
 )
 from simulations.deployment.processes.health import is_healthy
+
+if TYPE_CHECKING:
+    from simulations.deployment.client import ClientPlan
 
 START_SECONDS = 90.0
 
@@ -46,8 +50,12 @@ def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
     processes are not restarted.
 
     Raises:
+        DataError: the data of a node on this machine do not fit the catalogue.
         EngineError: something did not start in time; names it and the end of its log.
     """
+    here = local_plans(deployment)
+    for plan in here:
+        plan.check_data()
     if supervisor_of(deployment) is None:
         _start_supervisor(deployment)
     deadline = time.monotonic() + wait
@@ -57,9 +65,7 @@ def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
         deadline,
     )
     register_nodes(deployment)
-    _wait_for_nodes(
-        deployment, deployment.settings.nodes if node_process(deployment) else 0, deadline
-    )
+    _wait_for_nodes(deployment, len(here), deadline)
 
 
 def down(deployment: Deployment, *, wait: float = 45.0) -> bool:
@@ -211,19 +217,35 @@ def _table(deployment: Deployment) -> dict:
         return {}
 
 
+def local_plans(deployment: Deployment) -> list[ClientPlan]:
+    """The nodes that run on this machine: those with data in their folder. Others are meant for
+    other machines."""
+    from simulations.deployment import client
+
+    if not node_process(deployment):
+        return []
+    plans = [
+        client.plan_of(folder, deployment.gateway, port=deployment.settings.node_port + place)
+        for place, folder in enumerate(deployment.node_folders())
+    ]
+    return [plan for plan in plans if plan.data is not None]
+
+
 def run_nodes_here(deployment: Deployment) -> None:
     """Run the deployment's nodes on this machine until a stop signal; the main function of process
-    `nodes`."""
+    `nodes`. A node that cannot run is left out, with its error in the log."""
     from simulations.deployment import client
 
     processes = []
-    for number, folder in enumerate(deployment.node_folders(), 1):
-        plan = client.plan_of(
-            folder, deployment.gateway, port=deployment.settings.node_port + number - 1
-        )
-        client.prepare(plan)
+    for plan in local_plans(deployment):
+        try:
+            client.prepare(plan)
+            plan.check_data()
+        except FedrecError as error:
+            print(f"{plan.join.name} is not started: {error}", file=sys.stderr, flush=True)
+            continue
         for process in client.client_processes(plan):
-            processes.append(replace(process, name=f"{folder.name}/{process.name}"))
+            processes.append(replace(process, name=f"{plan.join.name}/{process.name}"))
     client.run_nodes(processes, deployment.logs / "nodes")
 
 

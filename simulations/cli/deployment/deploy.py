@@ -87,6 +87,13 @@ def up(folder: Folder) -> None:
     deployment = Deployment(folder)
     operator.up(deployment)
     _show(deployment)
+    here = len(operator.local_plans(deployment))
+    if deployment.settings.local_nodes and here < deployment.settings.nodes:
+        typer.echo(
+            f"{deployment.settings.nodes - here} nodes have no data.csv in their folder and are not"
+            " started here",
+            err=True,
+        )
 
 
 @app.command(short_help="Show processes, nodes and runs.")

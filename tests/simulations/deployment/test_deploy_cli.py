@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import tomllib
 from pathlib import Path
@@ -13,8 +14,9 @@ from typer.testing import CliRunner
 from fedrec.errors import DataError, EngineError, ExperimentError, RunError
 from fedrec.experiment.loading import load
 from simulations.cli import app
-from simulations.deployment import launch, operator
+from simulations.deployment import client, launch, operator
 from simulations.deployment.client import client_processes, plan_of, prepare
+from simulations.deployment.initialise import add_nodes
 from simulations.deployment.layout import Deployment, DeploymentConfig
 from simulations.deployment.pki.keys import private_folder
 from simulations.deployment.processes.commands import node_process, server_processes
@@ -68,6 +70,76 @@ def test_nodes_may_be_added(made):
         (folder / "node.key").is_file() for folder in grown.node_folders()
     )
     assert "supernode-5" in (grown.path / "docker-compose.yml").read_text()
+
+
+CATALOGUE = {"items": ["x", "y"], "item-features": [], "user-features": [], "rated": False}
+
+
+@pytest.fixture
+def shards(made):
+    """The deployment with data on nodes 1 and 2, and a catalogue on node 1."""
+    for number in (1, 2):
+        (made.node(number) / "data.csv").write_text("user,item\na,x\na,y\n")
+    catalogue = {**CATALOGUE, "timed": False, "name": "letters"}
+    (made.node(1) / "catalogue.json").write_text(json.dumps(catalogue))
+    return made
+
+
+def test_added_nodes_and_older_ones_get_the_catalogue(shards):
+    CliRunner().invoke(app, ["deploy", "add-nodes", str(shards.path), "1"])
+    grown = Deployment(shards.path)
+    first, *others = [(folder / "catalogue.json").read_bytes() for folder in grown.node_folders()]
+    assert len(others) == 3 and set(others) == {first}
+
+
+def test_only_nodes_that_can_run_are_started_here(shards, monkeypatch, capsys):
+    """A node without data, or with wrong ones, would otherwise end all nodes each time that they
+    are started."""
+    shards = add_nodes(shards, 1)
+    (shards.node(2) / "data.csv").write_text("user,item\na,z\n")
+    (shards.node(4) / "data.csv").write_text("user,item\nb,x\n")
+    started = []
+    monkeypatch.setattr(client, "run_nodes", lambda processes, _: started.extend(processes))
+    operator.run_nodes_here(shards)
+    assert [process.name for process in started] == [
+        f"node-{number}/{part}" for number in (1, 4) for part in ("supernode", "executor")
+    ]
+    assert "--port 19103" in " ".join(started[2].command)  # its own, whoever is left out
+    said = capsys.readouterr().err
+    assert "node-2 is not started" in said and "no item of the catalogue" in said
+    assert "node-3" not in said
+
+
+def test_up_waits_for_the_nodes_with_data_and_refuses_wrong_ones(shards, monkeypatch):
+    add_nodes(shards, 0)
+    waited = []
+    monkeypatch.setattr(operator, "supervisor_of", lambda _: 1)
+    monkeypatch.setattr(operator, "_wait_for", lambda *_: None)
+    monkeypatch.setattr(operator, "register_nodes", lambda _: {})
+    monkeypatch.setattr(operator, "_wait_for_nodes", lambda _, count, __: waited.append(count))
+    operator.up(shards)
+    assert waited == [2]  # of three
+    (shards.node(1) / "data.csv").write_text("user,thing\na,x\n")
+    with pytest.raises(DataError, match="item"):
+        operator.up(shards)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [("user,item\na,z\n", "no item of the catalogue"), ("user,thing\na,x\n", "'item'")],
+)
+def test_a_clients_data_are_checked_before_it_connects(shards, tmp_path, monkeypatch, rows, words):
+    started = []
+    monkeypatch.setattr(client, "run_nodes", lambda *given: started.append(given))
+    (tmp_path / "bad.csv").write_text(rows)
+    command = ["client", "--join", str(shards.node(1)), "--superlink", shards.gateway]
+    done = CliRunner().invoke(app, [*command, "--data", str(tmp_path / "bad.csv")])
+    assert isinstance(done.exception, DataError) and words in str(done.exception)
+    assert not started and not (shards.node(1) / "state").exists()
+    done = CliRunner().invoke(app, [*command[:2], str(shards.node(2)), *command[3:]])
+    assert isinstance(done.exception, DataError) and "catalogue.json" in str(done.exception)
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0 and len(started) == 1
 
 
 def test_the_superlink_listens_on_this_machine_only_and_asks_for_keys_and_secrets(made):

@@ -68,9 +68,6 @@ def test_a_node_that_comes_late_is_used_from_the_next_round_on(federation, tmp_p
     before = json.loads((federation.folder("late") / "roster.json").read_text())
     number = federation.add_node()
     node = federation.deployment.node(number)
-    (node / "catalogue.json").write_bytes(
-        (federation.deployment.node(1) / "catalogue.json").read_bytes()
-    )
     items = json.loads((node / "catalogue.json").read_text())["items"]
     lines = [
         f"{name},{item},5,{time},train"
