@@ -9,7 +9,9 @@ nodes that it received and the experiment's settings. It also checks the other t
 number of clients of each node and the fixed-point precision, and binds them to its messages to
 other nodes: a server that sends different terms to different nodes gets no sum. The training order
 and its parameters are among the terms. A real node takes channel keys only from nodes that the
-deployment's authority has certified.
+deployment's authority has certified. It takes part in a repeated round only with the same clients,
+and unmasks it only for the same nodes and survivors, unless clients add noise: the difference of
+two sums is what the others contribute.
 """
 
 from __future__ import annotations
@@ -127,6 +129,12 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
         raise _unsound("a training order other than the one that the nodes agreed on")
     kept = _received(node, secure, secrets, mask_keys)
     accepted = node.accept(order)
+    if node.sums_once and not (order.protection and order.protection.noise_scale):
+        group = masks.digest(b"group", *pieces(secrets["channels"], KEY_BYTES))
+        own = masks.digest(b"clients", np.unique(np.asarray(accepted.clients)).tobytes())
+        if not node.session_secrets.first_sum(order.round, own, group):
+            raise _second_sum(order.round)
+        kept |= {"round": _number(order.round), "group": group}
     # before anything is masked: a node killed after this has dropped out
     node.session_secrets.masked(secure.session, kept)
     shapes = vector.shapes_of(arrays, order.protection)
@@ -149,7 +157,8 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
     this node.
 
     Raises:
-        ClientError: the session was unmasked before, or too few nodes are said to have survived.
+        ClientError: the session was unmasked before, or too few nodes are said to have survived,
+            or another sum of the round was unmasked before.
     """
     secrets = node.session_secrets.waiting(order.session)
     place, nodes = _read(secrets["place"]), len(order.survivors)
@@ -164,9 +173,22 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
         or len(survivors) < _quorum(node, nodes)
     ):
         raise _unsound(f"{len(survivors)} survivors of {nodes} nodes")
+    if "round" in secrets:
+        again = _read(secrets["round"]), secrets["group"], order.survivors
+        if not node.session_secrets.same_sum(*again):
+            raise _second_sum(_read(secrets["round"]))
     node.session_secrets.end(order.session)
     shown = {other: (of_selves if other in survivors else of_masks)[other] for other in of_masks}
     return UnmaskReply(joined(shown, nodes, SEED_BYTES))
+
+
+def _second_sum(round_number: int) -> RefusalError:
+    return RefusalError(
+        f"this node refuses another sum of round {round_number}",
+        expected="the nodes, clients and survivors of the first one, or noise that clients add",
+        got="others: the difference of the sums would be what some of them contribute",
+        fix="none; the round has no sum, and the run continues",
+    )
 
 
 def _encoded(

@@ -56,6 +56,7 @@ class DeviceNode(Node):
     """
 
     hides_failures = True
+    sums_once = True
 
     def __init__(
         self,

@@ -59,6 +59,9 @@ class Node:
     unmasked."""
     least_clients = 0
     """Smallest number of its clients in a masked sum."""
+    sums_once = False
+    """Whether a round without the clients' own noise is unmasked again only for the same nodes and
+    clients."""
     hides_failures = False
     """Whether a client whose training fails counts as zero where its update is protected or masked,
     so that the answer does not reveal the failure."""

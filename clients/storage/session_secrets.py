@@ -97,6 +97,40 @@ class SessionSecrets:
             _one(connection, session, "masked")
             connection.execute("DELETE FROM session")
 
+    def first_sum(self, round_number: int, clients: bytes, group: bytes) -> bool:
+        """Whether a sum that is to be masked is the first one of its round, which is recorded, or
+        has the same clients.
+
+        Args:
+            round_number: the round.
+            clients: digest of the node's clients in it.
+            group: digest of the nodes of its session.
+        """
+        with self._connect() as connection:
+            row = (round_number, clients, group)
+            connection.execute("INSERT OR IGNORE INTO summed VALUES (?, ?, ?, NULL)", row)
+            query = "SELECT 1 FROM summed WHERE round = ? AND clients = ?"
+            found = connection.execute(query, row[:2]).fetchone()
+        return found is not None
+
+    def same_sum(self, round_number: int, group: bytes, survivors: bytes) -> bool:
+        """Whether a sum that is to be unmasked is the first one of its round, whose survivors are
+        recorded, or has the same nodes and survivors.
+
+        Args:
+            round_number: the round.
+            group: see `first_sum`.
+            survivors: a byte per node, 1 for those whose numbers are in the sum.
+        """
+        which = "WHERE round = ? AND nodes = ?"
+        with self._connect() as connection:
+            row = (survivors, round_number, group)
+            unknown = "survivors IS NULL"
+            connection.execute(f"UPDATE summed SET survivors = ? {which} AND {unknown}", row)
+            query = f"SELECT 1 FROM summed {which} AND survivors = ?"
+            found = connection.execute(query, (*row[1:], survivors)).fetchone()
+        return found is not None
+
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
         """A connection whose changes are committed together at the end, or not at all. No other
@@ -108,6 +142,10 @@ class SessionSecrets:
                 "CREATE TABLE IF NOT EXISTS session (id BLOB PRIMARY KEY, stage TEXT, secrets TEXT)"
             )
             connection.execute("CREATE TABLE IF NOT EXISTS begun (id BLOB PRIMARY KEY)")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS summed"
+                " (round INTEGER PRIMARY KEY, clients BLOB, nodes BLOB, survivors BLOB)"
+            )
             connection.execute("BEGIN IMMEDIATE")
             yield connection
 

@@ -54,7 +54,7 @@ from fedrec.secure import masks, vector
 from fedrec.secure.common_order import digest_of
 from fedrec.secure.identity import Identity
 from fedrec.secure.session import Session
-from server.cohorts.roster import call_roster
+from server.cohorts.roster import Roster, call_roster
 from server.privacy.secure_sums import FEDERATION, secure_sums
 from server.strategy_checks import refuse_non_additive
 from simulations.deployment.pki.certificates import Authority
@@ -683,3 +683,68 @@ def test_strategies_that_are_not_additive_are_refused():
         ExperimentError, match=r"'FedAvg' needs more than the sum(.*\n)*.*'reptile'"
     ):
         refuse_non_additive(FedAvg())
+
+
+@pytest.fixture
+def repeated(federation):
+    """Real nodes, which keep their clients, and an order for all of these but one of node 0."""
+
+    def made(nodes, **settings):
+        found = federation(nodes, **settings)
+        for context in found.grid.contexts:
+            node_of(context).sums_once = True
+        presences = tuple(replace(presence, work=None) for presence in found.roster.presences)
+        found.roster = found.sums.roster = Roster(found.roster.nodes, presences)
+        found.groups = dict(found.roster.for_training(found.roster.training))
+        order, left_out = found.order(), found.groups[FIRST_NODE_ID][0]
+        return found, replace(order, clients=order.clients[order.clients != left_out])
+
+    return made
+
+
+def test_attack_a_round_is_repeated_with_one_client_fewer(repeated, caplog):
+    """The difference of the two sums would be the update of that client."""
+    made, fewer = repeated(3)
+    assert made.secure().clients == 18
+    with caplog.at_level(logging.WARNING, "fedrec"):
+        found = made.secure(fewer)
+    assert found.clients == 0 and not any(value.any() for value in found.total.values())
+    assert "node 2 failed: this node refuses another sum of round 1" in caplog.text
+    assert made.secure(replace(fewer, round=2)).clients == 17
+
+
+def test_attack_a_round_is_repeated_without_a_node(repeated):
+    """Neither a node that is not asked again nor one that is said to have dropped out is exposed by
+    the difference."""
+    made, _ = repeated(4, threshold=0.6)
+    assert made.secure().clients == 18
+    made.grid.mute.add((3, "train"))
+    assert made.secure().clients == 0
+    made.grid.mute.clear()
+    made.grid.away.add(3)
+    assert made.secure().clients == 0
+
+
+def test_attack_a_sum_that_was_not_unmasked_is_repeated_without_a_node(repeated):
+    """Nodes record whom they mask a sum with, as they do not learn whether others unmask it."""
+    made, _ = repeated(4, threshold=0.6)
+    made.grid.deaf.update({(0, "unmask"), (1, "unmask")})
+    assert made.secure().clients == 0
+    made.grid.deaf.clear()
+    made.grid.away.add(3)
+    assert made.secure().clients == 0
+
+
+def test_a_resumed_run_repeats_a_round_with_the_same_nodes_and_clients(repeated):
+    made, _ = repeated(3)
+    first, second = made.secure(), made.secure()
+    assert first.clients == second.clients == 18
+    for name, value in first.total.items():
+        np.testing.assert_array_equal(second.total[name], value)
+
+
+def test_with_noise_of_the_clients_a_round_may_be_repeated_with_others(repeated):
+    made, fewer = repeated(3)
+    noise = Protection(0.5, 2, tuple(made.theta), noise_scale=0.3)
+    assert made.secure(made.order(noise)).clients == 18
+    assert made.secure(replace(fewer, protection=noise)).clients == 17
