@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paired tests over users: whether one system is better than another.
+"""Paired tests over users, and over seeds: whether one system is better than another.
 
 A difference of means over users is tested three ways, because metrics of single users are far from
 normal: Student's paired t, Wilcoxon's signed ranks, and a bootstrap interval of the mean difference
 (Sakai 2014; Smucker, Allan and Carterette 2007). With several comparisons, p-values are corrected
 by Holm's step-down procedure.
+
+A test over users holds for the seeds that were run: it treats training and split as given. A test
+over seeds treats each seed's mean difference as one value, and so includes their variation.
 """
 
 from __future__ import annotations
@@ -47,6 +50,34 @@ class PairedTest:
     rank_effect: float
     better: int
     worse: int
+
+
+@dataclass(frozen=True)
+class SeedTest:
+    """A system beside a reference under the same seeds.
+
+    Attributes:
+        common_seeds: number of seeds under which both were tested.
+        seed_difference: mean over seeds of the mean difference over users.
+        seed_p: two-sided p-value of the paired t test over seeds, in [0, 1], with
+            `common_seeds` - 1 degrees of freedom; NaN with one seed, or where all seeds have the
+            same difference.
+    """
+
+    common_seeds: int
+    seed_difference: float
+    seed_p: float
+
+
+def seed_test(differences: np.ndarray) -> SeedTest:
+    """The paired t test over seeds.
+
+    Args:
+        differences: of each seed, system minus reference, the mean over users, `[seeds]`.
+    """
+    varied = len(differences) > 1 and float(np.ptp(differences)) > 0
+    p = float(np.asarray(stats.ttest_1samp(differences, 0.0))[1]) if varied else math.nan
+    return SeedTest(len(differences), float(differences.mean()), p)
 
 
 def paired_tests(
@@ -102,8 +133,14 @@ def _tested(differences: np.ndarray, low: float, high: float) -> PairedTest:
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:
-    """P-values `float [n]` corrected for their number (Holm 1979), in the same order, at most 1."""
+    """P-values `float [n]` corrected for their number (Holm 1979), in the same order, at most 1;
+    NaN, where there was no test, stays NaN and does not count."""
     p_values = np.asarray(p_values, dtype=np.float64)
+    tested = np.isfinite(p_values)
+    if not tested.all():
+        found = np.full_like(p_values, np.nan)
+        found[tested] = holm(p_values[tested])
+        return found
     order = np.argsort(p_values, kind="stable")
     factors = len(p_values) - np.arange(len(p_values))
     corrected = np.minimum(1.0, np.maximum.accumulate(p_values[order] * factors))

@@ -2,7 +2,8 @@
 """Paired comparison of runs over users: differences between systems, with intervals and tests.
 
 Runs that differ in nothing but their seed are one system. Each user counts once: a user who was
-tested under several seeds enters with the mean of its differences. Only systems that were tested on
+tested under several seeds enters with the mean of its differences. With several seeds, a second
+test is over seeds, each with its mean difference. Only systems that were tested on
 the same users of the same data are compared.
 """
 
@@ -18,8 +19,8 @@ import pandas as pd
 from fedrec.attacks.leaky_negatives import marked
 from fedrec.errors import ExperimentError
 from fedrec.metrics.bootstrap import bootstrap_intervals
-from fedrec.metrics.paired_tests import PairedTest, holm, paired_tests
-from fedrec.report.naming import settings_table, system_names
+from fedrec.metrics.paired_tests import PairedTest, SeedTest, holm, paired_tests, seed_test
+from fedrec.report.naming import baseline_names, settings_table, system_names
 from fedrec.report.rows import is_private
 from fedrec.runs.result import Result
 
@@ -52,29 +53,28 @@ class Comparison:
         metric: what is compared.
         reference: label of the system that the others are compared with.
         systems: by label.
-        tests: by label of each other system.
+        tests: over users, by label of each other system.
+        seed_tests: over seeds, likewise.
     """
 
     metric: str
     reference: str
     systems: dict[str, System]
     tests: dict[str, PairedTest]
+    seed_tests: dict[str, SeedTest]
 
     def table(self) -> pd.DataFrame:
         """One row per system: `mean`, `low`, `high` (95% over users), `sd` over seeds, `seeds`,
-        `private`, and for all but the reference the fields of `PairedTest`, with `t_holm` and
-        `wilcoxon_holm`."""
-        labels = list(self.tests)
-        corrected = {
-            f"{name}_holm": dict(
-                zip(
-                    labels,
-                    holm(np.array([getattr(self.tests[label], f"{name}_p") for label in labels])),
-                    strict=True,
-                )
-            )
-            for name in ("t", "wilcoxon")
+        `private`, and for all but the reference the fields of `PairedTest` and of `SeedTest`, with
+        `t_holm`, `wilcoxon_holm` and `seed_holm`."""
+        compared = {
+            label: asdict(test) | asdict(self.seed_tests[label])
+            for label, test in self.tests.items()
         }
+        for name in ("t", "wilcoxon", "seed"):
+            corrected = holm(np.array([row[f"{name}_p"] for row in compared.values()]))
+            for row, value in zip(compared.values(), corrected.tolist(), strict=True):
+                row[f"{name}_holm"] = value
         rows = []
         users = [_by_user(system.users).to_numpy() for system in self.systems.values()]
         intervals = bootstrap_intervals(users)
@@ -89,9 +89,7 @@ class Comparison:
                 "mean_low": low,
                 "mean_high": high,
             }
-            if label in self.tests:
-                row |= asdict(self.tests[label])
-                row |= {name: own[label] for name, own in corrected.items()}
+            row |= compared.get(label, {})
             rows.append(row)
         return pd.DataFrame(rows).set_index("system")
 
@@ -124,13 +122,21 @@ def compare(
             fix="name more runs, or add evaluation.baselines",
         )
     others = [label for label in systems if label != reference]
-    found = paired_tests([_differences(systems[label], systems[reference]) for label in others])
-    return Comparison(metric, reference, systems, dict(zip(others, found, strict=True)))
+    differences = [_differences(systems[label], systems[reference]) for label in others]
+    over_users = paired_tests([_by_user(values).to_numpy() for values in differences])
+    over_seeds = [seed_test(_by_seed(values)) for values in differences]
+    return Comparison(
+        metric,
+        reference,
+        systems,
+        dict(zip(others, over_users, strict=True)),
+        dict(zip(others, over_seeds, strict=True)),
+    )
 
 
-def _differences(system: System, reference: System) -> np.ndarray:
-    """Differences of each user, averaged over seeds."""
-    differences = (system.users - reference.users).dropna()
+def _differences(system: System, reference: System) -> pd.Series:
+    """Differences of each user under each seed, indexed by (seed, client)."""
+    differences = pd.Series((system.users - reference.users).dropna())
     if differences.index.nunique() < 2:
         raise ExperimentError(
             f"{system.label!r} and {reference.label!r} were tested on different users",
@@ -138,7 +144,12 @@ def _differences(system: System, reference: System) -> np.ndarray:
             got=f"{len(differences)} users in common",
             fix="run both with the same [dataset], [split], evaluation and seed",
         )
-    return _by_user(differences).to_numpy()
+    return differences
+
+
+def _by_seed(values: pd.Series) -> np.ndarray:
+    """The mean of each seed, `[seeds]`."""
+    return pd.Series(values.groupby(level="seed").mean()).to_numpy()
 
 
 def _by_user(values: pd.Series) -> pd.Series:
@@ -148,15 +159,16 @@ def _by_user(values: pd.Series) -> pd.Series:
 def _systems(results: Sequence[Result], metric: str) -> dict[str, System]:
     parts: dict[str, dict[int, pd.Series]] = {}
     private: dict[str, bool] = {}
-    for result, name in zip(results, system_names(results), strict=True):
-        tables = {label: table for label, table in result.baseline_users.items()}
-        own = {name: result.users} if result.experiment.federated else {}
-        for label, table in (own | tables).items():
+    named = zip(results, system_names(results), baseline_names(results), strict=True)
+    for result, name, names in named:
+        own = marked(result.experiment)
+        tables = [(name, own, result.users)] if result.experiment.federated else []
+        tables += [(names[label], label, table) for label, table in result.baseline_users.items()]
+        for shown, label, table in tables:
             if metric not in table:
                 continue
-            real = marked(result.experiment) if label == name else label
-            private[label] = private.get(label, True) and is_private(result, real)
-            parts.setdefault(label, {}).setdefault(result.experiment.seed, pd.Series(table[metric]))
+            private[shown] = private.get(shown, True) and is_private(result, label)
+            parts.setdefault(shown, {}).setdefault(result.experiment.seed, pd.Series(table[metric]))
     if not parts:
         known = sorted({str(column) for result in results for column in result.users})
         raise _unknown("metric", metric, known)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from fedrec.report.comparison import Comparison
@@ -25,6 +26,7 @@ _ESCAPED = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
     ">": "$>$",
 }
 Format = Literal["csv", "markdown", "latex"]
+_SEEDS = "t over seeds, Holm"
 _HEADS = (
     "system",
     "private",
@@ -34,6 +36,7 @@ _HEADS = (
     "95% interval",
     "t, Holm",
     "Wilcoxon, Holm",
+    _SEEDS,
     "effect d",
     "rank effect",
     "better/worse",
@@ -41,15 +44,21 @@ _HEADS = (
 
 
 def comparison_cells(comparison: Comparison) -> list[list[str]]:
-    """Heads and rows of texts; the reference first, then the others by their means, best first."""
+    """Heads and rows of texts; the reference first, then the others by their means, best first. The
+    test over seeds has a column where there are several seeds."""
     table: dict[str, dict[str, Any]] = {
         str(row.pop("system")): row
         for row in comparison.table().reset_index().to_dict(orient="records")  # type: ignore[misc]
     }
     rest = sorted(comparison.tests, key=lambda label: -table[label]["mean"])
-    heads = [head.format(metric=comparison.metric) for head in _HEADS]
-    rows = [_cells(label, table[label]) for label in [comparison.reference, *rest]]
-    return [heads, *rows]
+    spread = any(not pd.isna(row["sd"]) for row in table.values())
+    metric = comparison.metric + (" ± sd over seeds" if spread else "")
+    heads = [head.format(metric=metric) for head in _HEADS]
+    lines = [heads, *(_cells(label, table[label]) for label in [comparison.reference, *rest])]
+    if not _several_seeds(comparison):
+        place = heads.index(_SEEDS)
+        lines = [line[:place] + line[place + 1 :] for line in lines]
+    return lines
 
 
 def _cells(label: str, row: dict[str, Any]) -> list[str]:
@@ -61,33 +70,76 @@ def _cells(label: str, row: dict[str, Any]) -> list[str]:
         f"[{row['mean_low']:.4f}, {row['mean_high']:.4f}]",
     ]
     if "difference" not in row or pd.isna(row["difference"]):
-        return [*first, "reference", *[""] * 6]
+        return [*first, "reference", *[""] * 7]
     return [
         *first,
         f"{row['difference']:+.4f}",
         f"[{row['low']:+.4f}, {row['high']:+.4f}]",
         _p(row["t_holm"]),
         _p(row["wilcoxon_holm"]),
+        _p(row["seed_holm"]),
         f"{row['effect']:+.2f}",
         f"{row['rank_effect']:+.2f}",
         f"{row['better']:.0f}/{row['worse']:.0f}",
     ]
 
 
+def comparison_notes(comparison: Comparison) -> list[str]:
+    """What the table shows, one line each; to be printed below it."""
+    users = max(test.users for test in comparison.tests.values())
+    lines = [
+        f"differences to {comparison.reference}, over {users} users; 95% bootstrap intervals over"
+        " users; p-values corrected by Holm"
+    ]
+    if _several_seeds(comparison):
+        seeds = max(test.common_seeds for test in comparison.seed_tests.values())
+        lines.append(
+            "t and Wilcoxon are tests over users and hold for the seeds that were run; the test"
+            f" over seeds ({seeds} seeds, {seeds - 1} degrees of freedom) counts the mean"
+            " difference of each seed once, so that it includes how splits and trainings vary"
+        )
+    if _apart(comparison):
+        lines.append(
+            "a difference can differ from that of the printed means: it is the mean over the users"
+            " with values of both systems under the same seed, each user once, however many seeds"
+            " tested it; a system's mean is that of its seeds' means; both are rounded"
+        )
+    return lines
+
+
+def _several_seeds(comparison: Comparison) -> bool:
+    return any(test.common_seeds > 1 for test in comparison.seed_tests.values())
+
+
+def _apart(comparison: Comparison) -> bool:
+    """Whether a printed difference is not that of the printed means."""
+    means = {
+        label: round(float(np.mean(list(system.by_seed.values()))), 4)
+        for label, system in comparison.systems.items()
+    }
+    return any(
+        round(means[label] - means[comparison.reference] - round(test.difference, 4), 4) != 0
+        for label, test in comparison.tests.items()
+    )
+
+
 def comparison_text(comparison: Comparison, form: Format) -> str:
-    """The comparison as text: `csv` with all numbers in full, `markdown` and `latex` for people."""
+    """The comparison as text: `csv` with all numbers in full, `markdown` and `latex` for people,
+    with the notes as a list and as comments."""
     if form == "csv":
         return comparison.table().to_csv()
     heads, *rows = comparison_cells(comparison)
+    notes = comparison_notes(comparison)
     if form == "markdown":
         lines = [heads, ["---"] * len(heads), *rows]
-        return "\n".join("| " + " | ".join(cell for cell in line) + " |" for line in lines) + "\n"
+        table = ["| " + " | ".join(cell for cell in line) + " |" for line in lines]
+        return "\n".join([*table, "", *(f"- {note}" for note in notes)]) + "\n"
     body = " \\\\\n".join(" & ".join(_latex(cell) for cell in line) for line in rows)
     head = " & ".join(_latex(cell) for cell in heads)
     columns = "ll" + "r" * (len(heads) - 2)
     return (
         f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head} \\\\\n\\midrule\n{body} \\\\\n"
-        "\\bottomrule\n\\end{tabular}\n"
+        "\\bottomrule\n\\end{tabular}\n" + "".join(f"% {note}\n" for note in notes)
     )
 
 
@@ -121,6 +173,8 @@ def _table(lines: Sequence[Sequence[str]]) -> Table:
 
 
 def _p(value: float) -> str:
+    if pd.isna(value):
+        return "-"
     return "< .001" if value < 0.001 else f"{value:.3f}"
 
 

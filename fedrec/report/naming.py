@@ -5,15 +5,19 @@ differ, such as `mf-ml1m (server-lr=0.01)`."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fedrec.attacks.leaky_negatives import marked
+from fedrec.components.registry import BASELINE
 from fedrec.errors import ExperimentError
+from fedrec.experiment.sections import Section, resolved_section
 from fedrec.prefixes import flat
 from fedrec.runs.result import Result
 
 _APART = ("name", "seed", "title", "callbacks", "checkpoint", "engine")
 _MOST_SETTINGS = 3  # in a name; runs that differ in more are told apart by their folders
+_LONGEST_VALUE = 40  # characters of a setting in a name, likewise
 
 
 class Run(NamedTuple):
@@ -42,23 +46,65 @@ def system_names(results: Sequence[Result]) -> list[str]:
     """A name per run: the experiment's name, marked if its negatives leak, and in brackets the
     settings in which runs of that name differ. Runs that differ only in their seed have the same
     name; repetitions under one seed are told apart by their folders."""
-    settings = [dict(flat(_decisive(result))) for result in results]
-    names = []
-    for result, own in zip(results, settings, strict=True):
-        group = [
-            (other, theirs)
-            for other, theirs in zip(results, settings, strict=True)
-            if marked(other.experiment) == marked(result.experiment)
-        ]
-        same = [other for other, theirs in group if theirs == own]
-        twice = sum(other.experiment.seed == result.experiment.seed for other in same) > 1
-        differing = _differing([theirs for _, theirs in group])
-        if twice or len(differing) > _MOST_SETTINGS:
-            said = [(result if twice else same[0]).folder.name]
-        else:
-            said = [f"{_short(key, differing)}={own.get(key, 'none')}" for key in differing]
-        names.append(marked(result.experiment) + (f" ({', '.join(said)})" if said else ""))
-    return names
+    runs = [
+        _System(marked(result.experiment), dict(flat(_decisive(result))), result)
+        for result in results
+    ]
+    return [_name(one, _of_title(runs, one.title), repeats=True) for one in runs]
+
+
+def baseline_names(results: Sequence[Result]) -> list[dict[str, str]]:
+    """Per run the name of each of its centralised systems, by label: the label, and in brackets
+    the settings in which systems of that label differ, such as `dp-popularity (epsilon=5)`.
+    Equal settings under one seed are one system."""
+    systems = [
+        {label: _System(label, _baseline(result, label), result) for label in result.baseline_users}
+        for result in results
+    ]
+    every = [one for own in systems for one in own.values()]
+    return [
+        {label: _name(one, _of_title(every, label), repeats=False) for label, one in own.items()}
+        for own in systems
+    ]
+
+
+class _System(NamedTuple):
+    """A system of a run: its name, the settings on which its results depend, and the run."""
+
+    title: str
+    settings: Mapping[str, Any]
+    result: Result
+
+
+def _of_title(systems: Sequence[_System], title: str) -> list[_System]:
+    return [one for one in systems if one.title == title]
+
+
+def _name(one: _System, group: Sequence[_System], *, repeats: bool) -> str:
+    """The name of a system among those of its title; with `repeats`, equal settings under one seed
+    are repetitions."""
+    same = [other.result for other in group if other.settings == one.settings]
+    seeds = [result.experiment.seed for result in same]
+    twice = repeats and seeds.count(one.result.experiment.seed) > 1
+    keys = _differing([other.settings for other in group])
+    texts = [_text(other.settings.get(key)) for key in keys for other in group]
+    if twice or len(keys) > _MOST_SETTINGS or max(map(len, texts), default=0) > _LONGEST_VALUE:
+        said = [_folder(one.result if twice else same[0], [other.result for other in group])]
+    else:
+        said = [f"{_short(key, keys)}={_text(one.settings.get(key))}" for key in keys]
+    return one.title + (f" ({', '.join(said)})" if said else "")
+
+
+def _text(value: Any) -> str:
+    """A value in a name; whole numbers without their decimal."""
+    return "none" if value is None else str(value).removesuffix(".0")
+
+
+def _folder(result: Result, among: Sequence[Result]) -> str:
+    """The last part of a run's folder, where it tells the run apart."""
+    name = result.folder.name
+    alike = {other.folder for other in among if other.folder.name == name}
+    return name if len(alike) == 1 else str(result.folder)
 
 
 def settings_table(result: Result) -> dict[str, Any]:
@@ -70,8 +116,21 @@ def settings_table(result: Result) -> dict[str, Any]:
 
 
 def _decisive(result: Result) -> dict[str, Any]:
-    """The settings on which results depend."""
-    return {key: value for key, value in settings_table(result).items() if key not in _APART}
+    """The settings on which results of the federated system depend."""
+    table = {key: value for key, value in settings_table(result).items() if key not in _APART}
+    evaluation = {**table.get("evaluation", {})}
+    evaluation.pop("baselines", None)
+    return {**table, "evaluation": evaluation}
+
+
+def _baseline(result: Result, label: str) -> dict[str, Any]:
+    """The settings on which results of a centralised system depend, with their defaults."""
+    options = result.experiment.evaluation.baseline_settings().get(label, {})
+    section = Section.model_validate({"name": label, **options})
+    with suppress(ExperimentError):  # see `settings_table`
+        section = resolved_section(BASELINE, section)
+    perturbed = settings_table(result).get("perturb")
+    return dict(flat({"name": section.name, **section.options, "perturb": perturbed}))
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

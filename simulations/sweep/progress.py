@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a sweep, on standard error: a bar on a terminal, a line per finished run
-elsewhere."""
+"""Progress of a sweep, on standard error: a bar on a terminal, elsewhere a line when a run begins
+and ends, and now and then between."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as RichProgress
 
 from simulations.sweep.folder import Job
+
+_EVERY = 30.0  # seconds between lines about rounds
 
 
 class SweepProgress:
@@ -26,7 +28,7 @@ class SweepProgress:
         self._console = Console(stderr=True, quiet=quiet)
         self._total, self._before, self._done = total, done, done
         self._running: dict[str, float] = {}
-        self._started = time.monotonic()
+        self._started = self._said = time.monotonic()
         self._bar: RichProgress | None = None
         if self._console.is_terminal and not quiet:
             columns = (
@@ -36,15 +38,21 @@ class SweepProgress:
             )
             self._bar = RichProgress(*columns, TimeRemainingColumn(), console=self._console)
             self._bar.start()
-            self._task = self._bar.add_task("", total=total, completed=done)
+            self._task = self._bar.add_task(f"{done}/{total} runs", total=total, completed=done)
+        else:
+            self.say(f"{done}/{total} runs are done")
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._said = time.monotonic()
 
     def on_rounds(self, job: Job, rounds: int, of: int) -> None:
         """Called with the number of completed rounds of a run."""
+        begins = job.name not in self._running
         self._running[job.name] = rounds / of if of else 0.0
+        if self._bar is None and (begins or time.monotonic() - self._said > _EVERY):
+            self.say(f"{self._done}/{self._total} runs, {job.name} round {rounds}/{of}")
         self._show(f"{self._done}/{self._total} runs, {job.name} round {rounds}/{of}")
 
     def on_end(self, job: Job, failure: str | None, words: str) -> None:

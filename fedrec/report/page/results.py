@@ -11,7 +11,7 @@ import pandas as pd
 from fedrec.attacks.leaky_negatives import leak_words, marked
 from fedrec.errors import ExperimentError
 from fedrec.report.comparison import compare
-from fedrec.report.formats import comparison_cells
+from fedrec.report.formats import comparison_cells, comparison_notes
 from fedrec.report.naming import Run
 from fedrec.report.page.charts import Line, histogram, line_chart
 from fedrec.report.page.parts import (
@@ -153,12 +153,13 @@ def _results_table(run: Run, systems: dict[str, pd.DataFrame], cells: Iterator[C
 def tests_table(results: Sequence[Result]) -> Table | None:
     """Paired tests of all systems; None where runs cannot be compared."""
     try:
-        heads, *rows = comparison_cells(compare(results))
+        found = compare(results)
     except ExperimentError:
         return None
+    heads, *rows = comparison_cells(found)
     body = tuple(Row(name, tuple(Cell(cell) for cell in cells)) for name, *cells in rows)
-    caption = f"Differences to {rows[0][0]}, user by user; p-values corrected by Holm"
-    return Table(caption, tuple(heads), body)
+    caption = "; ".join(comparison_notes(found))
+    return Table(caption[:1].upper() + caption[1:], tuple(heads), body)
 
 
 def curves(runs: Sequence[Run]) -> list[str]:

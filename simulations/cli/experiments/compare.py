@@ -31,12 +31,12 @@ def compare(
     ] = None,
 ) -> None:
     """Compare the systems of one or more runs by paired tests over users (t, Wilcoxon, bootstrap,
-    Holm)."""
+    Holm), and over seeds (t) where there are several."""
     from rich.console import Console
 
     from fedrec.errors import ExperimentError
     from fedrec.report.comparison import compare as compared
-    from fedrec.report.formats import comparison_terminal, comparison_text
+    from fedrec.report.formats import comparison_notes, comparison_terminal, comparison_text
     from fedrec.report.privacy_total import shown_together
     from fedrec.runs.folder import RunFolder
     from simulations.sweep.folder import with_sweeps
@@ -57,10 +57,8 @@ def compare(
             console = Console(width=_FILE_WIDTH)
         for table in comparison_terminal(found, console.width):
             console.print(table)
-        typer.echo(
-            f"differences to {found.reference}, over"
-            f" {max(test.users for test in found.tests.values())} users; p-values corrected by Holm"
-        )
+        for line in comparison_notes(found):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         for line in together:
             console.print(line, highlight=False)
     elif output is None:

@@ -98,6 +98,7 @@ def _reproduce(
     notes = [
         *study.differs,
         f"Our numbers took {execution.duration(seconds)}, {count} seed{'s' if count > 1 else ''}.",
+        "95 % intervals: over seeds (Student's t) where there are several, else over users.",
     ]
     notes += shown_together(run.parent for run in sorted(folder.path.rglob("run.json")))
     if quick:

@@ -187,7 +187,10 @@ def _table(result: SweepResult) -> Table:
     from rich.table import Table
 
     metrics = _metrics(result)
-    table = Table("setting", *_short(list(result.plan.space), metrics), "runs")
+    spread = any(result.settings[f"{metric} sd"].notna().any() for metric in metrics)
+    words = "+-: standard deviation over seeds" if spread else None
+    keys = _short(list(result.plan.space), metrics)
+    table = Table("setting", *keys, "runs", caption=words, caption_justify="left")
     for metric in metrics:
         table.add_column(metric, justify="right")
     for number, row in _ordered(result).head(_SHOWN).to_dict("index").items():

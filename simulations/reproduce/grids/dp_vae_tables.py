@@ -33,6 +33,7 @@ def tables(file: Path) -> None:
     groups: dict[str, list[dict[str, Any]]] = {}
     for key, found in known.items():
         groups.setdefault(key.rpartition(" / ")[0], []).append(found)
+    print("Mean ± standard deviation over seeds:\n")
     for name, runs in groups.items():
         if not name.startswith("whole / "):
             print(f"| {name} | {len(runs)} | {_row(_of(runs, 'metrics'))} |", _spent(runs))

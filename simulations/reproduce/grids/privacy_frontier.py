@@ -223,7 +223,7 @@ def _line(point: Point, results: list[Result]) -> str:
         f"{name} {np.mean([result.baselines[name]['hits@20'] for result in results]):.4f}"
         for name in results[0].baselines
     ]
-    spread = f" +- {own.std(ddof=1):.4f}" if len(own) > 1 else ""
+    spread = f" +- {own.std(ddof=1):.4f} (sd over seeds)" if len(own) > 1 else ""
     return (
         f"{point.system:16} epsilon {point.epsilon:<4g} Hits@20 {own.mean():.4f}{spread} "
         f" ({', '.join(beside)})"

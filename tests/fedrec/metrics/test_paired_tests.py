@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedrec.metrics.paired_tests import holm, paired_tests
+from fedrec.metrics.paired_tests import holm, paired_tests, seed_test
 
 
 def test_p_values_are_scipys():
@@ -46,3 +46,17 @@ def test_holm_by_hand():
     # .01 * 4, .02 * 3, .03 * 2 (raised to .06), .04 * 1 (raised to .06)
     np.testing.assert_allclose(holm(np.array([0.02, 0.01, 0.04, 0.03])), [0.06, 0.04, 0.06, 0.06])
     np.testing.assert_allclose(holm(np.array([0.7, 0.9])), [1, 1])
+
+
+def test_what_was_not_tested_does_not_count_as_a_comparison():
+    found = holm(np.array([np.nan, 0.02, 0.5]))
+    np.testing.assert_allclose(found, [np.nan, 0.04, 0.5])
+
+
+def test_seeds_are_tested_as_scipy_does():
+    differences = np.array([0.02, 0.05, -0.01])
+    found = seed_test(differences)
+    assert found.seed_p == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
+    assert (found.common_seeds, found.seed_difference) == (3, pytest.approx(0.02))
+    assert np.isnan(seed_test(np.array([0.1])).seed_p)
+    assert np.isnan(seed_test(np.full(3, 0.1)).seed_p)

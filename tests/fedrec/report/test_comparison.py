@@ -14,7 +14,12 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.report.comparison import compare
-from fedrec.report.formats import comparison_cells, comparison_terminal, comparison_text
+from fedrec.report.formats import (
+    comparison_cells,
+    comparison_notes,
+    comparison_terminal,
+    comparison_text,
+)
 from fedrec.report.naming import named, system_names
 from fedrec.runs.result import Result
 
@@ -111,7 +116,7 @@ def test_repetitions_and_runs_that_differ_in_much_are_named_by_their_folders(res
         "one (one-0-2)",
         "one (again)",
     ]
-    evaluation = {"every": 1, "ks": [7], "baselines": ["random"]}
+    evaluation = {"every": 1, "ks": [7], "users": 3}
     other = result(users=[0.1], rounds=5, evaluation=evaluation)
     assert system_names([first, other]) == ["one (one-0-2)", "one (one-0-5)"]
 
@@ -154,7 +159,9 @@ def test_formats(result):
     assert all(len(row) == len(heads) for row in rows)
     table = pd.read_csv(pd.io.common.StringIO(comparison_text(found, "csv")), index_col=0)
     assert table.loc["popularity", "difference"] == pytest.approx(-0.1)
-    assert comparison_text(found, "markdown").count("\n") == 4
+    markdown = comparison_text(found, "markdown").splitlines()
+    assert sum(line.startswith("|") for line in markdown) == 4
+    assert markdown[-1].startswith("- differences to a_b, over 2 users; 95% bootstrap intervals")
     latex = comparison_text(found, "latex")
     assert "a\\_b &" in latex and latex.count("\\\\\n") == 3
     assert " $-0.1000$ & [$" in latex and " -0" not in latex
@@ -196,3 +203,96 @@ def test_a_refusal_names_what_differs_and_nothing_else(result):
     with pytest.raises(ExperimentError) as error:
         compare([result(users=[0.1, 0.2]), result(users=[0.3, 0.1], split=split)])
     assert "test-users = 0.5" in error.value.text() and "user-holdout" not in error.value.text()
+
+
+def test_several_seeds_are_tested_over_seeds_too(result):
+    """Many users in favour, under seeds that disagree."""
+    random = np.random.default_rng(0)
+    gains = (0.3, 0.1, -0.05)
+    runs = [
+        result(
+            seed=seed,
+            users=0.4 + gain + random.normal(0, 0.01, 100),
+            baselines={"popularity": np.full(100, 0.4)},
+            clients=range(100 * seed, 100 * (seed + 1)),
+        )
+        for seed, gain in enumerate(gains)
+    ]
+    found = compare(runs, against="popularity")
+    own = found.seed_tests["one"]
+    means = [float(run.users["hits@10"].mean()) - 0.4 for run in runs]
+    assert own.common_seeds == 3 and own.seed_p == pytest.approx(stats.ttest_1samp(means, 0).pvalue)
+    assert own.seed_p > 0.2 and found.tests["one"].t_p < 0.001
+    heads, _, row = comparison_cells(found)
+    cells = dict(zip(heads, row, strict=True))
+    assert cells["t, Holm"] == "< .001" and cells["t over seeds, Holm"] == f"{own.seed_p:.3f}"
+    assert "(3 seeds)" in cells["hits@10 ± sd over seeds"]
+    assert "2 degrees of freedom" in "\n".join(comparison_notes(found))
+    assert found.table().loc["one", "seed_holm"] == pytest.approx(own.seed_p)
+
+
+def test_one_seed_has_no_test_over_seeds_and_equal_seeds_have_no_p_value(result):
+    base = {"popularity": [0.1, 0.4]}
+    one = compare([result(users=[0.5, 0.2], baselines=base)])
+    assert "t over seeds, Holm" not in comparison_cells(one)[0]
+    assert "hits@10" in comparison_cells(one)[0]
+    equal = compare([result(seed=seed, users=[0.5, 0.2], baselines=base) for seed in (0, 1)])
+    heads, _, row = comparison_cells(equal)
+    assert dict(zip(heads, row, strict=True))["t over seeds, Holm"] == "-"
+
+
+def test_a_difference_that_is_not_that_of_the_printed_means_is_explained(result):
+    def noted(users):
+        runs = [
+            result(seed=seed, users=own, baselines={"popularity": [0.0] * len(own)}, clients=at)
+            for seed, (at, own) in enumerate(users)
+        ]
+        found = compare(runs, against="popularity")
+        return any("printed means" in line for line in comparison_notes(found))
+
+    assert noted([([0, 1], [0.4, 0.2]), ([1, 2], [0.6, 0.8])])  # 0.5333 of users, 0.5 of seeds
+    assert not noted([([0, 1], [0.4, 0.2]), ([0, 1], [0.6, 0.8])])
+
+
+def test_centralised_systems_of_other_settings_are_other_systems(result, monkeypatch):
+    """Whichever run comes first; the same settings in several runs are one system."""
+    runs = []
+    for epsilon, value in ((5.0, 0.3), (1.0, 0.1)):
+        baselines = ["popularity", {"name": "dp-popularity", "epsilon": epsilon}]
+        runs.append(
+            result(
+                f"eps{epsilon:g}",
+                users=[0.5, 0.2],
+                baselines={"popularity": [0.2, 0.2], "dp-popularity": [value, value]},
+                evaluation={"baselines": baselines},
+            )
+        )
+    for order in (runs, runs[::-1]):
+        systems = compare(order).systems
+        assert set(systems) == {
+            "eps5",
+            "eps1",
+            "popularity",
+            "dp-popularity (epsilon=5)",
+            "dp-popularity (epsilon=1)",
+        }
+        means = {label: system.by_seed[0] for label, system in systems.items()}
+        assert means["dp-popularity (epsilon=5)"] == pytest.approx(0.3)
+        assert means["dp-popularity (epsilon=1)"] == pytest.approx(0.1)
+    assert list(compare(runs[:1]).systems) == ["eps5", "popularity", "dp-popularity"]
+
+
+def test_names_hold_no_lists_of_baselines_and_no_long_values(result):
+    evaluations = [{"baselines": ["popularity"]}, {"baselines": ["popularity", "random"]}]
+    runs = [
+        result(users=[0.1, 0.2], rounds=rounds, evaluation=evaluation)
+        for rounds, evaluation in zip((2, 5), evaluations, strict=True)
+    ]
+    assert system_names(runs) == ["one (rounds=2)", "one (rounds=5)"]
+    long = [
+        replace(run, experiment=load({**run.experiment.table(), "rounds": 2, "paper": text * 50}))
+        for run, text in zip(runs, "ab", strict=True)
+    ]
+    assert system_names(long) == ["one (one-0-2)", "one (one-0-5)"]
+    alike = [replace(long[0], folder=runs[0].folder / place / "run") for place in ("a", "b")]
+    assert len(set(system_names(alike))) == 2

@@ -38,6 +38,10 @@ def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, experiment,
     code, out, err = fedrec("sweep", experiment, *vary, "-o", folder)
     assert code == 0 and "server-lr" in out and "No setting was selected" in out
     assert "run 2/2" in err and "left" in err
+    lines = err.splitlines()  # before the first run ends
+    ended = next(place for place, line in enumerate(lines) if line.startswith("run 1/2"))
+    assert "0/2 runs are done" in lines[:ended]
+    assert any(line.startswith("0/2 runs, ") and "round 0/" in line for line in lines[:ended])
     assert out.splitlines()[-1] == str(folder)
     again, second, err = fedrec("resume", folder)
     assert again == 0 and second == out and "run 1/2" not in err
@@ -45,6 +49,16 @@ def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, experiment,
     assert code == 0 and "server-lr=0.1" in out and "server-lr=1" in out
     code, out, _ = fedrec("report", folder)
     assert code == 0 and "server-lr=0.1" in (folder / "report.html").read_text("utf-8")
+
+
+def test_the_spread_in_a_sweeps_table_is_named(fedrec, experiment, tmp_path):
+    ks = ("--set", "evaluation.ks=[10]", "--set", 'evaluation.baselines=["popularity"]')
+    for seeds, named in ((1, False), (2, True)):
+        folder = tmp_path / f"sweep-{seeds}"
+        code, out, _ = fedrec("sweep", experiment, "--seeds", seeds, *ks, "-o", folder)
+        assert code == 0 and ("+-: standard deviation over seeds" in out) is named
+    code, out, _ = fedrec("compare", folder)
+    assert code == 0 and "± sd over seeds" in out and "t over seeds, Holm" in out
 
 
 def test_a_sweep_without_a_finished_run_is_not_reported(fedrec, tmp_path):
