@@ -3,7 +3,9 @@
 
 A user is scored as in the run's final evaluation: from its training rows and, if the experiment has
 on-device fine-tuning, with parameters tuned on these rows; private parameters are those saved by
-its node. Items with a row of the user in any part of the data are not recommended.
+its node. Items with a row of the user in any part of the data are not recommended. Where the data
+have grown since the run, or a history is given, all rows of a user count
+(`simulations.later_rows`).
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import torch
 
 from clients.evaluation import client_scores
 from clients.hosting.node import Node
+from clients.step import Step
 from clients.training.one_client import to_device
 from fedrec.data.cache import KEPT
+from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.runs.folder import RunFolder
@@ -27,6 +31,7 @@ from fedrec.runs.ids import read_ids, write_ids
 from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from server.early_stopping import ending
+from simulations.later_rows import grown_population, read_history
 
 _CELLS = 4_000_000  # users times items that are scored at once
 
@@ -64,7 +69,8 @@ def scores(result: Result, users: Sequence[object] | None = None) -> pd.DataFram
         users: ids as in the data; None: all users.
 
     Raises:
-        DataError: a user is not in the data, or the data differ from those of the run.
+        DataError: a user is not in the data, or users, items or features of the run are no longer
+            there.
         ExperimentError: the run has no federated system, or its parameters are made for each user.
     """
     population = _population(result)
@@ -76,13 +82,21 @@ def scores(result: Result, users: Sequence[object] | None = None) -> pd.DataFram
     return pd.DataFrame(values, index=index, columns=pd.Index(data.item_ids, name="item"))
 
 
-def recommend(result: Result, users: Sequence[object] | None = None, k: int = 10) -> pd.DataFrame:
+def recommend(
+    result: Result,
+    users: Sequence[object] | None = None,
+    k: int = 10,
+    history: pd.DataFrame | str | Path | None = None,
+) -> pd.DataFrame:
     """The best k items of each user, without items of the user's rows.
 
     Args:
         result: of a finished run.
-        users: ids as in the data; None: all users.
+        users: ids as in the data or in the history; None: all users, those of the history if there
+            is one.
         k: >= 1; users with few unknown items get fewer.
+        history: further rows, of users of the run or of others, or their file; see
+            `simulations.later_rows.read_history`.
 
     Returns:
         One row per recommendation, by user and rank: `user`, `rank` (from 1), `item`, `score`.
@@ -93,7 +107,10 @@ def recommend(result: Result, users: Sequence[object] | None = None, k: int = 10
     """
     if k < 1:
         raise ExperimentError("nothing to recommend", expected="k of at least 1", got=str(k))
-    population = _population(result)
+    more = None if history is None else read_history(history, result.experiment)
+    population = _population(result, more)
+    if more is not None and users is None:
+        users = more.user_ids.tolist()
     data, frames = population.interactions, []
     for part, values in _scored(result, population, _clients(population, users)):
         values[population.whole_history(part, low_rated=True)] = -np.inf
@@ -113,7 +130,8 @@ def recommend(result: Result, users: Sequence[object] | None = None, k: int = 10
     return pd.concat(frames, ignore_index=True)
 
 
-def _population(result: Result) -> Population:
+def _population(result: Result, more: Interactions | None = None) -> Population:
+    """The clients of a run's data, with all rows that were added since and those of a history."""
     experiment = result.experiment
     if not experiment.federated or not result.parameters:
         raise ExperimentError(
@@ -123,20 +141,13 @@ def _population(result: Result) -> Population:
         )
     KEPT.renew(experiment)
     population = KEPT.population(experiment)
-    known = read_ids(result.folder)
     data = population.interactions
-    if known is not None:
-        for name, own, kept in zip(
-            ("users", "items"), (data.user_ids, data.item_ids), known, strict=True
-        ):
-            if own.astype(str).tolist() != kept.tolist():
-                raise DataError(
-                    f"the data have changed since {result.folder} was run on",
-                    expected=f"the {len(kept):,} {name} of the run",
-                    got=f"{len(own):,} {name}, or others",
-                    fix="restore the data as they were, or run again",
-                )
-    return population
+    own = data.user_ids.astype(str), data.item_ids.astype(str)
+    users, items = read_ids(result.folder) or own
+    if more is None and all(map(np.array_equal, own, (users, items))):
+        return population
+    tables = [data] if more is None else [data, more]
+    return grown_population(experiment, tables, users, items)
 
 
 def _clients(population: Population, users: Sequence[object] | None) -> np.ndarray:
@@ -175,6 +186,7 @@ def _scored(
             if number not in hosts:
                 folder = private if (private / f"node-{number}.sqlite").exists() else None
                 hosts[number] = Node(experiment, number, nodes, folder)
+                hosts[number].population = population
             mine = part % nodes == number
             values[mine] = _node_scores(hosts[number], result, part[mine])
         yield part, values
@@ -189,6 +201,7 @@ def _node_scores(node: Node, result: Result, clients: np.ndarray) -> np.ndarray:
             got=node.experiment.model.name,
         )
     step = node.step(node.experiment.fine_tune_step())
+    _refuse_unserved(node, step, result, clients)
     parameters = to_device(
         {name: np.ascontiguousarray(value) for name, value in result.parameters.items()},
         node.device,
@@ -196,3 +209,31 @@ def _node_scores(node: Node, result: Result, clients: np.ndarray) -> np.ndarray:
     with torch.no_grad() if step.config.epochs == 0 else torch.enable_grad():
         found = client_scores(node, step, parameters, clients, result.best_round)
     return found.detach().cpu().numpy()
+
+
+def _refuse_unserved(node: Node, step: Step, result: Result, clients: np.ndarray) -> None:
+    """Refuse users of whom the run has no parameters, and data whose features have other
+    categories."""
+    known = read_ids(result.folder)
+    private = step.private_names(list(result.parameters))
+    if known is not None and private and step.config.epochs == 0:
+        new = clients[clients >= len(known[0])]
+        if len(new):
+            raise ExperimentError(
+                f"user {str(node.population.interactions.user_ids[new[0]])!r} came after the run,"
+                " which has private parameters of each user",
+                expected="users of the run, or fine-tuning on the device in the experiment",
+                got=f"no {private[0]!r} of this user, and evaluation.fine-tune = {{ epochs = 0 }}",
+                fix="run again with the new users",
+            )
+    data = node.population.interactions
+    if not (data.user_features.features or data.item_features.features):
+        return
+    for name, value in node.fresh.items():
+        if name in result.parameters and value.shape != result.parameters[name].shape:
+            raise DataError(
+                "the features have changed since the run",
+                expected=f"categories for {name!r} of the shape {result.parameters[name].shape}",
+                got=f"categories for {tuple(value.shape)}",
+                fix="restore the features as they were, or run again",
+            )

@@ -86,6 +86,28 @@ class Feature:
         table[row, column] = self.codes
         return table
 
+    def renumbered(self, rows: np.ndarray, known: int) -> Feature:
+        """The feature of other rows.
+
+        Args:
+            rows: `int64 [n]`, the row that each takes its codes from; -1: it has none.
+            known: number of rows, from the first, whose categories remain. A category that occurs
+                only in rows behind them is left out, with its codes.
+        """
+        counts = np.where(rows >= 0, np.diff(self.offsets)[rows], 0) if self.rows else 0 * rows
+        owner = np.repeat(np.arange(len(rows)), counts)
+        within = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        codes = self.codes[self.offsets[rows[owner]] + within]
+        remain = ~np.isin(np.arange(len(self.categories)), self.codes)
+        remain[codes[owner < known]] = True
+        kept = remain[codes]
+        ends = np.cumsum(np.bincount(owner[kept], minlength=len(rows)))
+        names = tuple(name for name, one in zip(self.categories, remain, strict=True) if one)
+        number = np.cumsum(remain) - 1
+        return Feature(
+            self.name, names, np.concatenate([[0], ends]).astype(np.int64), number[codes[kept]]
+        )
+
     def distinct_shares(self) -> tuple[np.ndarray, np.ndarray]:
         """Weight of each category in a row's mean, once for all rows with equal codes.
 
@@ -129,6 +151,11 @@ class FeatureTable:
                     expected=f"{self.rows} rows",
                     got=f"{feature.rows} rows",
                 )
+
+    def renumbered(self, rows: np.ndarray, known: int) -> FeatureTable:
+        """The features of other rows `int64 [n]`, see `Feature.renumbered`."""
+        features = tuple(feature.renumbered(rows, known) for feature in self.features)
+        return FeatureTable(len(rows), features)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -66,22 +66,31 @@ class Result:
         """
         return importlib.import_module(_SCORING).load_result(folder)
 
-    def recommend(self, users: Sequence[object] | None = None, k: int = 10) -> pd.DataFrame:
+    def recommend(
+        self,
+        users: Sequence[object] | None = None,
+        k: int = 10,
+        history: pd.DataFrame | str | Path | None = None,
+    ) -> pd.DataFrame:
         """The best k items of each user without a row of that user, after on-device fine-tuning if
         the experiment has it.
 
         Args:
-            users: ids as in the data; None: all users.
+            users: ids as in the data or in the history; None: all users, those of the history if
+                there is one.
             k: items per user, at least 1.
+            history: further rows, of users of the run or of others, or their file; with the columns
+                of the data.
 
         Returns:
             One row per recommendation: `user`, `rank` (from 1), `item`, `score`.
 
         Raises:
-            DataError: a user is not in the data, or the data have changed since the run.
-            ExperimentError: the run has no federated system, or no parameters.
+            DataError: a user is not in the data, users or items of the run are no longer there, or
+                the history is damaged.
+            ExperimentError: the run has no federated system, no parameters, or none for a new user.
         """
-        return importlib.import_module(_SCORING).recommend(self, users, k)
+        return importlib.import_module(_SCORING).recommend(self, users, k, history)
 
     def scores(self, users: Sequence[object] | None = None) -> pd.DataFrame:
         """Scores of the whole catalogue, one row per user and one column per item, by the data's

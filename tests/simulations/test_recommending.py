@@ -104,8 +104,8 @@ def test_other_data_than_those_of_the_run_are_refused(tmp_path, table):
     folder = tmp_path / "run"
     done = CliRunner().invoke(app, ["run", "--data", str(own), "-o", str(folder)])
     assert done.exit_code == 0, done.output
-    users = (folder / "ids" / "users.txt").read_text().splitlines()
-    (folder / "ids" / "users.txt").write_text("\n".join(users[1:]) + "\n")
+    with (folder / "ids" / "users.txt").open("a") as users:
+        users.write('"someone"\n')
     with pytest.raises(DataError, match="data have changed"):
         fedrec.Result.load(folder).recommend()
 

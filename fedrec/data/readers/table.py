@@ -66,13 +66,7 @@ class Table(Reader):
             inferred=inferred,
             header=config.header,
         )
-        bare = index_rows(
-            self.name,
-            users=ids_of(frame[config.user], path),
-            items=ids_of(frame[config.item], path),
-            ratings=numbers_of(frame[config.rating], path) if config.rating else None,
-            times=times_of(frame[config.time], path) if config.time else None,
-        )
+        bare = indexed(self.name, frame, config, path)
         return replace(
             bare,
             user_features=self._features(
@@ -158,6 +152,23 @@ class Table(Reader):
             for name, labels in frame.items()
             if name != key
         ]
+
+
+def indexed(
+    name: str, frame: Mapping[str, pd.Series], config: TableConfig, path: Path
+) -> Interactions:
+    """Interactions without features from the columns of a table.
+
+    Raises:
+        DataError: a value is missing or wrong; `path` is named as its place.
+    """
+    return index_rows(
+        name,
+        users=ids_of(frame[config.user], path),
+        items=ids_of(frame[config.item], path),
+        ratings=numbers_of(frame[config.rating], path) if config.rating else None,
+        times=times_of(frame[config.time], path) if config.time else None,
+    )
 
 
 def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) -> Feature:

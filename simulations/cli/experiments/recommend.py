@@ -19,6 +19,13 @@ def recommend(
         list[str] | None,
         typer.Option("--user", help="User id as in the data; may repeat; default: all users."),
     ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table of rows that are not in the data, with its columns, such as those of new"
+            " users; its users are served."
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -36,7 +43,7 @@ def recommend(
             expected="a file that ends in .csv or .parquet",
             got=output.suffix or "no ending",
         )
-    found = Result.load(folder).recommend(users, k=top)
+    found = Result.load(folder).recommend(users, k=top, history=history)
     if output is None:
         typer.echo(found.to_csv(index=False), nl=False)
         return

@@ -19,3 +19,14 @@ def test_shares_of_rows_with_equal_codes_are_kept_once():
     expected = row_shares(torch.from_numpy(feature.padded()), len(feature.categories))
     np.testing.assert_array_equal(shares[index], expected.numpy())
     assert shares.shape == (5, 3) and index.dtype == np.int32
+
+
+def test_renumbered_rows_keep_the_categories_of_the_known_rows():
+    feature = Feature.multiple("genres", [["b"], ["z", "c"], [], ["a", "b"]])
+    other = feature.renumbered(np.array([3, 0, 1, -1]), 2)
+    assert other.categories == ("a", "b")  # "c" and "z" occur in rows behind the known ones alone
+    words = [
+        [other.categories[code] for code in other.codes[start:end]]
+        for start, end in zip(other.offsets, other.offsets[1:], strict=False)
+    ]
+    assert words == [["a", "b"], ["b"], [], []]

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data that have grown since a run, and rows of users who came after it, in the run's numbering.
+
+Users and items of the run keep their numbers, to which parameters and private state belong. New
+users come behind them. Rows of new items are left out, as the run has no parameters for these. All
+rows are training rows: nothing is held out, and each user is served from its whole history.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedrec.components.registry import DATASET
+from fedrec.data.files.delimited import missing_column
+from fedrec.data.files.tables import read_columns, table_columns
+from fedrec.data.interactions import Interactions
+from fedrec.data.population import Population
+from fedrec.data.readers.table import TableConfig, indexed
+from fedrec.data.split import Partition
+from fedrec.errors import DataError
+from fedrec.experiment.schema import Experiment
+
+_LOG = logging.getLogger("fedrec")
+_BESIDE = {"rating": "rating", "time": "time"}  # columns where the data are no table
+
+
+def read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> Interactions:
+    """Rows of users from a table with the columns of the experiment's table; with the columns
+    `user`, `item`, `rating` and `time` beside other data. The columns of ratings and times may be
+    missing.
+
+    Args:
+        source: the rows, or their file (CSV or Parquet).
+        experiment: of the run.
+
+    Raises:
+        DataError: a column is missing, or a value is wrong.
+    """
+    settings = experiment.settings(DATASET)
+    config = (
+        settings if isinstance(settings, TableConfig) else TableConfig.parse(_BESIDE, at="history")
+    )
+    if isinstance(source, pd.DataFrame):
+        path, present = Path("history"), [str(name) for name in source.columns]
+    else:
+        path = Path(source)
+        if not path.is_file():
+            raise DataError(f"{path} is not there", expected="a CSV or Parquet file", got="no file")
+        present = table_columns(path, separator=config.separator, header=config.header)
+    optional = {
+        name: column if column in present else None
+        for name, column in (("rating", config.rating), ("time", config.time))
+    }
+    config = config.model_copy(update={**optional, "user_features": (), "item_features": ()})
+    wanted = {config.user: "dataset.user", config.item: "dataset.item"}
+    wanted |= {column: f"dataset.{name}" for name, column in optional.items() if column}
+    if isinstance(source, pd.DataFrame):
+        return indexed("history", _columns(source, wanted, path), config, path)
+    inferred = [column for column in optional.values() if column]
+    frame = read_columns(
+        path, wanted, separator=config.separator, inferred=inferred, header=config.header
+    )
+    return indexed("history", frame, config, path)
+
+
+def _columns(table: pd.DataFrame, wanted: Mapping[str, str], name: Path) -> dict[str, pd.Series]:
+    present = [str(column) for column in table.columns]
+    for column, setting in wanted.items():
+        if column not in present:
+            raise missing_column(name, column, present, setting=setting)
+    if table.empty:
+        raise DataError("history has no rows", expected="at least one row", got="none")
+    return {column: pd.Series(table[column]) for column in wanted}
+
+
+def grown_population(
+    experiment: Experiment, tables: Sequence[Interactions], users: np.ndarray, items: np.ndarray
+) -> Population:
+    """The clients of data that have grown.
+
+    Args:
+        experiment: of the run.
+        tables: the data as they are, with all users and items of the run, and further rows.
+        users: ids of the run's users, as texts, in the order of their numbers, `[users]`.
+        items: the same of its items, `[items]`.
+
+    Raises:
+        DataError: users or items of the run are missing, training rows are perturbed, or ratings
+            are needed and some rows have none.
+    """
+    for what, known, there in (
+        ("users", users, tables[0].user_ids),
+        ("items", items, tables[0].item_ids),
+    ):
+        missing = pd.Index(known).difference(pd.Index(there.astype(str)), sort=False)
+        if len(missing):
+            raise DataError(
+                "the data have changed since the run",
+                expected=f"the {len(known):,} {what} of the run, and any others",
+                got=f"no {what.removesuffix('s')} {missing[0]!r}"
+                + (f", and {len(missing) - 1:,} others are missing" if len(missing) > 1 else ""),
+                fix="restore these rows, or run again",
+            )
+    if experiment.perturb is not None:
+        raise DataError(
+            "the data have changed since the run, which perturbed its training rows",
+            expected="the data of the run, as new rows are not perturbed",
+            got="new users or items",
+            fix="restore the data as they were, or run again",
+        )
+    rows = _joined(tables, pd.Index(users), pd.Index(items))
+    none = np.empty(0, dtype=np.int64)
+    return Population(
+        rows,
+        Partition(none, np.arange(len(rows)), none, none),
+        task=experiment.task,
+        positive_above=experiment.positive_above,
+    )
+
+
+def _joined(tables: Sequence[Interactions], users: pd.Index, items: pd.Index) -> Interactions:
+    """The rows of some tables, in the numbering of a run; features are those of the first table."""
+    data, known = tables[0], len(users)
+    for table in tables:
+        names = pd.Index(table.user_ids.astype(str))
+        users = users.append(names[~names.isin(users)])
+    owners = [_numbers(users, table.user_ids)[table.users] for table in tables]
+    places = [_numbers(items, table.item_ids)[table.items] for table in tables]
+    kept = np.concatenate(places) >= 0
+    if not kept.all():
+        _LOG.warning(
+            "%s of %s rows are of items that the run did not have, and are left out",
+            f"{np.count_nonzero(~kept):,}",
+            f"{len(kept):,}",
+        )
+    user_rows = pd.Index(data.user_ids.astype(str)).get_indexer(users)
+    item_rows = pd.Index(data.item_ids.astype(str)).get_indexer(items)
+    return replace(
+        data,
+        users=np.concatenate(owners)[kept],
+        items=np.concatenate(places)[kept],
+        user_ids=_as_in(data.user_ids, users),
+        item_ids=data.item_ids[item_rows],
+        user_features=data.user_features.renumbered(user_rows, known),
+        item_features=data.item_features.renumbered(item_rows, len(items)),
+        ratings=_ratings(tables, kept),
+        times=_times(tables, kept),
+        published_test=None,
+    )
+
+
+def _numbers(names: pd.Index, ids: np.ndarray) -> np.ndarray:
+    """The place of each id among names, `int64 [ids]`; -1: not there."""
+    return names.get_indexer(pd.Index(ids.astype(str)))
+
+
+def _as_in(ids: np.ndarray, names: pd.Index) -> np.ndarray:
+    """Names as ids: numbers where the data's ids are numbers, and all names are, too."""
+    numbers = np.issubdtype(ids.dtype, np.integer) and all(name.isdecimal() for name in names)
+    return names.to_numpy(dtype=object).astype(np.int64 if numbers else object)
+
+
+def _ratings(tables: Sequence[Interactions], kept: np.ndarray) -> np.ndarray | None:
+    if tables[0].ratings is None:
+        return None
+    ratings = [table.ratings for table in tables if table.ratings is not None]
+    if len(ratings) < len(tables):
+        raise DataError(
+            "the history has no ratings",
+            expected="a column of ratings, as the data of the run have",
+            got="none",
+        )
+    return np.concatenate(ratings)[kept]
+
+
+def _times(tables: Sequence[Interactions], kept: np.ndarray) -> np.ndarray | None:
+    """Times of all rows; rows without one are as new as the newest."""
+    if tables[0].times is None:
+        return None
+    newest = tables[0].times.max(initial=0)
+    times = [
+        np.full(len(table), newest) if table.times is None else table.times for table in tables
+    ]
+    return np.concatenate(times)[kept]
