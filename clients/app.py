@@ -43,16 +43,19 @@ ClientAppCallable = Callable[[Message, Context], Message]
 
 def _at_the_border(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Decodes messages to a real node, and removes error texts from its replies: an error may quote
-    the node's files, or reveal which files exist, so its text stays in the node's log."""
+    the node's files, or reveal which files exist, so its text stays in the node's log unless its
+    owner allows the operator to read it."""
     real = is_real(context)
     if not real and not context.run_config.get("deployment"):
         return call_next(message, context)
+    policy = Policy()
     try:
+        if real:
+            policy = Policy.of(context.node_config)
         if message.has_content():
             _refuse_strange_keys(message)
             from_the_network(message.content)
-        limit = Policy.of(context.node_config).most_seconds if real else 0  # 0: none
-        with ended_after(limit):
+        with ended_after(policy.most_seconds if real else 0):  # 0: no limit
             answer = call_next(message, context)
     except RefusalError:
         raise
@@ -61,7 +64,9 @@ def _at_the_border(message: Message, context: Context, call_next: ClientAppCalla
             raise
         log.error("a message failed", exc_info=error)
         raise ClientError(
-            "the node failed to process this message", fix="see the node's own log"
+            "the node failed to process this message",
+            got=str(error) if policy.report_errors else None,
+            fix="see executor.txt in the node's own logs; its owner may set report-errors = true",
         ) from None
     if answer.has_content():
         for_the_network(answer.content)

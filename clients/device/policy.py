@@ -65,6 +65,10 @@ class Policy(Config):
     opted_in: bool = False
     """Whether its users take part in phases without noise that train only on volunteers."""
 
+    report_errors: bool = False
+    """Whether the texts of this node's errors are sent to the operator; they may quote its files
+    and its users' data. They are in the node's own log in any case."""
+
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
         """The policy in a node's settings, which contain other keys, too.
@@ -179,7 +183,10 @@ class Policy(Config):
                 f"this node does not run {section.name!r} ({at})",
                 expected="a component of fedrec, or of a package that its owner allows",
                 got=repr(section.name),
-                fix="the owner of the node starts the client with --set plugins=PACKAGE",
+                fix=(
+                    "the owner of the node starts the client with --set plugins=PACKAGE, and again"
+                    " after a package was installed (fedrec deploy down, then up)"
+                ),
             )
         component = registry.resolve(kind, section.name)
         if getattr(component, "simulations_only", False):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedrec.errors import EngineError, RunError
@@ -28,6 +28,7 @@ from fedrec.protocol.messages import HELLO, unpack_presence
 from fedrec.protocol.orders import Presence
 from fedrec.runtime.atomic_files import write_atomically
 from server.cohorts.roster import Roster
+from server.exchange.replies import is_refusal, reason_of
 
 log = logging.getLogger("fedrec")
 MOST_CLIENTS = 1_000_000
@@ -43,7 +44,8 @@ _DAMAGE = (
 )
 _ASK_AGAIN = 3  # polls before a node that gave no valid answer is asked again
 
-_TOLD = 300  # characters of an error text about a node
+_TOLD = 500  # characters of an error text about a node
+_NAMED = 5  # nodes in an error
 
 
 class Discovery:
@@ -79,6 +81,7 @@ class Discovery:
         self._known: dict[int, Presence] = _read(file)
         self._silent: dict[int, int] = {}
         self._trouble: dict[int, str] = {}  # the last error of each node that has not joined
+        self._refused: set[int] = set()
 
     @property
     def roster(self) -> Roster:
@@ -102,21 +105,37 @@ class Discovery:
                 len(presence.training) for presence in self._known.values()
             ):
                 return self.roster
+            self._refuse_to_wait(nodes)
             if waited >= self.timeout:
                 raise EngineError(
                     "too few nodes with clients joined",
                     expected=f"at least {nodes} within {self.timeout:g} s",
-                    got="; ".join(
-                        [
-                            str(len(self._known)),
-                            *(f"node {n}: {why}" for n, why in self._trouble.items()),
-                        ]
-                    ),
+                    got=self._joined_and_not(),
                     fix="start nodes, fix those that failed, or lower engine.nodes",
                 )
             self._sleep(pause)
             waited += pause
             pause = min(2 * pause, 2.0)
+
+    def _refuse_to_wait(self, nodes: int) -> None:
+        """End a run at once that as many nodes as it needs refuse, while none is still to answer;
+        they will refuse it again."""
+        online = set(self.grid.get_node_ids())
+        if not self._refused or online - self._refused - self._known.keys():
+            return
+        if len(self._known) + len(self._refused) >= nodes:
+            raise EngineError(
+                "nodes refuse this run",
+                expected=f"at least {nodes} nodes that take part",
+                got=self._joined_and_not(),
+                fix="change the experiment, or what the nodes' owners allow (node.toml)",
+            )
+
+    def _joined_and_not(self) -> str:
+        """How many nodes have joined, and why others have not."""
+        told = [f"node {node}: {why}" for node, why in self._trouble.items()]
+        more = [f"{len(told) - _NAMED} others"] if len(told) > _NAMED else []
+        return "; ".join([f"{len(self._known)} joined", *told[:_NAMED], *more])
 
     def look(self) -> bool:
         """Ask the new nodes that are online; whether any joined."""
@@ -133,13 +152,17 @@ class Discovery:
         for node, answer in _answers(
             self.grid.send_and_receive(messages, timeout=self.timeout), self.most
         ):
-            if isinstance(answer, str):
+            if isinstance(answer, Error):
+                self._trouble[node] = f"failed: {reason_of(answer)}"[:_TOLD]
+                (self._refused.add if is_refusal(answer) else self._refused.discard)(node)
+            elif isinstance(answer, str):
                 self._trouble[node] = " ".join(answer.split())[:_TOLD]
             else:
                 said[node] = answer
         for node in strangers:
             if node in said:
                 del self._trouble[node]
+                self._refused.discard(node)
             else:
                 log.warning("node %d: %s", node, self._trouble[node])
                 self._silent[node] = _ASK_AGAIN
@@ -177,12 +200,12 @@ class Discovery:
         return found
 
 
-def _answers(replies: Iterable[Message], most: int) -> Iterable[tuple[int, Presence | str]]:
-    """The reply of each node, or the error in it."""
+def _answers(replies: Iterable[Message], most: int) -> Iterable[tuple[int, Presence | Error | str]]:
+    """The reply of each node, the error in it, or what is wrong with it."""
     for reply in replies:
         node = reply.metadata.src_node_id
         if reply.has_error():
-            yield node, f"failed: {reply.error.reason}"
+            yield node, reply.error
             continue
         try:
             presence = unpack_presence(reply.content)

@@ -4,15 +4,31 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from flwr.app import Message
+from flwr.app import Error, Message
 
-from fedrec.errors import ClientError
+from fedrec.errors import ClientError, RefusalError
 from server.exchange.dropped_replies import DroppedReplies
 
 log = logging.getLogger("fedrec")
+# how Flower writes an exception of a ClientApp
+_RAISED = re.compile(r"<class '([\w.]+)'>:<'(.*)'>", re.DOTALL)
+_REFUSAL = f"{RefusalError.__module__}.{RefusalError.__qualname__}"
+
+
+def reason_of(error: Error) -> str:
+    """The text of a node's error, one line."""
+    found = _RAISED.fullmatch(str(error.reason))
+    return " ".join((found[2] if found else str(error.reason)).split())
+
+
+def is_refusal(error: Error) -> bool:
+    """Whether a node refused an order, and did not fail."""
+    found = _RAISED.fullmatch(str(error.reason))
+    return found is not None and found[1] == _REFUSAL
 
 
 def answers(
@@ -43,7 +59,7 @@ def answers(
         log.warning("%d of %d nodes did not answer in time", missing.total(), len(sent))
     if dropped is not None:
         for reply in failed:
-            dropped.dropped(reply.metadata.src_node_id, f"failed: {reply.error.reason}")
+            dropped.dropped(reply.metadata.src_node_id, f"failed: {reason_of(reply.error)}")
         for node in missing.elements():
             dropped.dropped(node, "no answer in time")
     lost = len(sent) - len(good)

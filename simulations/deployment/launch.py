@@ -21,9 +21,11 @@ from typing import Any
 import httpx
 import tomli_w
 
+from fedrec.components import registry
 from fedrec.errors import EngineError, RunError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from simulations.deployment.flower.control import Control, RunState
@@ -38,6 +40,13 @@ DEADLINE = 120.0
 OUTAGE = 120.0
 """Seconds without a SuperLink after which a command that waits for a run ends; the run itself
 continues."""
+_IN_PROCESSES = (
+    registry.MODEL,
+    registry.SPLIT,
+    registry.STEP,
+    registry.STRATEGY,
+    registry.SAMPLER,
+)
 MOST_FAILURES = 0.5
 """Share of a round's nodes that may fail, unless the experiment sets it."""
 
@@ -124,7 +133,25 @@ def wait(deployment: Deployment, folder: RunFolder, run: int, *, poll: float = 1
             f" {_last_round(folder)}\n"
             f"{ended.details}\n{_last_lines(log or _log_of_server_app(deployment, run))}"
         ),
-        fix=f"fedrec deploy resume {deployment.path} {folder.path}",
+        fix=_restart_words(deployment, folder.experiment)
+        + f"fedrec deploy resume {deployment.path} {folder.path}",
+    )
+
+
+def _restart_words(deployment: Deployment, experiment: Experiment) -> str:
+    """What to do first if a package was installed while the deployment ran, whose processes do not
+    know it; empty if the experiment has components of fedrec only."""
+    sections = {kind: getattr(experiment, kind.key, None) for kind in _IN_PROCESSES}
+    named = [
+        (kind, section.name) for kind, section in sections.items() if isinstance(section, Section)
+    ]
+    named += [(registry.CALLBACK, section.name) for section in experiment.callbacks or ()]
+    others = sorted({n for kind, n in named if n not in registry.builtin_names(kind)})
+    if not others:
+        return ""
+    return (
+        f"if the package of {', '.join(map(repr, others))} was installed after `fedrec deploy up`,"
+        f" fedrec deploy down {deployment.path}, and up; then "
     )
 
 

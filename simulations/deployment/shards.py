@@ -24,8 +24,13 @@ from simulations.deployment.containers import hand_over
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki.keys import write_private
 
-_SETTINGS = {"numbers": True, "most-evaluations": 1000, "most-rounds": 100_000}
-"""Evaluations per user for shards, whose data the operator has anyway."""
+_SETTINGS = {
+    "numbers": True,
+    "most-evaluations": 1000,
+    "most-rounds": 100_000,
+    "report-errors": True,
+}
+"""Limits of shards, whose data the operator has anyway."""
 
 
 def cut_for(deployment: Deployment, experiment: Experiment) -> Deployment:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import pkgutil
 from pathlib import Path
@@ -109,8 +110,19 @@ def longest_poll() -> float:
 
 def executor(arguments: list[str]) -> None:
     """Wait for messages and work on each in a fork, with the flags of `flower-superexec`."""
+    _log_to_standard_error()
     _read_before()
     executors.client_executor(arguments, own_app, _work_signal())
+
+
+def _log_to_standard_error() -> None:
+    """Write fedrec's warnings and errors to standard error, which is the node's log: Flower writes
+    only its own."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("fedrec")
+    logger.handlers[:] = [handler]
+    logger.disabled = logger.propagate = False
 
 
 def _work_signal() -> WorkSignal:

@@ -183,6 +183,20 @@ def test_an_error_reveals_nothing_of_the_nodes_files(victim):
     )
 
 
+def test_an_owner_may_let_the_operator_read_errors(victim):
+    node = victim(**{"report-errors": True})
+    (node.folder / "data.csv").write_text("user,thing\nann,1\n")
+    with pytest.raises(ClientError, match="has no column 'item'") as found:
+        node.ask("query.hello")
+    assert found.value.__suppress_context__
+
+
+def test_a_missing_package_is_not_known_before_a_restart(victim):
+    node = victim()
+    text = refused(lambda: node.theta(changes={"step": {"name": "late"}}), "does not run 'late'")
+    assert "fedrec deploy down, then up" in text
+
+
 def test_a_server_does_not_decide_what_is_a_real_node(victim):
     node = victim()
     (node.folder / "data.csv").write_text(f"user,item,rating,time,part\nann,1,5,2,{SECRET}\n")

@@ -139,6 +139,33 @@ def test_too_few_nodes_are_reported(tmp_path):
         discovery(Nodes({3: presence(0, [5])}), tmp_path / "r.json").wait_for(2)
 
 
+REASON = "this node does not run 'x' (step)\n  got: 'x'"
+REFUSED = Error(2, f"<class 'fedrec.errors.RefusalError'>:<'{REASON}'>")
+
+
+def test_a_run_that_nodes_refuse_ends_at_once(tmp_path):
+    nodes = Nodes({3: REFUSED, 4: REFUSED})
+    with pytest.raises(EngineError, match="nodes refuse this run") as caught:
+        discovery(nodes, tmp_path / "r.json", timeout=120.0).wait_for(1)
+    assert nodes.now < 2
+    assert "node 3: failed: this node does not run 'x' (step) got: 'x'" in str(caught.value)
+
+
+def test_others_are_waited_for_where_a_node_refuses(tmp_path):
+    """One that has not answered yet, one that failed and may answer the next time, and one that
+    must still come online for as many as the run needs."""
+    nodes = Nodes({3: REFUSED, 4: presence(0, [5])})
+    nodes.silent.add(4)
+    found = discovery(nodes, tmp_path / "r.json", timeout=120.0)
+    found._sleep = lambda seconds: (nodes.sleep(seconds), nodes.silent.clear())
+    assert found.wait_for(1).nodes == (4,)
+    nodes = Nodes({3: REFUSED, 4: Error(2, "<class 'ValueError'>:<'damaged'>")})
+    with pytest.raises(EngineError, match="too few nodes"):
+        discovery(nodes, tmp_path / "s.json").wait_for(1)
+    with pytest.raises(EngineError, match="too few nodes"):
+        discovery(Nodes({3: REFUSED}), tmp_path / "t.json").wait_for(2)
+
+
 def test_the_error_lists_the_faults_of_the_connected_nodes(tmp_path):
     nodes = Nodes(
         {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from types import SimpleNamespace
 
@@ -10,8 +11,10 @@ import httpx
 import pytest
 
 from fedrec.errors import EngineError
-from simulations.deployment import operator
+from fedrec.experiment.sections import Section
+from simulations.deployment import launch, operator
 from simulations.deployment.flower import control
+from simulations.deployment.processes import node
 
 
 @pytest.fixture
@@ -53,3 +56,34 @@ def test_nodes_that_do_not_come_online_are_reported(superlink, tmp_path):
     with pytest.raises(EngineError, match="not all nodes came online") as caught:
         operator._wait_for_nodes(deployment(tmp_path), 2, time.monotonic() - 1)
     assert "1" in str(caught.value) and superlink.closed
+
+
+@pytest.fixture
+def quiet_log():
+    """The log as Flower's processes leave it."""
+    logger = logging.getLogger("fedrec")
+    before = logger.disabled, logger.propagate, list(logger.handlers)
+    logger.disabled = True
+    yield logger
+    logger.disabled, logger.propagate, logger.handlers[:] = before
+
+
+def test_errors_of_a_nodes_work_are_in_its_own_log(quiet_log, monkeypatch, capfd):
+    def work(*_):
+        try:
+            raise ValueError("row 7 is damaged")
+        except ValueError as error:
+            quiet_log.error("a message failed", exc_info=error)
+
+    monkeypatch.setattr(node.executors, "client_executor", work)
+    node.executor([])
+    said = capfd.readouterr().err
+    assert "ERROR a message failed" in said and "ValueError: row 7 is damaged" in said
+
+
+def test_a_failed_run_with_a_plug_in_names_down_and_up(load_tiny, tmp_path):
+    made = SimpleNamespace(path=tmp_path / "d")
+    assert launch._restart_words(made, load_tiny()) == ""
+    changed = load_tiny().model_copy(update={"step": Section(name="late-step")})
+    words = launch._restart_words(made, changed)
+    assert "'late-step'" in words and f"fedrec deploy down {made.path}, and up" in words
