@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedrec.data.files.recognition import Recognised
+from fedrec.data.files.recognised import Recognised
 
 _VALIDATION = 0.1
 _FEWEST_USERS = 20

@@ -7,32 +7,33 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from fedrec.data.files.tables import numbers_of, read_columns, table_columns
+from fedrec.data.files.parquet import PARQUET, nested_columns
+from fedrec.data.files.recognised import ROLES, Recognised
+from fedrec.data.files.tables import dates_of, numbers_of, read_columns, table_columns
 from fedrec.errors import DataError
 
-ROLES = ("user", "item", "rating", "time")
 _NAMES = {
-    "user": "user users userid uid u customer customerid client clientid buyer buyerid member "
+    "user": "kunde kundennr kundennummer nutzer benutzer "
+    "user users userid uid u customer customerid client clientid buyer buyerid member "
     "memberid visitor visitorid person reviewer reviewerid account accountid session "
     "sessionid author",
-    "item": "item items itemid iid i product productid movie movieid film book bookid isbn track "
+    "item": "artikel artikelnr artikelnummer produkt "
+    "item items itemid iid i product productid movie movieid film book bookid isbn track "
     "trackid song songid artist artistid asin sku article articleid place placeid poi venue "
     "venueid location locationid game gameid app appid parentasin content contentid stockcode url",
-    "rating": "rating ratings rate score stars star overall value reviewoverall bookrating grade",
+    "rating": "rating ratings rate score stars star overall reviewoverall bookrating grade "
+    "userrating reviewrating ratingscore reviewscore bewertung bewertungen sterne wertung "
+    "valoracion calificacion puntuacion etoiles voto valutazione avaliacao",
     "time": "time timestamp ts date datetime day unixreviewtime reviewtime created createdat "
-    "ratedat when eventtime orderdate invoicedate purchasedate timestampms",
+    "ratedat when eventtime orderdate invoicedate purchasedate timestampms "
+    "datum zeit zeitpunkt bestelldatum kaufdatum",
 }
-_AMOUNTS = (
-    "price prices unitprice cost costs amount total sum revenue sales spent quantity qty count "
-    "counts plays playcount clicks views number year age weight duration"
-)
 _CONVERSIONS = {
     b"PK": "spreadsheets and zip archives are not read: export the table as CSV, or unpack it",
     b"\x1f\x8b": "unpack it: gunzip FILE",
@@ -40,82 +41,24 @@ _CONVERSIONS = {
 }
 """First bytes of other files, and what to do with these."""
 _SEPARATORS = (",", "\t", ";", "|")
-_UNFIT = {
-    "rating": "not every row has a number there (with a decimal point)",
-    "time": "not every row has a number or an ISO date (2024-12-31) there",
-}
-_VALUE = r"-?\d+(\.\d+)?|\d{4}-\d{2}-\d{2}.*"  # numbers and dates are values, not names
+_DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
+_VALUE = rf"-?\d+(\.\d+)?|({_DATE}).*"  # numbers and dates are values, not names
 _SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
 _TOP = 100.0
+_SCALES = (5.0, 10.0)  # best ratings of the usual scales, for columns without a name
 _FIRST_TIME = 3e8  # seconds since 1970; earlier times than 1979 are more likely to be counts
 
 
-@dataclass(frozen=True)
-class Recognised:
-    """The recognised columns of a table.
-
-    Attributes:
-        separator: of a CSV file.
-        columns: name of the column of each role; `rating` and `time` only if there is one.
-        reasons: the reason, by role.
-        positive_above: a row is positive when its rating is above this; None: every row is.
-        rows: number of rows.
-        users: number of distinct users.
-        items: number of distinct items.
-        ignored: the other columns.
-        unfit: role -> column with a name of that role, whose values cannot be read as such.
-        header: whether the first line of a CSV file has names; otherwise columns are named by their
-            positions.
-    """
-
-    separator: str
-    columns: dict[str, str]
-    reasons: dict[str, str]
-    positive_above: float | None
-    rows: int
-    users: int
-    items: int
-    ignored: tuple[str, ...]
-    unfit: dict[str, str]
-    header: bool = True
-
-    def lines(self) -> list[str]:
-        """The result as text, one finding per line."""
-        said = [
-            f"{role}: column {self.columns[role]!r} ({self.reasons[role]})"
-            for role in ROLES
-            if role in self.columns
-        ]
-        said += [f"no column of {role}s" for role in ROLES if role not in self.columns]
-        if self.ignored:
-            said.append(f"not used: {', '.join(map(repr, self.ignored))}")
-        said += [
-            f"{column!r} is named like a column of {role}s, but {_UNFIT[role]}; to use it, correct"
-            " these rows, or leave them out"
-            for role, column in self.unfit.items()
-        ]
-        liked = (
-            "every row counts as liked"
-            if self.positive_above is None
-            else f"ratings above {self.positive_above:g} count as liked"
-        )
-        counts = ", ".join(
-            f"{number:,} {word}{'s' if number > 1 else ''}"
-            for number, word in ((self.rows, "row"), (self.users, "user"), (self.items, "item"))
-        )
-        bare = (
-            "the first line is a row: columns are named 1, 2, and so on, and the users come first"
-        )
-        return [*([] if self.header else [bare]), *said, f"{counts}; {liked}"]
-
-
-def recognise(path: Path, given: Mapping[str, str] | None = None) -> Recognised:
+def recognise(
+    path: Path, given: Mapping[str, str] | None = None, *, rated: bool = True
+) -> Recognised:
     """Recognise the columns of a table of interactions.
 
     Args:
         path: a CSV or Parquet file. If all values of the first line are numbers or dates, it is a
             row, and the first two columns that are not `given` hold the users and the items.
         given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
+        rated: whether a column may be taken for ratings; otherwise every row counts as liked.
 
     Raises:
         DataError: there is no such file, a named column is missing, named twice or, for ratings,
@@ -125,15 +68,20 @@ def recognise(path: Path, given: Mapping[str, str] | None = None) -> Recognised:
         raise DataError(
             "there is no table",
             expected="a CSV or Parquet file",
-            got=f"{path}, which is {'a folder' if path.is_dir() else 'not there'}",
+            got=f"{path}, which is {_what(path)}",
             fix="give the path of a file with one interaction per row",
         )
-    given = {role: name for role, name in (given or {}).items() if name}
+    given = given or {}
     separator = _separator(path)
     names = table_columns(path, separator=separator)
-    _require_two(path, names)
     header = not all(re.fullmatch(_VALUE, name.strip()) for name in names)
-    names = table_columns(path, separator=separator, header=header)
+    nested = nested_columns(path) if path.suffix in PARQUET else []
+    names = [
+        name
+        for name in table_columns(path, separator=separator, header=header)
+        if name not in nested
+    ]
+    _require_two(path, names)
     frame = read_columns(
         path,
         {name: "--data" for name in names},
@@ -141,20 +89,26 @@ def recognise(path: Path, given: Mapping[str, str] | None = None) -> Recognised:
         inferred=names,
         header=header,
     )
-    columns, reasons = _assigned(path, names, frame, given, header=header)
+    roles = tuple(role for role in ROLES if rated or role != "rating")
+    columns, reasons = _assigned(path, names, frame, given, roles, header=header)
     rating = columns.get("rating")
     if "rating" in given:
         numbers_of(frame[given["rating"]], path)
+    threshold = None if rating is None else _threshold(frame[rating])
+    rows = len(frame[columns["user"]])
     return Recognised(
         separator=separator,
         columns={role: columns[role] for role in ROLES if role in columns},
         reasons=reasons,
-        positive_above=None if rating is None else _threshold(frame[rating]),
-        rows=len(frame[columns["user"]]),
+        positive_above=threshold,
+        liked=rows
+        if rating is None or threshold is None
+        else int((numbers_of(frame[rating], path) > threshold).sum()),
+        rows=rows,
         users=int(frame[columns["user"]].nunique()),
         items=int(frame[columns["item"]].nunique()),
-        ignored=tuple(name for name in names if name not in columns.values()),
-        unfit=_unfit(names, columns),
+        ignored=tuple(name for name in [*names, *nested] if name not in columns.values()),
+        unfit=_unfit(names, columns, roles),
         header=header,
     )
 
@@ -164,6 +118,7 @@ def _assigned(
     names: list[str],
     frame: Mapping[str, pd.Series],
     given: Mapping[str, str],
+    roles: Sequence[str],
     *,
     header: bool,
 ) -> tuple[dict[str, str], dict[str, str]]:
@@ -190,16 +145,15 @@ def _assigned(
         free = next((name for name in names if name not in columns.values()), None)
         if role not in columns and free is not None:
             columns[role], reasons[role] = free, "by its place"
-    for role in ROLES:
+    for role in roles:
         for name in names:
             if role not in columns and name not in columns.values() and _named(role, name):
                 if role in ("rating", "time") and not _fits(role, frame[name]):
                     continue
                 columns[role], reasons[role] = name, "by its name"
-    known = {"user", "item"} <= set(columns)
-    for role in ("time", "rating") if known else ("time",):  # small numbers may be ids too
+    for role in ("time",) if header else (role for role in ("time", "rating") if role in roles):
         left = [name for name in names if name not in columns.values()]
-        found = [name for name in left if role not in columns and _looks(role, name, frame[name])]
+        found = [name for name in left if role not in columns and _looks(role, frame[name])]
         if len(found) == 1 and len(left) > 2 - len({"user", "item"} & set(columns)):
             columns[role], reasons[role] = found[0], f"its values look like {role}s"
     _by_content(path, names, frame, columns, reasons)
@@ -235,9 +189,16 @@ def _by_content(
         reasons[role] = "the only column of ids left" if len(ids) == 1 else "by its place"
 
 
+def _what(path: Path) -> str:
+    """What a path that is not that of a file leads to."""
+    if path.is_dir():
+        return "a folder"
+    return "a pipe or a device, which can be read once only" if path.exists() else "not there"
+
+
 def _separator(path: Path) -> str:
     """The character that separates the first line into most columns."""
-    if path.suffix in (".parquet", ".pq"):
+    if path.suffix in PARQUET:
         return ","
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -265,19 +226,19 @@ def _require_two(path: Path, names: list[str]) -> None:
     """The error for a table with fewer than two columns."""
     if len(names) < 2:
         raise DataError(
-            f"{path} has one column",
+            f"{path} has one column" if names else f"{path} has no column with one value per row",
             expected="a column of users and a column of items, separated by , ; | or tabs",
-            got=", ".join(names),
+            got=", ".join(names) or "lists, structs or maps",
         )
 
 
-def _unfit(names: list[str], columns: Mapping[str, str]) -> dict[str, str]:
+def _unfit(names: list[str], columns: Mapping[str, str], roles: Sequence[str]) -> dict[str, str]:
     """Columns that are named like ratings or times and are not used, for roles without a column."""
     left = [name for name in names if name not in columns.values()]
     return {
         role: next(name for name in left if _named(role, name))
         for role in ("rating", "time")
-        if role not in columns and any(_named(role, name) for name in left)
+        if role in roles and role not in columns and any(_named(role, name) for name in left)
     }
 
 
@@ -287,18 +248,20 @@ def _named(role: str, name: str) -> bool:
 
 def _fits(role: str, column: pd.Series) -> bool:
     """Whether a column with that name can be read in that role."""
-    numeric = pd.api.types.is_numeric_dtype(column) and not column.isna().any()
+    numeric = pd.api.types.is_numeric_dtype(column) and bool(
+        np.isfinite(column.to_numpy(dtype=np.float64, na_value=np.nan)).all()
+    )
     return numeric or (role == "time" and _dates(column))
 
 
-def _looks(role: str, name: str, column: pd.Series) -> bool:
-    """Whether a column without a known name holds ratings, in steps of a half at least, or times.
-    A few prices or quantities may look like ratings: their names tell."""
+def _looks(role: str, column: pd.Series) -> bool:
+    """Whether a column without a known name holds times or, where no column has a name, ratings: a
+    usual scale in steps of a half at least. Small numbers in a column with another name are more
+    likely to be quantities."""
     if role == "rating":
-        amount = re.sub(r"[^a-z]", "", name.lower()) in _AMOUNTS.split()
-        if amount or not _fits(role, column) or _threshold(column) is None:
+        if not _fits(role, column) or _threshold(column) is None:
             return False
-        return bool((column.astype(float) * 2 % 1 == 0).all())
+        return float(column.max()) in _SCALES and bool((column.astype(float) * 2 % 1 == 0).all())
     if pd.api.types.is_numeric_dtype(column):
         return not column.isna().any() and float(column.min()) > _FIRST_TIME
     return _dates(column)
@@ -308,9 +271,9 @@ def _dates(column: pd.Series) -> bool:
     if pd.api.types.is_datetime64_any_dtype(column):
         return True
     some = column.dropna().head(1000).astype(str)
-    if some.empty or not some.str.match(r"\d{4}-\d{2}").all():
+    if some.empty or not some.str.match(_DATE).all():
         return False
-    return bool(pd.to_datetime(some, utc=True, errors="coerce", format="ISO8601").notna().all())
+    return bool(dates_of(some).notna().all())
 
 
 def _whole(column: pd.Series) -> bool:

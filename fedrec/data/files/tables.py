@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy as np
 import pandas as pd
 
 from fedrec.data.files.delimited import missing_column
+from fedrec.data.files.parquet import PARQUET, parquet_columns, read_parquet
 from fedrec.errors import DataError
 
-_PARQUET = (".parquet", ".pq")
+_DOTTED = re.compile(r"^\s*(\d{1,2})\.(\d{1,2})\.(\d{4})(?=$|[ T])")  # day, month, year
+_TIME = "a number or a date, such as 2022-05-26 or 26.05.2022"
 
 
 def table_columns(path: Path, *, separator: str, header: bool = True) -> list[str]:
@@ -29,8 +32,8 @@ def table_columns(path: Path, *, separator: str, header: bool = True) -> list[st
     Raises:
         DataError: the file is empty or not readable, or pyarrow is needed and missing.
     """
-    if path.suffix in _PARQUET:
-        return list(_parquet(path).schema.names)
+    if path.suffix in PARQUET:
+        return parquet_columns(path)
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             names = next(csv.reader(file, delimiter=separator), [])
@@ -62,8 +65,8 @@ def read_columns(
         header: whether the first line of a CSV file has the names (`table_columns`).
 
     Raises:
-        DataError: a column is missing or given twice, the file has no rows or is malformed, or
-            pyarrow is missing.
+        DataError: a column is missing, given twice or has nested values, the file has no rows or is
+            malformed, or pyarrow is missing.
     """
     present = table_columns(path, separator=separator, header=header)
     for column, setting in columns.items():
@@ -75,8 +78,8 @@ def read_columns(
                 expected="distinct names",
                 got=", ".join(present),
             )
-    if path.suffix in _PARQUET:
-        frame = _parquet(path).read(columns=list(columns)).to_pandas()
+    if path.suffix in PARQUET:
+        frame = read_parquet(path, list(columns))
     else:
         text = [column for column in columns if column not in inferred]
         frame = _read_csv(
@@ -121,23 +124,6 @@ def _read_csv(
         raise _unreadable(path, error) from None
 
 
-def _parquet(path: Path):
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(
-            f"{path.name} is a Parquet file, and reading Parquet needs pyarrow",
-            expected="the optional package pyarrow",
-            got="it is not installed",
-            fix="pip install 'fedrec[parquet]', or save the table as CSV",
-        ) from None
-    try:
-        return pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise _unreadable(path, error) from None
-
-
 def _unreadable(path: Path, error: Exception) -> DataError:
     coded = isinstance(error, UnicodeDecodeError)
     return DataError(
@@ -170,13 +156,17 @@ def numbers_of(column: pd.Series, path: Path) -> np.ndarray:
     Raises:
         DataError: a value is missing or not a finite number.
     """
-    values = np.asarray(pd.to_numeric(column, errors="coerce"), dtype=np.float64)
+    numbers = pd.to_numeric(column, errors="coerce")
+    with np.errstate(over="ignore"):
+        values = pd.Series(numbers).to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)
     _require_all(column, np.isfinite(values), path, "a finite number")
-    return values.astype(np.float32)
+    return values
 
 
 def times_of(column: pd.Series, path: Path) -> np.ndarray:
-    """Times, `int64 [rows]`, one per row: numbers unchanged, ISO dates as seconds since 1970.
+    """Times, `int64 [rows]`, one per row: numbers unchanged, dates as seconds since 1970. A date
+    is in ISO format (2022-05-26) or dotted with the day first (26.05.2022), each with or without a
+    time of day.
 
     A column must not contain both: among dates, "1005" might be a year or a number of seconds.
 
@@ -185,20 +175,35 @@ def times_of(column: pd.Series, path: Path) -> np.ndarray:
             exceeds 64 bits.
     """
     if pd.api.types.is_bool_dtype(column):
-        _require_all(column, np.zeros(len(column), dtype=bool), path, "a number or an ISO date")
+        _require_all(column, np.zeros(len(column), dtype=bool), path, _TIME)
     if pd.api.types.is_numeric_dtype(column):
         return _numeric_times(column, path)
-    form = None if pd.api.types.is_datetime64_any_dtype(column) else "ISO8601"
     numeric = np.zeros(len(column), dtype=bool)
-    if form is not None:
+    if not pd.api.types.is_datetime64_any_dtype(column):
         numbers = pd.Series(pd.to_numeric(column, errors="coerce"), name=column.name)
         numeric = np.asarray(numbers.notna())
         if len(numeric) and numeric.all():
             return _numeric_times(numbers, path)
-    dates = pd.Series(pd.to_datetime(column, utc=True, errors="coerce", format=form))
-    _require_all(column, numeric | np.asarray(dates.notna()), path, "a number or an ISO date")
-    _require_all(column, ~numeric, path, "an ISO date, as other rows have dates")
+    dates = dates_of(column)
+    _require_all(column, numeric | np.asarray(dates.notna()), path, _TIME)
+    _require_all(column, ~numeric, path, "a date, as other rows have dates")
     return np.asarray(dates.dt.tz_localize(None), dtype="datetime64[s]").astype(np.int64)
+
+
+def dates_of(column: pd.Series) -> pd.Series:
+    """Dates in UTC, as accepted by `times_of`; missing where a value is none."""
+    if pd.api.types.is_datetime64_any_dtype(column):
+        return pd.Series(pd.to_datetime(column, utc=True, errors="coerce"))
+    texts = column.astype(str)
+    dotted = texts.str.match(_DOTTED)
+    if dotted.any():
+        column = column.where(~dotted, texts.str.replace(_DOTTED, _day_last, regex=True))
+    return pd.Series(pd.to_datetime(column, utc=True, errors="coerce", format="ISO8601"))
+
+
+def _day_last(found: re.Match[str]) -> str:
+    day, month, year = found.groups()
+    return f"{year}-{int(month):02d}-{int(day):02d}"
 
 
 def _numeric_times(column: pd.Series, path: Path) -> np.ndarray:

@@ -2,8 +2,8 @@
 """A user's own table: CSV (any separator) or Parquet, one interaction per row.
 
 Ids may be text or numbers; a column of ids that are all plain whole numbers is sorted as numbers,
-any other as text. A time may be a number, which is kept (fractions dropped), or an ISO date, which
-becomes seconds since 1970 (UTC where no zone is given).
+any other as text. A time may be a number, which is kept (fractions dropped), or a date (ISO, or
+such as 26.05.2022), which becomes seconds since 1970 (UTC where no zone is given).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class TableConfig(ReaderConfig):
     rating: str | None = None
     """Name of the column of ratings, numbers; none when left out."""
     time: str | None = None
-    """Name of the column of times, numbers or ISO dates; none when left out."""
+    """Name of the column of times, numbers or dates (2022-05-26, 26.05.2022); none when
+    left out."""
     separator: str = Field(",", min_length=1, max_length=1)
     """Character between two values of a CSV file, such as "," or "\\t"."""
     header: bool = True
@@ -95,16 +96,26 @@ class Table(Reader):
         path = self.folder()
         if not path.is_file():
             raise DataError(
-                f"{path} is not a file", expected="a CSV or Parquet file", got="a folder"
+                f"{path} is not a file",
+                expected="a CSV or Parquet file",
+                got="a folder" if path.is_dir() else "a pipe or a device",
             )
         return path
 
     def _columns(self, path: Path) -> dict[str, str]:
         """The columns to read from the main table, and the setting that names each."""
         config = self.config
-        columns = {config.user: "dataset.user", config.item: "dataset.item"}
-        columns |= {config.rating: "dataset.rating"} if config.rating else {}
-        columns |= {config.time: "dataset.time"} if config.time else {}
+        columns: dict[str, str] = {}
+        for role in ("user", "item", "rating", "time"):
+            name = getattr(config, role)
+            if name in columns:
+                raise DataError(
+                    f"column {name!r} is given twice",
+                    expected="a column of its own for each of users, items, ratings and times",
+                    got=f"{columns[name]} and dataset.{role}",
+                    fix=f"set dataset.{role} to the name of another column",
+                )
+            columns |= {name: f"dataset.{role}"} if name else {}
         for setting, names in (
             ("user-features", config.user_features),
             ("item-features", config.item_features),

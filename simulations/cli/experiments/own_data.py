@@ -11,6 +11,10 @@ import typer
 from simulations.cli.experiments.finishing import finish
 
 Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
+Unrated = Annotated[
+    bool, typer.Option("--no-rating", help="No column holds ratings: every row counts as liked.")
+]
+_NO_COLUMN = ("", "none")
 
 
 def try_(
@@ -19,6 +23,7 @@ def try_(
     item: Column = None,
     rating: Column = None,
     time: Column = None,
+    no_rating: Unrated = False,
     epsilon: Annotated[
         float | None,
         typer.Option(
@@ -39,19 +44,50 @@ def try_(
     """Train a federated recommender on your own table, and compare it with popularity and
     centralised EASE."""
     columns = {"user": user, "item": item, "rating": rating, "time": time}
-    table = own_table(data, columns, epsilon, quiet=quiet)
-    given = [f"seed={seed}"] if seed is not None else []
-    finish(table, [*(overrides or []), *given], output, quiet)
+    given = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
+    table = own_table(data, columns, epsilon, unrated=no_rating, overrides=given, quiet=quiet)
+    finish(table, given, output, quiet)
 
 
 def own_table(
-    data: Path, columns: dict[str, str | None], epsilon: float | None, *, quiet: bool
+    data: Path,
+    columns: dict[str, str | None],
+    epsilon: float | None,
+    *,
+    unrated: bool,
+    overrides: list[str],
+    quiet: bool,
 ) -> dict[str, Any]:
-    """The experiment on a table, after printing how its columns were recognised."""
+    """The experiment on a table, after printing how its columns were recognised.
+
+    Args:
+        data: the table.
+        columns: by role, the name of the column; None if it is to be recognised. For ratings,
+            "none" or nothing means that there are none.
+        epsilon: target of user-level differential privacy, > 0; None: no privacy.
+        unrated: whether no column holds ratings.
+        overrides: as for `--set`.
+        quiet: print nothing.
+
+    Raises:
+        ExperimentError: a column of ratings is named, and `unrated` is set; or an override names
+            another dataset.
+        DataError: see `recognise`.
+    """
     from fedrec.data.files.recognition import recognise
+    from fedrec.errors import ExperimentError
     from simulations.own_data import own_experiment
 
-    found = recognise(data, {role: name for role, name in columns.items() if name})
+    given = {role: name for role, name in columns.items() if name is not None}
+    if given.get("rating", "none") in _NO_COLUMN:
+        unrated = given.pop("rating", None) is not None or unrated
+    elif unrated:
+        raise ExperimentError(
+            "two answers to which column holds ratings",
+            expected="--rating COLUMN or --no-rating",
+            got=f"--rating {given['rating']} --no-rating",
+        )
+    found = recognise(data, given, rated=not unrated)
     if not quiet:
         typer.echo(f"{data}:", err=True)
         for line in found.lines():
@@ -61,4 +97,23 @@ def own_table(
             " represent users by features, such as privrec, would learn nothing here",
             err=True,
         )
-    return own_experiment(data, found, epsilon=epsilon)
+    table = own_experiment(data, found, epsilon=epsilon)
+    _refuse_other_data(table, overrides)
+    return table
+
+
+def _refuse_other_data(table: dict[str, Any], overrides: list[str]) -> None:
+    """The columns were recognised in one table, and the run must not be about another."""
+    from fedrec.errors import ExperimentError
+    from fedrec.experiment.loading import load
+
+    known = table["dataset"]
+    dataset = load(table, overrides).dataset
+    path = dataset.options.get("path")
+    if dataset.name != known["name"] or str(path) != known["path"]:
+        raise ExperimentError(
+            "two datasets are given",
+            expected=f"the table {known['path']} alone",
+            got=f"dataset.name = {dataset.name!r}" + (f", dataset.path = {path}" if path else ""),
+            fix="leave out this --set, or run an experiment instead of a table: fedrec run NAME",
+        )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from simulations.cli.experiments.finishing import finish, watched
-from simulations.cli.experiments.own_data import Column, own_table
+from simulations.cli.experiments.own_data import Column, Unrated, own_table
 
 
 def _shipped(incomplete: str) -> list[str]:
@@ -56,6 +56,7 @@ def run(
     item: Column = None,
     rating: Column = None,
     time: Column = None,
+    no_rating: Unrated = False,
     go_on: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --output if it exists.")
     ] = False,
@@ -65,9 +66,6 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment."""
-    source = _source(
-        experiment, data, {"user": user, "item": item, "rating": rating, "time": time}, quiet
-    )
     flags = {
         "engine.name": engine,
         "engine.nodes": nodes,
@@ -77,18 +75,26 @@ def run(
     }
     given = [f"{key}={value}" for key, value in flags.items() if value is not None]
     settings = [*(overrides or []), *given]
+    columns = {"user": user, "item": item, "rating": rating, "time": time}
+    source = _source(experiment, data, columns, unrated=no_rating, overrides=settings, quiet=quiet)
     finish(source, settings, output, quiet, go_on=go_on, overwrite=overwrite)
 
 
 def _source(
-    experiment: str | None, data: Path | None, columns: dict[str, str | None], quiet: bool
+    experiment: str | None,
+    data: Path | None,
+    columns: dict[str, str | None],
+    *,
+    unrated: bool,
+    overrides: list[str],
+    quiet: bool,
 ) -> str | dict[str, Any]:
     """The experiment to run: the named one, or one on the user's own table."""
     from fedrec.errors import ExperimentError
 
     if data is not None and experiment is None:
-        return own_table(data, columns, None, quiet=quiet)
-    if experiment is not None and data is None and not any(columns.values()):
+        return own_table(data, columns, None, unrated=unrated, overrides=overrides, quiet=quiet)
+    if experiment is not None and data is None and not (unrated or any(columns.values())):
         return experiment
     raise ExperimentError(
         "the experiment to run is not clear",

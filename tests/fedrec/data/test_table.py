@@ -57,6 +57,23 @@ def test_rating_and_time_are_optional(tmp_path):
     assert data.ratings is None and data.times is None
 
 
+@pytest.mark.parametrize("role", ["user", "item", "time"])
+def test_a_column_cannot_have_two_roles(tmp_path, role):
+    settings = {**COLUMNS, role: "stars"}
+    with pytest.raises(DataError, match="column 'stars' is given twice"):
+        read(write(tmp_path, CSV), **settings)
+    with pytest.raises(DataError, match=r"dataset\.user and dataset\.item"):
+        read(write(tmp_path, CSV), user="who", item="who")
+
+
+def test_ratings_beyond_the_range_of_numbers_are_refused(tmp_path):
+    for value in (float("inf"), 1e300):
+        frame = pd.DataFrame({"user": ["a", "b"], "item": ["x", "y"], "rating": [1.0, value]})
+        frame.to_parquet(tmp_path / "t.parquet")
+        with pytest.raises(DataError, match=r"row 2 .* column 'rating'"):
+            read(tmp_path / "t.parquet", rating="rating")
+
+
 def test_parquet_gives_the_same_as_csv(tmp_path):
     csv = write(tmp_path, CSV)
     pd.read_csv(csv).to_parquet(tmp_path / "table.parquet")
@@ -107,6 +124,8 @@ def test_other_ids_stay_text(tmp_path, ids):
         (["1970-01-01 00:00:07.9", "1970-01-02"], [7, 86400]),
         (["9007199254740993", "5"], [9007199254740993, 5]),
         (["12.75", "3"], [12, 3]),
+        (["02.01.1970", "1.1.1970 00:01"], [86400, 60]),
+        (["02.01.1970", "1970-01-01"], [86400, 0]),
     ],
 )
 def test_times_are_numbers_or_iso_dates(tmp_path, times, expected):

@@ -3,9 +3,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from fedrec.data.files.recognition import recognise
+from fedrec.data.files.tables import read_columns
 from fedrec.errors import DataError
 
 RATED = [(1, 10, 5, 978300760), (1, 11, 1, 978300761), (2, 10, 3, 978300762), (2, 12, 4, 978300763)]
@@ -38,10 +46,37 @@ def test_columns_are_found_by_their_names(written, heads):
     assert (found.rows, found.users, found.items) == (4, 2, 3)
 
 
-def test_ratings_and_times_are_found_by_what_is_in_them(written):
+def test_times_are_found_by_what_is_in_them_and_ratings_by_their_name_only(written):
     found = recognise(written(("user", "item", "a", "b")))
-    assert found.columns == {"user": "user", "item": "item", "rating": "a", "time": "b"}
-    assert "look like" in found.reasons["rating"]
+    assert found.columns == {"user": "user", "item": "item", "time": "b"}
+    assert "look like" in found.reasons["time"] and found.positive_above is None
+    assert recognise(written(("user", "item", "a", "b")), {"rating": "a"}).positive_above == 3
+
+
+@pytest.mark.parametrize("head", ["Menge", "Anzahl", "qty", "Stueck", "a"])
+def test_small_whole_numbers_in_a_column_with_another_name_are_no_ratings(written, head):
+    rows = [(f"k{row % 4}", f"s{row % 5}", 1 + (row % 3)) for row in range(12)]
+    found = recognise(written(("Kunde", "Artikel", head), rows, ";"))
+    assert found.columns == {"user": "Kunde", "item": "Artikel"}
+    assert (found.liked, found.rows, found.ignored) == (12, 12, (head,))
+
+
+@pytest.mark.parametrize("head", ["Bewertung", "Sterne", "Score", "stars", "user_rating"])
+def test_ratings_are_found_by_their_names_in_other_languages_and_can_be_declined(written, head):
+    rows = [(*row[:2], row[2]) for row in RATED]
+    found = recognise(written(("user", "item", head), rows))
+    assert found.positive_above == 3 and found.liked == 2
+    assert "the 2 rows with a rating above 3" in found.lines()[0]
+    assert repr(head) in found.lines()[0] and "--no-rating" in found.lines()[0]
+    declined = recognise(written(("user", "item", head), rows), rated=False)
+    assert (declined.positive_above, declined.liked) == (None, 4)
+    assert declined.ignored == (head,) and not declined.unfit
+
+
+def test_small_quantities_without_names_are_no_ratings(written):
+    rows = [(row % 4, row % 5, 1 + (row % 3)) for row in range(12)]
+    found = recognise(written(rows[0], rows[1:]))
+    assert found.columns == {"user": "1", "item": "2"} and found.liked == 12
 
 
 @pytest.mark.parametrize("separator", ["\t", ";", "|"])
@@ -61,7 +96,7 @@ def test_dates_are_times_and_prices_are_no_ratings(written):
     assert found.columns == {"user": "buyer", "item": "sku", "time": "date"}
     assert found.positive_above is None
     assert found.ignored == ("amount",)
-    assert "every row counts as liked" in found.lines()[-1]
+    assert "every row counts as liked" in found.lines()[0]
 
 
 @pytest.mark.parametrize(
@@ -107,11 +142,74 @@ def test_a_first_line_of_values_is_a_row_and_columns_are_named_by_their_places(w
     found = recognise(written(RATED[0], RATED[1:]))
     assert found.columns == {"user": "1", "item": "2", "rating": "3", "time": "4"}
     assert (found.header, found.rows, found.users, found.items) == (False, 4, 2, 3)
-    assert found.reasons["user"] == "by its place" and "first line is a row" in found.lines()[0]
+    assert found.reasons["user"] == "by its place" and "first line is a row" in found.lines()[1]
     other = recognise(written(RATED[0], RATED[1:]), {"user": "2"})
     assert (other.columns["user"], other.columns["item"]) == ("2", "1")
     with pytest.raises(DataError, match="no column 'user_id'"):
         recognise(written(RATED[0], RATED[1:]), {"user": "user_id"})
+
+
+@pytest.mark.parametrize("start", ["26.05.2022", "26.05.2022 14:30"])
+def test_dates_with_the_day_first_are_times(written, start):
+    rows = [(1, 10, start), (1, 11, "1.6.2022"), (2, 10, "27.05.2022 08:00:01")]
+    assert recognise(written(("user", "item", "Datum"), rows)).columns["time"] == "Datum"
+    assert recognise(written(("user", "item", "x"), rows)).columns["time"] == "x"
+    assert recognise(written(rows[0], rows[1:])).columns == {"user": "1", "item": "2", "time": "3"}
+    assert "does not use it" in "".join(recognise(written(("user", "item", "x"), rows)).lines())
+
+
+def test_infinite_ratings_are_said(tmp_path):
+    file = tmp_path / "x.parquet"
+    frame = pd.DataFrame({"user": [1, 1, 2], "item": [1, 2, 1], "rating": [5.0, np.inf, 1.0]})
+    frame.to_parquet(file)
+    found = recognise(file)
+    assert found.unfit == {"rating": "rating"} and "rating" not in found.columns
+    with pytest.raises(DataError, match=r"row 2 .* column 'rating'"):
+        recognise(file, {"rating": "rating"})
+
+
+def test_columns_of_lists_structs_and_maps_are_left_out(tmp_path):
+    file = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(_nested()), file)
+    found = recognise(file)
+    assert found.columns == {"user": "user", "item": "item"}
+    assert found.ignored == ("rating", "struct", "map")
+    for name in found.ignored:
+        with pytest.raises(DataError, match="lists, structs or maps") as error:
+            read_columns(file, {"user": "x", name: "y"}, separator=",")
+        assert repr(name) in str(error.value)
+    pyarrow.parquet.write_table(pyarrow.table(_nested()).select(["rating"]), file)
+    with pytest.raises(DataError, match="no column with one value per row"):
+        recognise(file)
+
+
+def _nested():
+    return {
+        "user": [1, 1, 2],
+        "item": [1, 2, 1],
+        "rating": [[1], [2, 3], []],
+        "struct": [{"a": 1}] * 3,
+        "map": pyarrow.array([[("a", 1)]] * 3, pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+    }
+
+
+def test_a_damaged_page_of_a_parquet_file_is_told(tmp_path):
+    file = tmp_path / "x.parquet"
+    table = pyarrow.table({"user": list(range(500)), "item": list(range(500))})
+    pyarrow.parquet.write_table(table, file, compression="snappy", use_dictionary=False)
+    damaged = bytearray(file.read_bytes())
+    damaged[30:400] = b"\xff" * 370
+    file.write_bytes(bytes(damaged))
+    with pytest.raises(DataError, match="cannot be read as a table"):
+        recognise(file)
+
+
+def test_pipes_are_refused_without_being_opened(tmp_path):
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(DataError, match="a pipe or a device"):
+            recognise(path)
 
 
 def test_dates_in_the_first_line_are_values_too(written):
@@ -139,7 +237,7 @@ def test_what_is_no_table_is_refused(tmp_path):
     [
         ("rating", ("5", "", "3", "4"), "number"),
         ("stars", ("5,0", "1,0", "3,5", "4,0"), "decimal point"),
-        ("date", ("31/12/2024", "1/1/2025", "2/1/2025", "3/1/2025"), "ISO date"),
+        ("date", ("31/12/2024", "1/1/2025", "2/1/2025", "3/1/2025"), "31.12.2024"),
     ],
 )
 def test_columns_that_are_named_well_and_cannot_be_read_are_said(written, head, values, word):
