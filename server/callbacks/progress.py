@@ -54,8 +54,8 @@ class Progress(Callback):
             " a round"
         )
         self._say(
-            f"expect {training}, and {estimate.memory_gib:.1f} GiB of memory (evaluation not"
-            " counted)"
+            f"expect {training}, and {estimate.memory_gib:.1f} GiB of memory (without evaluation"
+            " and the server's own work)"
         )
 
     def on_message(self, text: str) -> None:

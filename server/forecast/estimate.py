@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimate of a run's training time and memory, from a trial before it starts.
 
-A node trains a few clients of the first cohort for one epoch, or more of them if that takes next to
-no time, and the replies are discarded. The time of a round is that time, scaled to the work of a
-whole cohort on all nodes, without evaluation. There is no trial on nodes that do not report their
+A node trains a few clients of the first cohort for one epoch, then more of them unless that takes
+seconds, and the replies are discarded. The time of a round is that of the largest trial and, for
+the rest of a node's share of the cohort, what the additional work took in the last two trials: a
+message also costs a time that does not depend on the number of clients, such as that of a large
+matrix. Evaluation and the server's own work are not included. There is no trial on nodes that do not report their
 clients' work (real devices).
 """
 
@@ -27,7 +29,8 @@ from server.cohorts.roster import Roster
 
 _TRIAL_CLIENTS = 8
 _TOO_SHORT = 0.05  # seconds; of a shorter trial, messages take a large share
-_MORE = 8  # times as many clients after a trial that was too short
+_LONG = 0.5  # seconds; a larger trial than that would delay the run
+_MORE = 8  # times as many clients in the next trial
 
 
 @dataclass(frozen=True)
@@ -69,16 +72,20 @@ def estimate(
     epochs = experiment.step.options.get("epochs", 0)
     if work is None or not work.sum() or not epochs:
         return None
+    trials: list[tuple[float, float]] = []
     by_work, record = np.argsort(work, kind="stable"), to_record(parameters)
     for trial, clients in enumerate(_sizes(len(cohort))):
         chosen = by_work[np.linspace(0, len(cohort) - 1, clients).astype(int)]
         seconds = _trial(experiment, roster, grid, record, cohort[chosen])
         if seconds is None:
             return None
-        if trial and seconds >= _TOO_SHORT:  # the first also imports modules and compiles
+        if trial == 0:  # it also imports modules and compiles
+            continue
+        trials.append((float(max(work[chosen].sum(), 1)), seconds))
+        if seconds >= _LONG or seconds >= max(_TOO_SHORT, 2 * trials[0][1]):
             break
     slowest = max(work[share].sum() for share in balanced(work, len(roster.nodes)))
-    a_round = seconds * epochs * slowest / max(work[chosen].sum(), 1)
+    a_round = epochs * extrapolated(trials, float(slowest))
     return Estimate(a_round, a_round * experiment.rounds, _memory(experiment, roster, parameters))
 
 
@@ -90,6 +97,21 @@ def _sizes(cohort: int) -> Iterator[int]:
         yield clients
         clients = min(_MORE * clients, cohort)
     yield clients
+
+
+def extrapolated(trials: list[tuple[float, float]], work: float) -> float:
+    """Seconds that an amount of work takes.
+
+    Args:
+        trials: work and seconds of each trial, the largest last.
+        work: the amount, in the same unit.
+    """
+    largest, seconds = trials[-1]
+    if work <= largest or len(trials) == 1 or trials[-2][0] >= largest:
+        return seconds * work / largest
+    before, shorter = trials[-2]
+    rate = min(max(seconds - shorter, 0.0) / (largest - before), seconds / largest)
+    return seconds + rate * (work - largest)
 
 
 def _trial(

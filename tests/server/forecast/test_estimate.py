@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from server.callbacks.base import Callback
+from server.forecast import estimate
+from server.forecast.estimate import extrapolated as estimated
 
 
 class Listening(Callback):
@@ -30,6 +35,43 @@ def test_a_forecast_is_made_and_changes_nothing(run_tiny, saved_parameters):
     assert 0.1 < found.memory_gib < 20
     for name, value in saved_parameters(without.folder).items():
         np.testing.assert_array_equal(saved_parameters(with_it.folder)[name], value)
+
+
+def test_a_time_that_does_not_grow_with_the_clients_is_counted_once():
+    # 0.08 s for a message, 0.001 s per client
+    seconds = estimated([(8, 0.088), (64, 0.144)], 1064)
+    assert seconds == pytest.approx(0.08 + 1.064)
+
+
+@pytest.mark.parametrize(
+    ("trials", "expected"),
+    [
+        ([(8, 0.6)], 75.0),
+        ([(8, 0.6), (8, 0.5)], 62.5),
+        ([(8, 0.2), (64, 0.1)], 0.1),
+        ([(8, 0.001), (64, 1.0)], 1.0 + 936 / 64),
+    ],
+)
+def test_the_time_of_a_round_lies_between_that_of_a_trial_and_its_multiple(trials, expected):
+    assert estimated(trials, 1000) == pytest.approx(expected)
+
+
+def test_trials_go_on_until_the_clients_make_a_difference(monkeypatch):
+    taken = []
+
+    def trial(experiment, roster, grid, parameters, clients):
+        taken.append(len(clients))
+        return 0.08 + 0.001 * len(clients)
+
+    monkeypatch.setattr(estimate, "_trial", trial)
+    step = SimpleNamespace(options={"epochs": 2})
+    experiment: Any = SimpleNamespace(step=step, rounds=3, engine=SimpleNamespace(name="serial"))
+    roster: Any = SimpleNamespace(
+        work_of=lambda clients: np.ones(len(clients), dtype=int), nodes=[1], presences=[]
+    )
+    found = estimate.estimate(experiment, roster, None, {}, np.arange(4000))  # pyright: ignore[reportArgumentType]
+    assert taken == [8, 8, 64, 512]
+    assert found is not None and found.round_seconds == pytest.approx(2 * (0.08 + 4.0))
 
 
 @pytest.mark.parametrize("override", ["step.epochs=0", 'step.private-parameters=["layer1.*"]'])
