@@ -195,6 +195,7 @@ def _refuse_what_does_not_fit(
 ) -> None:
     privacy = experiment.privacy
     secure = privacy is not None and privacy.mode == "secure"
+    asked = any("validation" in key and value for key, value in experiment.split.options.items())
     rules = [
         (
             evaluator.untrusted,
@@ -207,8 +208,15 @@ def _refuse_what_does_not_fit(
             not len(evaluator.roster.validated),
             "early stopping needs validation users; test users are never used",
             "a split that holds out validation rows",
-            f"split.name = {experiment.split.name!r} without any",
-            "--set split.validation-users=0.1, or --set split.validation=0.1 with split 'ratio'",
+            "no validation user with a positive held-out row; held out are rows of users with at"
+            " least two different items"
+            if asked
+            else f"split.name = {experiment.split.name!r} without any",
+            "a larger share of validation rows, data with more items per user, or an experiment"
+            " without [early-stopping]"
+            if asked
+            else "--set split.validation-users=0.1, or --set split.validation=0.1 with split"
+            " 'ratio'",
         ),
         (
             config.every > experiment.rounds,

@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.data.files.recognised import Recognised
+from fedrec.errors import DataError
 
 _VALIDATION = 0.1
 _FEWEST_USERS = 20
+_TEST_USERS = 0.2  # default of the split
+_FEW_TEST_USERS = 25
+_EASE_ITEMS = 6000  # a minute or so; it grows with the third power
 
 
 def own_experiment(
@@ -29,7 +33,18 @@ def own_experiment(
         path: the table.
         found: its recognised columns.
         epsilon: target of user-level differential privacy, > 0; None: no privacy.
+
+    Raises:
+        DataError: no user has two different items.
     """
+    if not found.divisible:
+        raise DataError(
+            f"no user in {path} has two different items",
+            expected="users with several items: one half is learned from, the other is held out",
+            got=f"{found.rows:,} rows, {found.users:,} users, one item each",
+            fix="name the column of users with --user (not one of orders or sessions), or take data"
+            " with more rows per user",
+        )
     dataset: dict[str, Any] = {"name": "table", "path": str(path.resolve()), **found.columns}
     if found.separator != ",":
         dataset["separator"] = found.separator
@@ -44,11 +59,11 @@ def own_experiment(
         "rounds": 2,
         "dataset": dataset,
         "split": {"name": "user-holdout", "split-by": "pairs"}
-        | ({"validation-users": _VALIDATION} if found.users >= _FEWEST_USERS else {}),
+        | ({"validation-users": _VALIDATION} if found.divisible >= _FEWEST_USERS else {}),
         **linear_system(epsilon, min(found.items, 1000)),
-        "evaluation": {"every": 0, "ks": [10, 20], "baselines": _baselines(epsilon)},
+        "evaluation": {"every": 0, "ks": [10, 20], "baselines": _baselines(epsilon, found.items)},
     }
-    if found.users >= _FEWEST_USERS:
+    if found.divisible >= _FEWEST_USERS:
         table["early-stopping"] = {}
     if found.positive_above is not None:
         table["positive-above"] = found.positive_above
@@ -85,10 +100,35 @@ def linear_system(epsilon: float | None, items: int) -> dict[str, Any]:
     return system
 
 
-def _baselines(epsilon: float | None) -> list[Any]:
+def warnings(found: Recognised) -> list[str]:
+    """Why results on a table will say little, one reason per line."""
+    test = max(int(_TEST_USERS * found.users + 0.5), 1)
+    said = []
+    if not found.divisible:
+        return said  # refused, see `own_experiment`
+    if test < _FEW_TEST_USERS:
+        said.append(
+            f"warning: only {test} test user{'s' if test > 1 else ''}: differences between systems"
+            " will be mostly chance"
+        )
+    if 2 * found.divisible < found.users:
+        said.append(
+            f"warning: only {found.divisible:,} of {found.users:,} users have two different items;"
+            " the others cannot be tested"
+        )
+    if 2 * found.shared < found.items:
+        said.append(
+            f"warning: only {found.shared:,} of {found.items:,} items have two users or more;"
+            " about the others, nothing can be learned from other users"
+        )
+    return said
+
+
+def _baselines(epsilon: float | None, items: int) -> list[Any]:
+    ease: Any = "ease" if items <= _EASE_ITEMS else {"name": "ease", "max-items": _EASE_ITEMS}
     if epsilon is None:
-        return ["popularity", "ease"]
-    return [{"name": "dp-popularity", "epsilon": epsilon}, "popularity", "ease"]
+        return ["popularity", ease]
+    return [{"name": "dp-popularity", "epsilon": epsilon}, "popularity", ease]
 
 
 def _name(path: Path) -> str:

@@ -5,8 +5,8 @@ A node trains a few clients of the first cohort for one epoch, then more of them
 seconds, and the replies are discarded. The time of a round is that of the largest trial and, for
 the rest of a node's share of the cohort, what the additional work took in the last two trials: a
 message also costs a time that does not depend on the number of clients, such as that of a large
-matrix. Evaluation and the server's own work are not included. There is no trial on nodes that do not report their
-clients' work (real devices).
+matrix. Evaluation and the server's own work are not included. There is no trial on nodes that do
+not report their clients' work (real devices).
 """
 
 from __future__ import annotations

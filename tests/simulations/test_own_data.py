@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedrec.baselines.protocol import settings_that_fit
+from fedrec.errors import DataError
 from simulations.cli import app
 from simulations.cli.experiments.own_data import own_table
 
@@ -62,6 +64,41 @@ def test_the_commands_have_a_switch_against_ratings(tmp_path, command):
 def test_a_table_and_another_dataset_are_refused(tmp_path, command, override):
     done = CliRunner().invoke(app, [*command, str(written(tmp_path)), "-s", override])
     assert "two datasets are given" in str(done.exception)
+
+
+def table_of(tmp_path, rows):
+    file = tmp_path / "rows.csv"
+    file.write_text("\n".join(["user,item", *(f"u{user},i{item}" for user, item in rows)]) + "\n")
+    return file
+
+
+def test_users_with_one_item_each_are_refused_with_what_would_help(tmp_path):
+    with pytest.raises(DataError, match=r"no user in .* has two different items") as error:
+        experiment(table_of(tmp_path, [(user, user % 7) for user in range(50)]))
+    assert "--user" in str(error.value) and "validation-users" not in str(error.value)
+
+
+def test_few_test_users_and_items_of_one_user_are_warned_of(tmp_path, capsys):
+    experiment(table_of(tmp_path, [(user, item) for user in range(10) for item in range(4)]))
+    said = capsys.readouterr().err
+    assert "only 2 test users" in said and "items have" not in said
+    experiment(table_of(tmp_path, [(user, 3 * user + n) for user in range(200) for n in range(3)]))
+    said = capsys.readouterr().err
+    assert "only 0 of 600 items have two users" in said and "test user" not in said
+    lonely = [(0, 1), (0, 2), *((user, user % 2) for user in range(1, 200))]
+    experiment(table_of(tmp_path, lonely))
+    assert "only 1 of 200 users have two different items" in capsys.readouterr().err
+    experiment(written(tmp_path, users=200))
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_large_catalogues_leave_out_the_system_that_takes_minutes(tmp_path):
+    found = experiment(table_of(tmp_path, [(row % 2000, row) for row in range(7000)]))
+    settings = {"ease": found["evaluation"]["baselines"][1]}
+    said = []
+    left = settings_that_fit(settings, 2000, 7000, said.append)
+    assert list(left) == ["ials"] and "min;" in said[0]
+    assert experiment(written(tmp_path))["evaluation"]["baselines"] == ["popularity", "ease"]
 
 
 @pytest.mark.parametrize("command", [["try"], ["run", "--data"]])

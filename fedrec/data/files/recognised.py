@@ -29,6 +29,8 @@ class Recognised:
         rows: number of rows.
         users: number of distinct users.
         items: number of distinct items.
+        divisible: number of users with at least two different items, of which one can be held out.
+        shared: number of items with at least two users.
         ignored: the other columns.
         unfit: role -> column with a name of that role, whose values cannot be read as such.
         header: whether the first line of a CSV file has names; otherwise columns are named by their
@@ -43,6 +45,8 @@ class Recognised:
     rows: int
     users: int
     items: int
+    divisible: int
+    shared: int
     ignored: tuple[str, ...]
     unfit: dict[str, str]
     header: bool = True

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedrec.data.files.parquet import PARQUET, nested_columns
 from fedrec.data.files.recognised import ROLES, Recognised
-from fedrec.data.files.tables import dates_of, numbers_of, read_columns, table_columns
+from fedrec.data.files.tables import dates_of, ids_of, numbers_of, read_columns, table_columns
 from fedrec.errors import DataError
 
 _NAMES = {
@@ -61,8 +61,9 @@ def recognise(
         rated: whether a column may be taken for ratings; otherwise every row counts as liked.
 
     Raises:
-        DataError: there is no such file, a named column is missing, named twice or, for ratings,
-            without a number in a row, or the user and item columns are ambiguous.
+        DataError: there is no such file, an id is missing, a named column is missing, named twice
+            or, for ratings, without a number in a row, or the user and item columns are
+            ambiguous.
     """
     if not path.is_file():
         raise DataError(
@@ -95,7 +96,9 @@ def recognise(
     if "rating" in given:
         numbers_of(frame[given["rating"]], path)
     threshold = None if rating is None else _threshold(frame[rating])
-    rows = len(frame[columns["user"]])
+    users, items = (_codes(frame[columns[role]], path) for role in ("user", "item"))
+    pairs = np.unique(users * (items.max() + 1) + items)
+    rows = len(users)
     return Recognised(
         separator=separator,
         columns={role: columns[role] for role in ROLES if role in columns},
@@ -105,12 +108,25 @@ def recognise(
         if rating is None or threshold is None
         else int((numbers_of(frame[rating], path) > threshold).sum()),
         rows=rows,
-        users=int(frame[columns["user"]].nunique()),
-        items=int(frame[columns["item"]].nunique()),
+        users=int(users.max()) + 1,
+        items=int(items.max()) + 1,
+        divisible=_at_least_twice(pairs // (items.max() + 1)),
+        shared=_at_least_twice(pairs % (items.max() + 1)),
         ignored=tuple(name for name in [*names, *nested] if name not in columns.values()),
         unfit=_unfit(names, columns, roles),
         header=header,
     )
+
+
+def _codes(column: pd.Series, path: Path) -> np.ndarray:
+    codes = pd.factorize(column)[0].astype(np.int64)
+    if (codes < 0).any():
+        ids_of(column, path)  # raises the error that names the row
+    return codes
+
+
+def _at_least_twice(numbers: np.ndarray) -> int:
+    return int((np.unique(numbers, return_counts=True)[1] > 1).sum())
 
 
 def _assigned(

@@ -76,7 +76,7 @@ def own_table(
     """
     from fedrec.data.files.recognition import recognise
     from fedrec.errors import ExperimentError
-    from simulations.own_data import own_experiment
+    from simulations.own_data import own_experiment, warnings
 
     given = {role: name for role, name in columns.items() if name is not None}
     if given.get("rating", "none") in _NO_COLUMN:
@@ -97,6 +97,8 @@ def own_table(
             " represent users by features, such as privrec, would learn nothing here",
             err=True,
         )
+        for line in warnings(found):
+            typer.echo(f"  {line}", err=True)
     table = own_experiment(data, found, epsilon=epsilon)
     _refuse_other_data(table, overrides)
     return table

@@ -204,6 +204,14 @@ def test_a_damaged_page_of_a_parquet_file_is_told(tmp_path):
         recognise(file)
 
 
+def test_users_who_can_be_tested_and_items_that_users_share_are_counted(written):
+    rows = [("a", "x"), ("a", "x"), ("b", "x"), ("b", "y"), ("c", "z")]
+    found = recognise(written(("user", "item"), rows))
+    assert (found.users, found.items, found.divisible, found.shared) == (3, 3, 1, 1)
+    with pytest.raises(DataError, match=r"row 2 .* column 'item'"):
+        recognise(written(("user", "item"), [("a", "x"), ("b", ""), ("b", "y")]))
+
+
 def test_pipes_are_refused_without_being_opened(tmp_path):
     pipe = tmp_path / "pipe.csv"
     os.mkfifo(pipe)
