@@ -6,6 +6,8 @@ client uploads once (counts, then products), and compared with popularity and ce
 fifth of the users are test users, each with a random half of its items held out; a tenth are
 validation users for tuning (`--set evaluation.held-out=validation`) and for early stopping
 (`[early-stopping]`): if popularity scores better on them than the linear model, popularity is kept.
+Under privacy, where noise would cover what the linear model can learn, the first round alone is
+run: private popularity with the whole budget.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 from fedrec.data.files.recognised import Recognised
 from fedrec.errors import DataError
+from simulations.private_signal import Signal, signal_of
 
 _VALIDATION = 0.1
 _FEWEST_USERS = 20
@@ -57,17 +60,36 @@ def own_experiment(
         "title": f"Federated linear item-to-item model on {path.name}"
         + ("" if epsilon is None else f" at epsilon {epsilon:g}"),
         "rounds": 2,
+        **({} if found.positive_above is None else {"positive-above": found.positive_above}),
         "dataset": dataset,
         "split": {"name": "user-holdout", "split-by": "pairs"}
         | ({"validation-users": _VALIDATION} if found.divisible >= _FEWEST_USERS else {}),
         **linear_system(epsilon, min(found.items, 1000)),
         "evaluation": {"every": 0, "ks": [10, 20], "baselines": _baselines(epsilon, found.items)},
     }
+    if epsilon is not None and not signal(table, found).suffices:
+        return _popularity_alone(table, path, epsilon)
     if found.divisible >= _FEWEST_USERS:
         table["early-stopping"] = {}
-    if found.positive_above is not None:
-        table["positive-above"] = found.positive_above
     return table
+
+
+def signal(table: dict[str, Any], found: Recognised) -> Signal:
+    """What the private linear model of an experiment on a table can learn at most."""
+    held_out = table["split"].get("validation-users", 0.0) + _TEST_USERS
+    return signal_of(table, max(int(found.users * (1 - held_out)), 1), found.items)
+
+
+def _popularity_alone(table: dict[str, Any], path: Path, epsilon: float) -> dict[str, Any]:
+    """The same experiment without its second round, so that the first one, private popularity, has
+    the whole budget; the order of rare items is kept."""
+    baselines = ["popularity", "random"]
+    return table | {
+        "title": f"Private popularity on {path.name} at epsilon {epsilon:g}",
+        "rounds": 1,
+        "strategy": table["strategy"] | {"estimate": "posterior-mean"},
+        "evaluation": table["evaluation"] | {"baselines": baselines},
+    }
 
 
 def linear_system(epsilon: float | None, items: int) -> dict[str, Any]:
@@ -128,7 +150,7 @@ def _baselines(epsilon: float | None, items: int) -> list[Any]:
     ease: Any = "ease" if items <= _EASE_ITEMS else {"name": "ease", "max-items": _EASE_ITEMS}
     if epsilon is None:
         return ["popularity", ease]
-    return [{"name": "dp-popularity", "epsilon": epsilon}, "popularity", ease]
+    return [{"name": "dp-popularity", "epsilon": epsilon}, "popularity", ease, "random"]
 
 
 def _name(path: Path) -> str:

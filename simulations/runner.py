@@ -12,6 +12,7 @@ from typing import Any
 from fedrec.data.cache import KEPT
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
+from fedrec.experiment.phases import last_phase
 from fedrec.experiment.schema import EngineConfig, Experiment
 from fedrec.experiment.sections import Section
 from fedrec.runs.directory import default_folder
@@ -118,13 +119,13 @@ def _executed(folder: RunFolder, callbacks: Sequence[Callback]) -> Result:
 def with_private_popularity(experiment: Experiment) -> Experiment:
     """The same experiment with private popularity as an additional baseline for a private system
     with a target epsilon, because popularity itself is not private. Nothing is added if the
-    experiment has no baselines or already has it.
+    experiment has no baselines, already has it or is it.
     """
     privacy, evaluation = experiment.privacy, experiment.evaluation
     if privacy is None or privacy.epsilon is None or experiment.task != "ranking":
         return experiment
     names = [one if isinstance(one, str) else one.name for one in evaluation.baselines]
-    if not names or "dp-popularity" in names:
+    if not names or "dp-popularity" in names or last_phase(experiment) == "popularity":
         return experiment
     settings = {"epsilon": privacy.epsilon, "adjacency": privacy.adjacency}
     if privacy.delta is not None:

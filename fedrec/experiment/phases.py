@@ -76,6 +76,11 @@ def phase_at(phases: Sequence[Phase], round_number: int) -> Phase:
     return next(phase for phase in phases if phase.last is None or round_number <= phase.last)
 
 
+def last_phase(experiment: Experiment) -> str:
+    """Name of the phase of the experiment's last round."""
+    return phase_at(phases_of(experiment), experiment.rounds).name
+
+
 def rounds_before_last_phase(experiment: Experiment) -> int:
     """Number of rounds of all phases but the last one."""
     ends = [phase.last for phase in phases_of(experiment) if phase.last is not None]

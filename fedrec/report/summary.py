@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedrec.experiment.phases import last_phase
 from fedrec.report.rows import is_private, system_rows
 from fedrec.report.table import comparison_table
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _SHOWN = ("hits@", "hits-of-", "mae", "rmse", "reconstruction-")
 _NOT_PRIVATE = " (not private)"
+_POPULARITY = "popularity"  # phase of the first round of `popularity-start`
+_RANDOM = "random"  # lists that do not depend on data
 
 
 def summary_table(result: Result) -> Table:
@@ -23,7 +26,8 @@ def summary_table(result: Result) -> Table:
     private = {label: is_private(result, label) for label in rows}
     if any(private.values()):
         rows = {
-            label if private[label] else label + _NOT_PRIVATE: row for label, row in rows.items()
+            label if private[label] or label == _RANDOM else label + _NOT_PRIVATE: row
+            for label, row in rows.items()
         }
     known = next(iter(rows.values()), {})
     shown = [name for name in known if name.startswith(_SHOWN)]
@@ -39,6 +43,9 @@ def summary_notes(result: Result) -> list[str]:
     name = deciding_metric(result)
     if name is None or not result.experiment.federated:
         return []
+    private = result.experiment.privacy is not None
+    if private and last_phase(result.experiment) == _POPULARITY:
+        return _against_chance(result, name)
     return _below_popularity(result, name) + _without_private_popularity(result)
 
 
@@ -68,6 +75,16 @@ def deciding_metric(result: Result) -> str | None:
     return "hits@10" if "hits@10" in hits else next(iter(hits), None)
 
 
+def _against_chance(result: Result, metric: str) -> list[str]:
+    """How private popularity compares with lists at random, if these are a baseline."""
+    if metric not in result.baselines.get(_RANDOM, {}):
+        return []
+    return [
+        f"{metric} of private popularity is {result.metrics[metric]:.4f}; lists at random have"
+        f" {result.baselines[_RANDOM][metric]:.4f}."
+    ]
+
+
 def _below_popularity(result: Result, metric: str) -> list[str]:
     system = result.metrics[metric]
     labels = [
@@ -95,9 +112,12 @@ def _below_popularity(result: Result, metric: str) -> list[str]:
             " popularity."
         )
     elif experiment.privacy is not None:
+        # the kept round of popularity has no weights of items
+        popular = result.early_stopping.get("best-round") == 1
+        fewer = "" if popular else " fewer items with weights (--set model.items=100),"
         said.append(
-            "Try: a larger epsilon, fewer items with weights (--set model.items=100), or more"
-            " users: noise does not grow with their number, what is learned does."
+            f"Try: a larger epsilon,{fewer} or more users: noise does not grow with their number,"
+            " what is learned does."
         )
     else:
         said.append(

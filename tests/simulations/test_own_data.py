@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from typer.testing import CliRunner
 
 from fedrec.baselines.protocol import settings_that_fit
 from fedrec.errors import DataError
+from fedrec.runs.result import Result
 from simulations.cli import app
 from simulations.cli.experiments.own_data import own_table
+from simulations.private_signal import signal_of
 
 COLUMNS = ("user", "item", "rating", "time")
 
@@ -99,6 +102,46 @@ def test_large_catalogues_leave_out_the_system_that_takes_minutes(tmp_path):
     left = settings_that_fit(settings, 2000, 7000, said.append)
     assert list(left) == ["ials"] and "min;" in said[0]
     assert experiment(written(tmp_path))["evaluation"]["baselines"] == ["popularity", "ease"]
+
+
+def private(tmp_path, epsilon, users=60):
+    file = written(tmp_path, users=users)
+    return own_table(file, {}, epsilon, unrated=False, overrides=[], quiet=False)
+
+
+def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_path, capsys):
+    table = private(tmp_path, 1.0)
+    assert table["rounds"] == 1 and table["evaluation"]["baselines"] == ["popularity", "random"]
+    said = capsys.readouterr().err
+    assert "the whole budget goes to private popularity" in said
+    needed = int(re.search(r"needs about ([\d,]+) training users", said)[1].replace(",", ""))  # pyright: ignore[reportOptionalSubscript]
+    assert needed > 42  # training users of the table
+    linear = {**table, "rounds": 2}
+    assert not signal_of(linear, int(0.95 * needed), 30).suffices
+    assert signal_of(linear, int(1.05 * needed), 30).suffices
+    assert private(tmp_path, 50.0)["rounds"] == 2
+    assert "private popularity" not in capsys.readouterr().err
+
+
+def test_larger_catalogues_need_a_larger_signal(tmp_path):
+    table = private(tmp_path, 1.0)
+    assert signal_of(table, 100, 1000).least == 0.6
+    assert signal_of(table, 100, 9000).least == 3.0
+
+
+def test_a_run_of_private_popularity_states_the_level_of_chance_and_no_prose(tmp_path):
+    args = ["try", str(written(tmp_path)), "--epsilon", "1", "-o", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 0, done.output
+    result = Result.load(tmp_path / "run")
+    assert set(result.baselines) == {"popularity", "random"}
+    assert result.rounds["epsilon"].iloc[-1] == pytest.approx(1.0, abs=0.01)
+    chance = result.baselines["random"]["hits@10"]
+    told = " ".join(done.output.split())
+    assert f"lists at random have {chance:.4f}" in told and "random (not private)" not in told
+    for prose in ("strong guarantee", "model.items", "not better than", "Neighbours differ"):
+        assert prose not in told
+    assert "is in the report" in told and any("strong guarantee" in line for line in result.privacy)
 
 
 @pytest.mark.parametrize("command", [["try"], ["run", "--data"]])

@@ -104,13 +104,20 @@ def print_table(result: Result) -> None:
 
     console = Console()
     console.print(summary_table(result))
-    for line in [early_stopping_line(result), *summary_notes(result), *result.privacy]:
+    for line in [early_stopping_line(result), *summary_notes(result), *_privacy(result)]:
         if line:
             console.print(line, highlight=False)
     counts = [_counted(len(result.users), "user")]
     if result.experiment.federated:
         counts.append(_counted(len(result.rounds), "round"))
     console.print(", ".join(counts) + ".", highlight=False)
+
+
+def _privacy(result: Result) -> list[str]:
+    """What is guaranteed; of a run on an own table, the first sentence alone."""
+    if result.experiment.dataset.name != "table" or not result.privacy:
+        return list(result.privacy)
+    return [result.privacy[0], "What this covers, and what it does not, is in the report."]
 
 
 def _counted(number: int, what: str) -> str:

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simulations.cli.experiments.finishing import finish
+
+if TYPE_CHECKING:
+    from simulations.private_signal import Signal
 
 Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
 Unrated = Annotated[
@@ -76,7 +79,7 @@ def own_table(
     """
     from fedrec.data.files.recognition import recognise
     from fedrec.errors import ExperimentError
-    from simulations.own_data import own_experiment, warnings
+    from simulations.own_data import own_experiment, signal, warnings
 
     given = {role: name for role, name in columns.items() if name is not None}
     if given.get("rating", "none") in _NO_COLUMN:
@@ -100,8 +103,22 @@ def own_table(
         for line in warnings(found):
             typer.echo(f"  {line}", err=True)
     table = own_experiment(data, found, epsilon=epsilon)
+    if epsilon is not None and table["rounds"] == 1 and not quiet:
+        for line in _why_popularity(signal(table, found), epsilon):
+            typer.echo(f"  {line}", err=True)
     _refuse_other_data(table, overrides)
     return table
+
+
+def _why_popularity(found: Signal, epsilon: float) -> list[str]:
+    """Why the linear model is not trained, and what would change that."""
+    return [
+        f"epsilon {epsilon:g} with {found.clients:,} training users: the whole budget goes to"
+        " private popularity, one list for everybody, because noise would cover what a personal"
+        " model can learn",
+        f"a personal model needs about {found.users_needed * found.clients:,.0f} training users at"
+        " this epsilon, or a larger epsilon (--set rounds=2 trains it nevertheless)",
+    ]
 
 
 def _refuse_other_data(table: dict[str, Any], overrides: list[str]) -> None:
