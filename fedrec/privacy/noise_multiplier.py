@@ -12,11 +12,12 @@ from functools import lru_cache
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.sampling import Sampling
-from fedrec.privacy.adjacency import Multipliers
+from fedrec.privacy.adjacency import Adjacency, Multipliers
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
 
 _SOME = 1e-9  # clip norms
+_COUNTED = Clip(0.5)  # the count adds 1/2 or -1/2 per client: it has signs, whatever updates have
 
 
 def default_delta(clients: int) -> float:
@@ -31,6 +32,13 @@ def count_noise_std(config: PrivacyConfig, denominator: float) -> float | None:
     if adaptive is None:
         return None
     return denominator / 20 if adaptive.count_noise is None else adaptive.count_noise
+
+
+def count_multiplier(config: PrivacyConfig, denominator: float) -> float | None:
+    """Noise multiplier of the count of unclipped clients under the adjacency of the settings; None
+    without adaptive clipping."""
+    std = count_noise_std(config, denominator)
+    return None if std is None else _COUNTED.multipliers(std).under(config.adjacency)
 
 
 def multipliers(
@@ -62,9 +70,13 @@ def multipliers(
     """
     unit = clip.at(1.0)
     per_clip_norm = factor * _joint(config, unit, sampling, mix, delta)
-    count_std = count_noise_std(config, denominator)
-    if count_std is not None:
-        per_clip_norm = _beside_a_count(per_clip_norm, count_std)
+    count = count_multiplier(config, denominator)
+    if count is not None:
+        # Andrew et al.'s theorem is about noise in units of sensitivities, whose ratio is another
+        # if the sum has no signs.
+        sensitivity = unit.sensitivity(config.adjacency)
+        joint = per_clip_norm / sensitivity
+        per_clip_norm = _beside_a_count(joint, count, config.adjacency) * sensitivity
     if config.paper_noise_order:
         per_clip_norm /= server_lr  # PrivRec algorithm 2, line 9: only the mean is scaled by alpha2
     return unit.multipliers(per_clip_norm)
@@ -174,15 +186,16 @@ def _calibrated(
     return calibrate(epsilon, delta, dict(mix), release, backend=backend)
 
 
-def _beside_a_count(joint: float, count_std: float) -> float:
-    """Andrew et al. 2021, theorem 1: noise / S of the sum, so that sum and count together cost
-    `joint`."""
-    left = joint**-2 - (2 * count_std) ** -2
+def _beside_a_count(joint: float, count: float, adjacency: Adjacency) -> float:
+    """Andrew et al. 2021, theorem 1: noise multiplier of the sum, so that sum and count, of noise
+    multiplier `count`, together cost `joint`."""
+    left = joint**-2 - count**-2
     if left <= 0:
+        unit = _COUNTED.sensitivity(adjacency)
         raise ExperimentError(
             "the count of adaptive clipping alone costs more than the whole round may",
-            expected=f"noise on the count with standard deviation > {joint / 2:g}",
-            got=f"{count_std:g}",
+            expected=f"noise on the count with standard deviation > {joint * unit:g}",
+            got=f"{count * unit:g}",
             fix=(
                 "raise privacy.adaptive-clip.count-noise or the cohort, or lower the noise"
                 " multiplier"

@@ -38,6 +38,7 @@ from fedrec.privacy.config import (
     PrivacyConfig as PrivacyConfig,  # re-exported, because both are used together
 )
 from fedrec.privacy.noise_multiplier import (
+    count_multiplier,
     count_noise_std,
     default_delta,
     multipliers,
@@ -243,11 +244,7 @@ class Plan:
             return NonPrivate("the noise multiplier is 0", phase)
         if self.config.mechanism == "laplace":
             return LaplaceRound(self.sampling, self.config.adjacency, self.noise_multiplier, phase)
-        count = self.count_noise_std
-        # The count adds b - 1/2 per client, in [-1/2, 1/2]: its clip norm is 1/2.
-        counted = (
-            None if count is None else Clip(0.5).multipliers(count).under(self.config.adjacency)
-        )
+        counted = count_multiplier(self.config, self.denominator)
         return GaussianRound(
             self.sampling, self.config.adjacency, self.noise_multiplier, counted, phase
         )

@@ -20,7 +20,15 @@ from fedrec.privacy.plan import Plan, PrivacyConfig
 from server.privacy.phase_plans import PhasePlans
 
 
-def plan(sampler="fixed-size", cohort=30, clients=4800, rounds=1000, server_lr=1.0, **settings):
+def plan(
+    sampler="fixed-size",
+    cohort=30,
+    clients=4800,
+    rounds=1000,
+    server_lr=1.0,
+    contributions="signed",
+    **settings,
+):
     settings = {
         "clip-norm": 40.0,
         **{key.replace("_", "-"): value for key, value in settings.items()},
@@ -28,7 +36,15 @@ def plan(sampler="fixed-size", cohort=30, clients=4800, rounds=1000, server_lr=1
     if "epsilon" not in settings:
         settings = {"noise-multiplier": 1.0, **settings}
     config = PrivacyConfig.parse(settings, at="privacy")
-    return Plan.of(config, sampler, {"cohort": cohort}, clients, rounds, server_lr=server_lr)
+    return Plan.of(
+        config,
+        sampler,
+        {"cohort": cohort},
+        clients,
+        rounds,
+        server_lr=server_lr,
+        contributions=contributions,
+    )
 
 
 def test_privrecs_own_example():
@@ -173,6 +189,38 @@ def test_adaptive_clipping_costs_what_a_fixed_clip_does(sampler, adjacency):
     )
     own = plan(sampler, **{**settings, "adaptive_clip": {"count-noise": 30.0}})
     assert own.event().count_multiplier == (30.0 if adjacency == "replace-one" else 60.0)
+
+
+@pytest.mark.parametrize("contributions", ["signed", "non-negative"])
+@pytest.mark.parametrize("given", [{"noise_multiplier": 0.7}, {"epsilon": 5.0}])
+def test_sum_and_count_together_cost_what_was_asked_for(contributions, given):
+    """Of contributions without signs the sum moves by sqrt(2) S, but the count by 1 as ever."""
+    settings = {"cohort": 4800, "rounds": 1, "contributions": contributions, **given}
+    fixed = plan("full", **settings).event().release
+    adaptive = plan("full", **settings, adaptive_clip={"count-noise": 1.5})
+    assert adaptive.event().count_multiplier == 1.5
+    assert adaptive.event().release.noise_multiplier == pytest.approx(fixed.noise_multiplier)
+    assert adaptive.noise_multiplier == pytest.approx(
+        (fixed.noise_multiplier**-2 - 1.5**-2) ** -0.5
+    )
+    assert adaptive.noise_scale == pytest.approx(
+        adaptive.noise_multiplier * (2.0 if contributions == "signed" else math.sqrt(2)) * 40.0
+    )
+
+
+@pytest.mark.parametrize("contributions", ["signed", "non-negative"])
+def test_a_count_that_leaves_nothing_is_refused_at_the_noise_that_is_named(contributions):
+    settings = {"contributions": contributions, "noise_multiplier": 0.7}
+    with pytest.raises(ExperimentError, match=r"standard deviation > 0\.7\b"):
+        plan(**settings, adaptive_clip={"count-noise": 0.69})
+    assert plan(**settings, adaptive_clip={"count-noise": 0.71}).noise_multiplier > 0.7
+
+
+def test_adaptive_clipping_of_counts_and_products_keeps_all_rounds():
+    adaptive = "privacy.adaptive-clip={count-noise=40.0}"
+    plans = PhasePlans.before_a_run(load("linear-private-synthetic", [adaptive]), np.arange(2800))
+    assert plans.paid_rounds() == 2
+    assert 4.9 < plans.forecast().epsilon <= 5.0
 
 
 def test_no_noise_or_a_stage_without_noise_is_not_private():
