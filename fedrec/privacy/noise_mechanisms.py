@@ -37,6 +37,11 @@ class Source(ABC):
     def laplace(self, size: int, name: str, *address: int) -> np.ndarray:
         """Laplace of scale 1, `float64 [size]`, of the stream `name[address]`."""
 
+    @abstractmethod
+    def uniform(self, size: int, name: str, *address: int) -> np.ndarray:
+        """Uniform `float64 [size]` in [0, 1) of the stream `name[address]`: for chance within a
+        client's contribution, such as dropout, which has to be of that client alone."""
+
 
 class Reproducible(Source):
     """Noise as a function of the seed and the address: for simulations only.
@@ -56,6 +61,10 @@ class Reproducible(Source):
         """Laplace of scale 1, `float64 [size]`, of the stream `name[address]`."""
         return stream(self.seed, f"noise/{name}", *address).laplace(size=size)
 
+    def uniform(self, size: int, name: str, *address: int) -> np.ndarray:
+        """Uniform `float64 [size]` in [0, 1) of the stream `name[address]`."""
+        return stream(self.seed, f"noise/{name}", *address).random(size)
+
 
 class Secure(Source):
     """Noise from the operating system's cryptographic generator; the address does not matter,
@@ -70,6 +79,10 @@ class Secure(Source):
         2 x 2 matrix of normals is Laplace distributed."""
         first, second, third, fourth = _normals(4, size)
         return first * second + third * fourth
+
+    def uniform(self, size: int, name: str, *address: int) -> np.ndarray:
+        """Uniform `float64 [size]` in (0, 1) of the stream `name[address]`."""
+        return _uniforms(size)
 
 
 def source_of(mode: Literal["reproducible", "secure"], seed: int) -> Source:

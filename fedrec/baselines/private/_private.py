@@ -185,7 +185,7 @@ class Releases:
         charge: Charge | None,
         unfounded: Mapping[str, str] | None = None,
     ) -> None:
-        self.plans, self._source, self._charge = plans, source, charge
+        self.plans, self.source, self._charge = plans, source, charge
         self._unfounded = unfounded or {}
         self._number = 0
 
@@ -206,7 +206,7 @@ class Releases:
             self._charge(self._number, _event(plan, name, self._unfounded.get(name, "")))
         mechanism = plan.config.mechanism
         noisy = add_noise(
-            {name: total}, plan.noise_scale, self._source, self._number, mechanism=mechanism
+            {name: total}, plan.noise_scale, self.source, self._number, mechanism=mechanism
         )
         return noisy[name]
 

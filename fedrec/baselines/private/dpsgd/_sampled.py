@@ -27,7 +27,7 @@ from fedrec.baselines.private._clipped_rows import clip_factors
 from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
 from fedrec.baselines.private.dpsgd._outer import OuterGradients
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.noise_mechanisms import secure_fixed_size, secure_poisson
+from fedrec.privacy.noise_mechanisms import Source, secure_fixed_size, secure_poisson
 from fedrec.privacy.optimal_clip import noise_decides, optimal_clip
 from fedrec.rng import stream, torch_stream
 
@@ -85,16 +85,32 @@ class SampledBaseline(PrivateBaseline):
     def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters, on the device."""
 
+    def kept(
+        self, users: np.ndarray, step: int, source: Source, generator: torch.Generator
+    ) -> Tensor | None:
+        """`bool [users, items]`: the items that dropout keeps in a step; None without dropout.
+
+        A user's row must be of that user alone and unknown to observers: a row that depended on who
+        else is in the cohort would change other users' gradients with one user's data.
+
+        Args:
+            users: `int64 [users]`, of the cohort.
+            step: the step, from 0.
+            source: where noise comes from.
+            generator: of the model's random numbers, from the seed; for simulations.
+        """
+        return None
+
     @abstractmethod
     def gradients(
-        self, parameters: dict[str, Tensor], rows: Tensor, generator: torch.Generator
+        self, parameters: dict[str, Tensor], rows: Tensor, kept: Tensor | None
     ) -> OuterGradients:
         """Gradients of some users' losses.
 
         Args:
             parameters: as they are before the step.
             rows: binary `float32 [users, items]`.
-            generator: of the model's random numbers.
+            kept: as `kept` returns, on the device.
         """
 
     def fit(self, histories: Histories) -> None:
@@ -105,8 +121,12 @@ class SampledBaseline(PrivateBaseline):
         adam = torch.optim.Adam(self._parameters.values(), lr=config.learning_rate)
         plan = releases.plans[_KIND]
         for step in range(config.steps):
-            rows = histories.take(self._cohort(histories.num_users, step)).matrix().to(self.device)
-            found = self.gradients(self._parameters, rows, generator)
+            cohort = self._cohort(histories.num_users, step)
+            rows = histories.take(cohort).matrix().to(self.device)
+            kept = self.kept(cohort, step, releases.source, generator)
+            found = self.gradients(
+                self._parameters, rows, None if kept is None else kept.to(self.device)
+            )
             bound = config.clip_norm
             if config.clip == "optimal":
                 bound = (

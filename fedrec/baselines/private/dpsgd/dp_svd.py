@@ -67,10 +67,10 @@ class DpSvd(SampledBaseline):
 
     @torch.no_grad()
     def gradients(
-        self, parameters: dict[str, Tensor], rows: Tensor, generator: torch.Generator
+        self, parameters: dict[str, Tensor], rows: Tensor, kept: Tensor | None = None
     ) -> OuterGradients:
-        """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`. Uses no
-        random numbers."""
+        """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`; there
+        is no dropout."""
         users, predicted = self._predicted(parameters, rows)
         slopes = 2 * (predicted - rows)
         pairs = {"items": (slopes, users)}

@@ -14,6 +14,7 @@ of a user. Adam instead of plain gradient descent.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -24,6 +25,7 @@ from fedrec.baselines.private.dpsgd._sampled import SampledBaseline, SampledConf
 from fedrec.data.features import FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.models.ae import Ae, AeConfig
+from fedrec.privacy.noise_mechanisms import Source
 
 
 class DpAeConfig(SampledConfig):
@@ -63,11 +65,24 @@ class DpAe(SampledBaseline):
             parameters, histories.matrix().to(self.device).unsqueeze(0)
         )[0]
 
+    def kept(
+        self, users: np.ndarray, step: int, source: Source, generator: torch.Generator
+    ) -> Tensor:
+        """`bool [users, items]`: the items that dropout keeps in a step; in mode `secure` drawn for
+        each user from the operating system's generator, else by place in the cohort from the
+        seed."""
+        if self.config.mode == "reproducible":
+            return self._model.draw((1, len(users)), generator).kept[0]
+        kept = np.empty((len(users), self._model.schema.num_items), dtype=bool)
+        for row, user in zip(kept, users, strict=True):
+            drawn = source.uniform(len(row), f"{self.stream}/dropout", step, int(user))
+            np.greater_equal(drawn, self.config.dropout, out=row)
+        return torch.from_numpy(kept)
+
     def gradients(
-        self, parameters: dict[str, Tensor], rows: Tensor, generator: torch.Generator
+        self, parameters: dict[str, Tensor], rows: Tensor, kept: Tensor | None
     ) -> OuterGradients:
-        """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`. The
-        generator draws dropout."""
+        """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`."""
         inputs, outputs = {}, {}
 
         def record(name: str, entering: Tensor, leaving: Tensor) -> Tensor:
@@ -77,8 +92,10 @@ class DpAe(SampledBaseline):
         leaves = {
             name: value.detach().unsqueeze(0).requires_grad_() for name, value in parameters.items()
         }
-        draw = self._model.draw((1, len(rows)), generator).to(self.device)
-        log_chances, _ = self._model.parts(leaves, rows.unsqueeze(0), draw, tap=record)
+        codes = self._model.code(
+            leaves, rows.unsqueeze(0), None if kept is None else kept.unsqueeze(0), record
+        )
+        log_chances = torch.log_softmax(self._model.decode(leaves, codes, record), -1)
         loss = -(log_chances[0] * rows).sum()
         found = torch.autograd.grad(loss, list(outputs.values()))
         pairs, once = {}, rows.new_ones(len(rows), 1)

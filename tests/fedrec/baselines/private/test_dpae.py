@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories
+from fedrec.baselines.private import _private
 from fedrec.baselines.private.dpsgd._sampled import clipped_sum
 from fedrec.baselines.private.dpsgd.dpae import DpAe
 from fedrec.data.features import FeatureTable
@@ -18,6 +19,8 @@ from fedrec.models.ae import Ae, AeConfig
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import GaussianRound, NonPrivate
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
+from fedrec.privacy.noise_mechanisms import Reproducible
+from tests.captured_noise import captured, sensitivities
 
 ITEMS = 12
 SMALL = {"hidden": 6, "latent": 3, "steps": 4, "cohort": 10}
@@ -45,9 +48,14 @@ def prepared(**options) -> DpAe:
     return model
 
 
+def drawn(model: DpAe, users: int) -> torch.Tensor:
+    """The items that dropout keeps."""
+    return model._model.draw((1, users), torch.Generator().manual_seed(0)).kept[0]
+
+
 def summed(model: DpAe, rows: torch.Tensor) -> dict[str, torch.Tensor]:
     """The clipped sum of users' gradients."""
-    found = model.gradients(model._parameters, rows, torch.Generator().manual_seed(0))
+    found = model.gradients(model._parameters, rows, drawn(model, len(rows)))
     return clipped_sum(found, model.config.clip_norm)
 
 
@@ -86,6 +94,52 @@ def test_no_user_has_a_longer_gradient_than_the_clip_norm(users):
             total = summed(model, row.unsqueeze(0))
             norm = np.sqrt(sum(float((value.double() ** 2).sum()) for value in total.values()))
             assert norm <= 0.5 * (1 + 1e-6)
+
+
+def secret_fits(users, monkeypatch, cohorts, **options):
+    """The releases of fits in mode `secure` with these cohorts and the same secret randomness; what
+    the first one released is released by all."""
+    monkeypatch.setattr(_private, "source_of", lambda mode, seed: Reproducible(2**40))
+    found, held = [], None
+    for cohort in cohorts:
+        model = made(mode="secure", **{"clip-norm": 0.05, "adjacency": "add-remove", **options})
+        monkeypatch.setattr(model, "_cohort", lambda users, step, own=cohort: np.array(own))
+        model.charge, charged = (lambda number, event, own=(own := []): own.append(event)), own
+        with captured(held) as seen:
+            model.fit(users)
+        found.append((seen, charged))
+        held = seen if held is None else held
+    return found
+
+
+def test_a_user_less_in_the_cohort_moves_the_secure_sum_by_the_clip_norm_at_most(
+    users, monkeypatch
+):
+    """What dropout hides from others does not depend on who else is in the cohort."""
+    everybody = list(range(30))
+    for gone in (0, 13, 29):
+        fewer = [user for user in everybody if user != gone]
+        (one, charged), (other, _) = secret_fits(users, monkeypatch, [everybody, fewer])
+        assert len(one) == 4
+        for before, after, event in zip(one, other, charged, strict=True):
+            assert sensitivities(before, event) == pytest.approx(0.05)
+            assert 0.04 < before.moved(after) <= 0.05 * (1 + 1e-4)
+
+
+def test_what_dropout_hides_in_secure_mode_is_not_the_seeds(users, monkeypatch):
+    """Fresh in every fit, of each user alone, with its share; never from the published seed."""
+    tables = []
+    for mode in ("secure", "secure", "reproducible", "reproducible"):
+        model = made(mode=mode, noise=False, cohort=40, dropout=0.3)
+        own, kept = [], model.kept
+        monkeypatch.setattr(model, "kept", lambda *of, k=kept, o=own: o.append(k(*of)) or o[-1])
+        model.fit(users)
+        tables.append(torch.stack(own).numpy())
+    one, other, simulated, again = tables
+    assert one.shape == (4, 40, ITEMS) and np.array_equal(simulated, again)
+    assert one.mean() == pytest.approx(0.7, abs=0.07)
+    for first, second in ((one, other), (one, simulated), (one[0], one[1]), (one[:, 0], one[:, 1])):
+        assert (first != second).any()
 
 
 def test_an_empty_cohort_gives_zeros():
