@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every private system with captured noise: its sums move by what is charged, and all that follows
+depends on its releases alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedrec.baselines.base import Histories, Ratings
+from fedrec.baselines.private import _private
+from fedrec.baselines.private._private import PrivateBaseline
+from fedrec.components import registry
+from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.interactions import Interactions
+from fedrec.data.perturbation import TrainingData
+from fedrec.perturb.members.noisy_cooccurrence import NoisyCooccurrence, NoisyCooccurrenceConfig
+from fedrec.privacy.noise_mechanisms import Reproducible
+from tests.captured_noise import Captured, captured, sensitivities
+
+USERS, ITEMS, CHOSEN = 14, 16, 6
+SMALL = {"items": CHOSEN, "count-clip": 0.5}
+GRAM = {**SMALL, "clip-norm": 0.3, "exponent": 0.5, "count-share": 0.3}
+ALS = {"factors": 3, "clip-norm": 0.05, "item-budget": 0.5, "gram-clip": 0.3, "steps": 2, **SMALL}
+MF = {"factors": 3, "steps": 2, "user-norm": 0.05, "clip-norm": 0.02}
+SAMPLED = {"steps": 3, "cohort": USERS, "clip-norm": 0.02}
+RANKING: dict[str, tuple[str, dict[str, Any]]] = {
+    "popularity": ("dp-popularity", {"clip-norm": 0.5}),
+    "popularity, laplace": ("dp-popularity", {"clip-norm": 0.5, "mechanism": "laplace"}),
+    "gram, puresvd": ("dp-gram", {**GRAM, "factors": 3}),
+    "gram, ease": ("dp-gram", {**GRAM, "model": "ease"}),
+    "gram, features": ("dp-gram", {**GRAM, "factors": 3, "public-features": True}),
+    "fold-in": ("dp-fold-in", {**GRAM, "factors": 4, "low-rated": 0.3}),
+    "als": ("dp-als", ALS),
+    "als, random": ("dp-als", {**ALS, "start": "random"}),
+    "mf": ("dpmf", MF),
+    "mf, posterior": ("dpmf", {**MF, "reading": "posterior"}),
+    "autoencoder": ("dpae", {**SAMPLED, "hidden": 5, "latent": 3}),
+    "svd": ("dp-svd", {**SAMPLED, "factors": 3}),
+}
+NO_SUMS = {"dpps-mf", "dpps-pnbm", "dpsgd-mf", "dpsgd-pnbm"}
+"""Published systems about single ratings, whose stated epsilon is not for a user's data."""
+EVERYTHING, NOTHING = list(range(ITEMS)), []
+LOW, HIGH, ONE = EVERYTHING[: ITEMS // 2], EVERYTHING[ITEMS // 2 :], [ITEMS - 1]
+NEIGHBOURS = [(EVERYTHING, NOTHING), (LOW, HIGH), (ONE, EVERYTHING), (HIGH, ONE)]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit released, what was charged for it, and what users get from it."""
+
+    releases: Sequence[Captured]
+    charged: Sequence[object]
+    outcome: np.ndarray
+
+
+Fit = Callable[[Sequence[list[int]], Sequence[Captured] | None], Fitted]
+
+
+def users(seed: int) -> list[list[int]]:
+    """The items of all users; the most popular ones differ between seeds."""
+    random = np.random.default_rng(seed)
+    chances = random.permutation(np.geomspace(1, 0.02, ITEMS))
+    chances /= chances.sum()
+    return [
+        sorted(random.choice(ITEMS, random.integers(2, 8), replace=False, p=chances).tolist())
+        for _ in range(USERS)
+    ]
+
+
+def ragged(lists: Iterable[list[int]]) -> Histories:
+    lists = list(lists)
+    items = np.array([item for own in lists for item in own], dtype=np.int64)
+    return Histories(ITEMS, np.cumsum([0, *map(len, lists)]), items)
+
+
+def histories(lists: Sequence[list[int]]) -> Histories:
+    """Users who like these items and rated the next ones low."""
+    kinds = Feature.single("kind", ["abc"[item % 3] for item in range(ITEMS)])
+    others = [sorted({(item + 1) % ITEMS for item in own} - set(own)) for own in lists]
+    features = FeatureTable(ITEMS, (kinds,))
+    return replace(ragged(lists), item_features=features, low_rated=ragged(others))
+
+
+PROBES = [LOW, ONE, [0, 5, ITEMS - 1]]
+
+
+def ranking(name: str, options: dict[str, Any], **more: Any) -> Fit:
+    """Fits a system that ranks; the outcome is the scores of users outside the data."""
+
+    def fit(lists, held=None):
+        cls = registry.resolve(registry.BASELINE, name)
+        system, charged = cls(cls.Config.parse({**options, **more, "seed": 3})), []
+        system.charge = lambda number, event: charged.append(event)
+        with captured(held) as seen:
+            system.fit(histories(lists))
+        return Fitted(seen, charged, system.scores(histories(PROBES)).numpy().copy())
+
+    return fit
+
+
+def item_means(adjacency: str, **_: Any) -> Fit:
+    """Fits private item means to extreme ratings; the outcome is predictions."""
+
+    def ratings(lists):
+        rows = [(user, item) for user, own in enumerate(lists) for item in own]
+        places, items = np.array(rows).T
+        values = np.where((items + places) % 2, 5.0, 1.0)
+        return Ratings(len(lists), ITEMS, places, items, values)
+
+    def fit(lists, held=None):
+        cls = registry.resolve(registry.BASELINE, "dp-item-mean")
+        options = {"clip-norm": 0.5, "adjacency": adjacency}
+        system = cls(cls.Config.parse(options))
+        with captured(held) as seen:
+            system.fit_ratings(ratings(lists))
+        known, asked = ratings(PROBES), np.arange(ITEMS)
+        found = [system.predict(known, np.full(ITEMS, user), asked) for user in range(len(PROBES))]
+        return Fitted(seen, [system._plan.event()] * len(seen), np.array(found))
+
+    return fit
+
+
+def synthetic_profiles(**_: Any) -> Fit:
+    """Draws synthetic profiles; the outcome is which users have which items."""
+
+    def fit(lists, held=None):
+        own = histories(lists)
+        names = np.array([f"u{user}" for user in range(USERS)], dtype=object)
+        tables = FeatureTable(USERS), FeatureTable(ITEMS)
+        rows = Interactions("rows", own.rows(), own.items, names, np.arange(ITEMS), *tables)
+        config = NoisyCooccurrenceConfig(epsilon=5.0, items=CHOSEN, clip_items=1, threshold=0.0)
+        system = NoisyCooccurrence(config, 3)
+        with captured(held) as seen:
+            rows = system.perturb(TrainingData(rows, np.arange(USERS), False)).rows
+        found = np.zeros((USERS, ITEMS))
+        found[rows.users, rows.items] = 1
+        return Fitted(seen, [system.plan(USERS).event()] * len(seen), found)
+
+    return fit
+
+
+RATED = {"item means": item_means, "synthetic profiles": synthetic_profiles}
+CASES = [
+    *((name, adjacency) for name in RANKING for adjacency in ("replace-one", "add-remove")),
+    *(("item means", adjacency) for adjacency in ("replace-one", "add-remove")),
+    ("synthetic profiles", "replace-one"),
+]
+
+
+def fitting(name: str, adjacency: str, **more: Any) -> Fit:
+    made = RATED[name] if name in RATED else partial(ranking, *RANKING[name])
+    return made(adjacency=adjacency, **more)
+
+
+def test_no_private_system_is_left_out():
+    found = {
+        name
+        for name, cls in registry.available(registry.BASELINE)
+        if isinstance(cls, type) and ".baselines.private." in cls.__module__
+    }
+    assert found == {name for name, _ in RANKING.values()} | {"dp-item-mean"} | NO_SUMS
+
+
+@pytest.mark.parametrize(("name", "adjacency"), CASES)
+def test_one_users_data_move_the_sums_by_what_is_charged(name, adjacency, monkeypatch):
+    """For every release, given the releases before and what users draw for themselves; the bound is
+    approached, or the users would prove little."""
+    monkeypatch.setattr(_private, "source_of", lambda mode, seed: Reproducible(2**40))
+    fit, others, nearest = fitting(name, adjacency, mode="secure"), users(0)[1:], {}
+    for one, other in NEIGHBOURS:
+        if name in RATED:  # who has no rows is not among the users
+            one, other = (own or [3] for own in (one, other))
+        before = fit([*others, one], None)
+        neighbour = [*others, other] if adjacency == "replace-one" else others
+        after = fit(neighbour, before.releases)
+        assert len(before.releases) == len(before.charged) == len(after.charged) > 0
+        for number, event in enumerate(before.charged):
+            first, second = before.releases[number], after.releases[number]
+            share = first.moved(second) / sensitivities(first, event)
+            assert share <= 1 + 1e-4, f"{share:.4g} times what is charged in release {number}"
+            nearest[number] = max(share, nearest.get(number, 0.0))
+    assert min(nearest.values()) > 0.25, nearest
+
+
+@pytest.mark.parametrize(("name", "adjacency"), [case for case in CASES if "add" not in case[1]])
+def test_what_follows_a_release_depends_on_nothing_else(name, adjacency):
+    """All users' data are others, and the releases the same."""
+    fit = fitting(name, adjacency)
+    before = fit(users(0), None)
+    for seed in (1, 2, 3):
+        after = fit(users(seed), before.releases)
+        moved = [a.moved(b) for a, b in zip(before.releases, after.releases, strict=True)]
+        assert min(moved) > 0, "the data should be others"
+        np.testing.assert_array_equal(after.outcome, before.outcome)
+
+
+CONTRIBUTIONS = {
+    "dp-popularity": {"counts"},
+    "dp-gram": {"counts", "gram"},
+    "dp-fold-in": {"counts", "gram"},
+    "dp-als": {"counts", "start", "gram", "matrices"},
+    "dpmf": {"quadratic"},
+    "dpae": set(),
+    "dp-svd": set(),
+}
+"""The releases of contributions without signs; all others cost 2 S under replace-one."""
+
+
+@pytest.mark.parametrize("name", RANKING)
+def test_the_releases_without_signs_are_these(name):
+    system, options = RANKING[name]
+    cls = registry.resolve(registry.BASELINE, system)
+    made = cls(cls.Config.parse(options))
+    assert isinstance(made, PrivateBaseline)
+    parts = {part.name for part in made.parts() if part.contributions == "non-negative"}
+    assert parts == CONTRIBUTIONS[system] & {part.name for part in made.parts()}
