@@ -105,6 +105,41 @@ def test_every_coordinate_gets_noise_on_top_of_its_value(source):
     assert (arrays["table"] == 0).all()
 
 
+@pytest.mark.parametrize("mechanism", KINDS)
+def test_secure_noise_has_all_the_bits_of_float64(mechanism):
+    """On a grid, or of float32, its low bits would be known, and with them those of the sum."""
+    drawn = getattr(Secure(), mechanism)(50_000, "x", 1)
+    assert drawn.dtype == np.float64 and len(np.unique(drawn)) == len(drawn)
+    assert np.mean(drawn == drawn.astype(np.float32)) < 1e-3
+    low = np.frexp(drawn)[0] * 2.0**40  # the first 40 bits; those after are not all zero
+    assert np.mean(low == np.round(low)) < 0.01
+
+
+class Given(Secure):
+    """Draws these numbers."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def gaussian(self, size, name, *address):
+        return self.numbers
+
+    laplace = gaussian
+
+
+@pytest.mark.parametrize("mechanism", KINDS)
+@pytest.mark.parametrize("scale", [1.0, 0.3, 700.0])
+def test_noise_is_added_before_anything_is_rounded(mechanism, scale):
+    """Sums that cancel their noise to float32 leave what float32 would lose, and only the result is
+    rounded."""
+    numbers = np.random.default_rng(4).standard_normal(1000)
+    exact = -(scale * numbers).astype(np.float32).astype(np.float64)
+    found = add_noise({"x": exact}, scale, Given(numbers), 1, mechanism=mechanism)["x"]
+    left = exact + scale * numbers
+    np.testing.assert_array_equal(found, left.astype(np.float32))
+    assert np.mean(found != 0) > 0.99 and np.abs(left).max() < scale * 2.0**-20
+
+
 def test_no_noise_is_no_noise():
     exact = {"x": np.array([1.0, 2.5])}
     assert (add_noise(exact, 0.0, Secure(), 1)["x"] == exact["x"]).all()

@@ -63,12 +63,15 @@ Fit = Callable[[Sequence[list[int]], Sequence[Captured] | None], Fitted]
 
 
 def users(seed: int) -> list[list[int]]:
-    """The items of all users; the most popular ones differ between seeds."""
+    """The items of all users; the most popular ones, and how many users have, differ between
+    seeds."""
     random = np.random.default_rng(seed)
     chances = random.permutation(np.geomspace(1, 0.02, ITEMS))
     chances /= chances.sum()
     return [
-        sorted(random.choice(ITEMS, random.integers(2, 8), replace=False, p=chances).tolist())
+        sorted(
+            random.choice(ITEMS, random.integers(1, 3 + seed), replace=False, p=chances).tolist()
+        )
         for _ in range(USERS)
     ]
 
