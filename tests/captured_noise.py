@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -38,6 +38,11 @@ class Captured:
     address: tuple[int, ...]
     released: Mapping[str, np.ndarray]
 
+    @property
+    def key(self) -> tuple[tuple[int, ...], tuple[tuple[str, tuple[int, ...]], ...]]:
+        """Its address, and the names and shapes of its sums."""
+        return self.address, tuple((name, value.shape) for name, value in self.exact.items())
+
     def moved(self, other: Captured) -> float:
         """Distance of the exact sums, over all names together."""
         apart = [np.ravel(self.exact[name] - other.exact[name]) for name in self.exact]
@@ -46,25 +51,23 @@ class Captured:
 
 @contextmanager
 def captured(held: Sequence[Captured] | None = None) -> Iterator[list[Captured]]:
-    """The releases of what runs within, in order.
+    """The releases of what runs within, in the order of their addresses.
 
     Args:
         held: releases of an earlier run; what they released is released again, whatever the sums.
     """
     seen: list[Captured] = []
+    before = {release.key: release for release in held or ()}
     add_noise, noisy_count = noise_mechanisms.add_noise, noise_mechanisms.noisy_count
 
     def keep(exact, scale, order, address, draw):
         exact = {name: np.array(value, dtype=np.float64) for name, value in exact.items()}
-        if held is None:
-            released = draw()
-        else:
-            before = held[len(seen)]
-            shapes = [{n: v.shape for n, v in e.items()} for e in (exact, before.exact)]
-            assert shapes[0] == shapes[1], "what is summed depends on more than what was released"
-            assert (scale, address) == (before.scale, before.address)
-            released = before.released
-        seen.append(Captured(exact, scale, order, address, released))
+        own = Captured(exact, scale, order, address, {})
+        if held is not None:
+            assert own.key in before, "what is released depends on more than the releases before"
+            assert scale == before[own.key].scale, "noise depends on more than the releases before"
+        released = draw() if held is None else before[own.key].released
+        seen.append(replace(own, released=released))
         return {name: np.array(value) for name, value in released.items()}
 
     def noisy(arrays, scale, source, *address, mechanism="gaussian"):
@@ -88,6 +91,7 @@ def captured(held: Sequence[Captured] | None = None) -> Iterator[list[Captured]]
                 if getattr(module, "__dict__", {}).get(name) is ours:
                     patch.setattr(module, name, ones_own)
         yield seen
+    seen.sort(key=lambda release: release.key)
     assert held is None or len(seen) == len(held), "how often there is a release depends on data"
 
 
