@@ -202,6 +202,15 @@ def test_sums_move_by_what_is_charged_and_the_rest_follows_from_releases(play, s
         np.testing.assert_array_equal(other.parameters[name], value, err_msg=name)
 
 
+def test_ratings_of_zero_or_less_end_no_private_run(play):
+    """Whether a run ends must not depend on what a user rated; such ratings are at the lower end of
+    the scale."""
+    ended = play("means-start", [((0, 0.0), (3, -2.0), (7, 5.0)), *ratings(0)[1:]])
+    lowest = play("means-start", [((0, 1.0), (3, 1.0), (7, 5.0)), *ratings(0)[1:]])
+    assert set(ended.charged) == {1, 2}
+    assert ended.releases[0].moved(lowest.releases[0]) == 0
+
+
 def test_the_steps_without_signs_are_these():
     """All others cost 2 S under replace-one: their updates may point away from each other."""
     names = {name for name, _ in registry.available(registry.STEP)}
