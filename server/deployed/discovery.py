@@ -153,7 +153,7 @@ class Discovery:
             self.grid.send_and_receive(messages, timeout=self.timeout), self.most
         ):
             if isinstance(answer, Error):
-                self._trouble[node] = f"failed: {reason_of(answer)}"[:_TOLD]
+                self._trouble[node] = " ".join(f"failed: {reason_of(answer)}".split())[:_TOLD]
                 (self._refused.add if is_refusal(answer) else self._refused.discard)(node)
             elif isinstance(answer, str):
                 self._trouble[node] = " ".join(answer.split())[:_TOLD]

@@ -20,9 +20,9 @@ _REFUSAL = f"{RefusalError.__module__}.{RefusalError.__qualname__}"
 
 
 def reason_of(error: Error) -> str:
-    """The text of a node's error, one line."""
+    """The text of a node's error, without the class that Flower puts before it."""
     found = _RAISED.fullmatch(str(error.reason))
-    return " ".join((found[2] if found else str(error.reason)).split())
+    return (found[2] if found else str(error.reason)).strip()
 
 
 def is_refusal(error: Error) -> bool:
@@ -54,7 +54,7 @@ def answers(
     failed = [reply for reply in replies if reply.has_error()]
     missing = Counter(sent) - Counter(reply.metadata.src_node_id for reply in replies)
     for reply in failed:
-        log.warning("node %d failed: %s", reply.metadata.src_node_id, reply.error.reason)
+        log.warning("node %d failed: %s", reply.metadata.src_node_id, reason_of(reply.error))
     if missing:
         log.warning("%d of %d nodes did not answer in time", missing.total(), len(sent))
     if dropped is not None:
@@ -64,11 +64,11 @@ def answers(
             dropped.dropped(node, "no answer in time")
     lost = len(sent) - len(good)
     if sent and lost / len(sent) > max_failures:
-        reason = failed[0].error.reason if failed else "no answer in time"
+        reason = reason_of(failed[0].error) if failed else "no answer in time"
         raise ClientError(
             f"{lost} of {len(sent)} nodes failed",
             expected=f"at most a share of {max_failures:g}",
-            got=str(reason).strip(),
+            got=reason,
             fix="fix the first error above, or raise engine.max-failures or engine.timeout",
         )
     return good

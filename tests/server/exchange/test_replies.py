@@ -10,7 +10,7 @@ from flwr.app import Error, Message, RecordDict
 
 from fedrec.errors import ClientError
 from server.exchange.dropped_replies import DroppedReplies
-from server.exchange.replies import answers
+from server.exchange.replies import answers, is_refusal, reason_of
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -76,3 +76,11 @@ def test_failed_and_missing_replies_are_recorded_with_their_nodes():
         "bounded-replies": 0,
         "dropped-or-bounded": "node 2: failed: no room; node 9: no answer in time",
     }
+
+
+def test_a_nodes_error_is_read_without_the_class_of_its_exception():
+    error = Error(2, "<class 'fedrec.errors.RefusalError'>:<'no room\n  got: 'x''>")
+    assert reason_of(error) == "no room\n  got: 'x'" and is_refusal(error)
+    other = Error(2, "<class 'fedrec.errors.ClientError'>:<'RefusalError'>")
+    assert reason_of(other) == "RefusalError" and not is_refusal(other)
+    assert reason_of(Error(0, "ended by signal 9")) == "ended by signal 9"

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from simulations.deployment.client import ClientPlan, client_processes, prepare
@@ -218,7 +219,12 @@ def test_false_replies_of_every_kind_change_nothing(nodes):
     assert nodes.rounds("malicious") == 9
     # it claimed 0 to 3, which other nodes announced too
     assert "clients that it does not own alone" in why
-    assert why.count("the answer is left out") >= 6 and "per client is far from usual" in why
+    assert why.count("the answer is left out") >= 6 and "times the usual" in why
+    rounds = pd.read_csv(nodes.folder("malicious") / "rounds.csv")
+    assert (rounds["dropped-replies"].iloc[[0, 1, 2, 4, 5, 6, 7, 8]] == 1).all()
+    assert rounds["bounded-replies"].tolist()[3] == 1
+    result = json.loads((nodes.folder("malicious") / "result.json").read_text())
+    assert result["replies"]["dropped"] >= 8 and "dropped or missing" in str(result["replies"])
     assert "gave no initial parameters" in why
     values = nodes.parameters("malicious")
     assert all(np.isfinite(value).all() and np.abs(value).max() < 5 for value in values.values())
