@@ -271,6 +271,27 @@ def test_the_order_in_which_nodes_answer_does_not_matter(load_tiny, tmp_path):
     pd.testing.assert_frame_equal(found[0].groups, found[1].groups)
 
 
+def test_dropped_replies_are_in_rounds_csv_and_stated_at_the_end(load_tiny, tmp_path):
+    experiment = load_tiny("engine.nodes=3", "engine.max-failures=0.5", "rounds=3")
+    run, asked = RunFolder.create(runner.settle(experiment), tmp_path / "run"), []
+    with open_grid(run) as grid:
+        send = grid.send_and_receive
+
+        def losing(messages, **more):
+            """Lose the reply of node 2 in the second round."""
+            replies, kind = list(send(messages, **more)), messages[0].metadata.message_type
+            asked.append(kind)
+            lost = kind == "train" and asked.count("train") == 2
+            return [one for one in replies if not (lost and one.metadata.src_node_id == 2)]
+
+        grid.send_and_receive = losing
+        execute(run, grid)
+    found = run.read_result()
+    assert found.rounds["dropped-replies"].tolist()[1:] == [1, 0]
+    assert found.rounds["dropped-or-bounded"][1] == "node 2: no answer in time"
+    assert any(line.startswith("Replies of nodes: 1 dropped") for line in found.privacy)
+
+
 def test_number_of_nodes_changes_no_more_than_the_last_digits(run_tiny):
     one, four = (run_tiny(f"engine.nodes={nodes}", output=str(nodes)) for nodes in (1, 4))
     for name, value in one.parameters.items():

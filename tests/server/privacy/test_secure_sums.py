@@ -312,6 +312,23 @@ def test_a_node_that_answers_nonsense_counts_as_one_that_did_not(federation, for
     made.expect(made.secure(), [0, 1, 3] if step != "unmask" else range(4))
 
 
+def test_nodes_that_are_not_in_a_sum_are_recorded(federation):
+    """One that is offline, one whose answer is malformed, one whose sum is lost; and all of a round
+    without a sum."""
+    made = federation(5, threshold=0.51)
+    made.grid.away.add(0)
+    made.grid.forged[2, "shares"] = lambda content: RecordDict()
+    made.expect(made.secure(), [1, 3, 4])
+    row = made.sums.dropped.columns()
+    assert row["dropped-replies"] == 2
+    assert "node 2: no answer in time" in row["dropped-or-bounded"]
+    assert "node 4: failed: the answer to query.secure_shares" in row["dropped-or-bounded"]
+    made.grid.deaf.update({(place, "unmask") for place in (1, 3)})
+    assert made.secure().clients == 0
+    row = made.sums.dropped.columns()
+    assert row["dropped-replies"] == 5 and row["dropped-or-bounded"].count("has no sum") == 3
+
+
 def test_false_shares_are_noticed(federation, caplog):
     made = federation(3)
     made.grid.forged[0, "unmask"] = lambda content: pack_words(UnmaskReply(bytes(range(48))))
