@@ -9,11 +9,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, Self, get_args
+from typing import Annotated, Any, Self, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedrec.errors import ExperimentError
+
+Width: TypeAlias = Annotated[int, Field(ge=1, le=2**16)]
+"""Width of a layer or an embedding; wider ones would fill the memory of any machine."""
+_LARGEST = 2**63 - 1  # of the whole numbers of numpy and torch
+_DEEPEST = 50  # tables within tables
 
 
 def _kebab(name: str) -> str:
@@ -46,6 +51,7 @@ class Config(BaseModel):
             ExperimentError: a key is unknown or a value is wrong; the error names the first fault
                 with its full key.
         """
+        _refuse_unreadable(settings, at)
         try:
             # As JSON, because there pydantic's strict mode accepts a list as a tuple and a string
             # as a path, but not "3", true or 3.0 as an integer.
@@ -84,6 +90,28 @@ def _files(value: Any) -> Iterator[str]:
             yield from _files(inner)
 
 
+def _refuse_unreadable(value: Any, key: str, depth: int = 0) -> None:
+    """Refuse what no setting can hold: tables or lists that are nested too deeply, and whole
+    numbers that do not fit into 64 bits."""
+    if depth > _DEEPEST:
+        raise ExperimentError(
+            f"{key[:100]!r}... is nested too deeply",
+            expected=f"at most {_DEEPEST} tables or lists within each other",
+            got="more",
+            fix="check the brackets",
+        )
+    if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+        raise ExperimentError(
+            f"wrong value for {key!r}", expected="a whole number below 2^63", got=_shown(value)
+        )
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _refuse_unreadable(inner, f"{key}.{name}" if key else str(name), depth + 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _refuse_unreadable(inner, key, depth + 1)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A suggestion of the known words most similar to `word`, or a list of all if none is
     similar."""
@@ -106,7 +134,7 @@ def _explain(cls: type[Config], error: ValidationError, at: str) -> ExperimentEr
         known = _keys_at(cls, path[:-1])
         return ExperimentError(
             f"unknown key {key!r}{more}",
-            got=f"{path[-1]} = {fault['input']!r}",
+            got=f"{path[-1]} = {fault['input']!r}"[:200],
             fix=did_you_mean(path[-1], known),
         )
     if fault["type"] == "missing":

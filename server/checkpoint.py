@@ -168,6 +168,7 @@ def _arrays(state: State, digest: str) -> dict[str, np.ndarray]:
         "digest": digest,
     }
     arrays = together({"parameters/": state.parameters, "strategy/": state.strategy})
+    about["arrays"] = sorted(arrays)
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
     return arrays
 
@@ -184,7 +185,7 @@ def _decode(content: bytes, digests: Sequence[str]) -> State:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(arrays.pop("about").tobytes())
-        _refuse_other_shape(about)
+        _refuse_other_shape(about, arrays)
     except (
         zipfile.BadZipFile,
         zlib.error,
@@ -212,8 +213,8 @@ def _decode(content: bytes, digests: Sequence[str]) -> State:
     )
 
 
-def _refuse_other_shape(about: object) -> None:
-    """Refuse metadata that do not describe a state.
+def _refuse_other_shape(about: object, arrays: Mapping[str, np.ndarray]) -> None:
+    """Refuse metadata that do not describe a state, and arrays that differ from its list.
 
     Raises:
         ValueError: they do not.
@@ -226,3 +227,5 @@ def _refuse_other_shape(about: object) -> None:
         rows = about.get(name)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ValueError(f"no rows of {name}")
+    if about.get("arrays", sorted(arrays)) != sorted(arrays):  # earlier versions wrote no list
+        raise ValueError("an array is missing, or was added")

@@ -11,9 +11,10 @@ from typing import Any
 
 from fedrec.data.cache import KEPT
 from fedrec.errors import DataError, ExperimentError
+from fedrec.experiment.engine import EngineConfig
 from fedrec.experiment.loading import load
 from fedrec.experiment.phases import last_phase
-from fedrec.experiment.schema import EngineConfig, Experiment
+from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.runs.directory import default_folder
 from fedrec.runs.folder import RunFolder

@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.baselines.factorisation._gram import Solution, solved_weights
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.models.item_weights import WEIGHTS
 from strategies._products import Products, ProductsStrategy
 
@@ -37,7 +37,7 @@ class GramConfig(Config):
     """`ease`, or `puresvd`, which keeps the leading eigenvectors and is more robust to noise."""
     regularisation: float = Field(default=300.0, gt=0)
     """Regularisation lambda of `ease`, > 0; about 100 to 1000."""
-    factors: int = Field(default=12, ge=1)
+    factors: Width = 12
     """Largest number of eigenvectors of `puresvd`; those below the noise edge are dropped in any
     case."""
     ridge: float = Field(default=1.0, ge=0)

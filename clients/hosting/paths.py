@@ -14,7 +14,7 @@ from typing import Literal
 from clients.step import CohortStep, GeneratedStep, Step
 from fedrec.components.errors import named
 from fedrec.errors import ExperimentError
-from fedrec.experiment.schema import EngineConfig
+from fedrec.experiment.engine import EngineConfig
 from fedrec.models.base import Model
 
 PathName = Literal["kernel", "blocks", "reference"]

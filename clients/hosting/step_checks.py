@@ -136,8 +136,8 @@ def refuse_non_finite(step: Step, reply: TrainSum, clients: Sequence[int], round
 
 
 def refuse_unmatched(step: Step, names: Sequence[str]) -> None:
-    """Refuse a pattern of private parameters that matches none: the intended parameters would be
-    sent.
+    """Refuse a pattern of private parameters that matches none, because the intended parameters
+    would be sent, and patterns that match all, because nothing would be learned together.
 
     Raises:
         ExperimentError: there is one.
@@ -150,6 +150,13 @@ def refuse_unmatched(step: Step, names: Sequence[str]) -> None:
                 got=repr(pattern),
                 fix=did_you_mean(pattern, names),
             )
+    if step.private_patterns and not set(names) - set(step.private_names(list(names))):
+        raise ExperimentError(
+            "all parameters are private: 'step.private-parameters' leaves none to share",
+            expected="patterns that leave out at least one of the model's parameters",
+            got=", ".join(map(repr, step.private_patterns)),
+            fix=f"the model's parameters are {', '.join(map(repr, names))}",
+        )
 
 
 def tried(model: Model) -> Model:

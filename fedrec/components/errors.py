@@ -6,6 +6,7 @@ an error with a name, a file and a reason instead of a traceback through fedrec.
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedrec.errors import ComponentError, FedrecError
+from fedrec.runtime import end_signals
 
 
 def file_of(component: object) -> str:
@@ -43,6 +45,20 @@ def line_of(error: BaseException) -> str:
         if not frame.filename.startswith("<frozen")
     ]
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+
+
+def raised_by_code(error: KeyboardInterrupt) -> bool:
+    """Whether a `raise` statement raised the exception, and not a signal."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None:
+        return False
+    code = innermost.tb_frame.f_code.co_code[innermost.tb_lasti]
+    return (
+        dis.opname[code] == "RAISE_VARARGS"
+        and innermost.tb_frame.f_globals.get("__name__") != end_signals.__name__
+    )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from fedrec.components.contract_check import refuse_unusable
-from fedrec.components.errors import line_of
+from fedrec.components.errors import line_of, raised_by_code
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
 
@@ -220,10 +220,10 @@ def _base_of(kind: Kind) -> type:
 def _import(kind: Kind, module_name: str):
     try:
         return importlib.import_module(module_name)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a plug-in may fail in any way; the rest of fedrec works
+    # a plug-in may fail in any way; the rest of fedrec works
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and not raised_by_code(error):
+            raise
         place = line_of(error)
         beyond = place and not place.startswith((__file__, importlib.__file__))
         fix = f"python -c 'import {module_name}' shows the whole traceback"

@@ -108,7 +108,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         path = shipped[str(source)]
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:  # those of TOML and text: ValueErrors
         raise ExperimentError(
             f"{path} is not TOML", expected="TOML text", got=str(error), fix="correct it"
         ) from None

@@ -11,6 +11,7 @@ from typing import Any
 from fedrec.errors import ExperimentError
 
 log = logging.getLogger("fedrec")
+_DEEPEST = 50  # parts of a key
 
 
 def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
@@ -27,16 +28,16 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
     """
     key, equals, written = text.partition("=")
     path = [part.strip() for part in key.split(".")]
-    if not equals or not all(path):
+    if not equals or not all(path) or len(path) > _DEEPEST:
         raise ExperimentError(
-            f"cannot read the override {text!r}",
+            f"cannot read the override {text[:100]!r}",
             expected="key=value",
-            got=text,
+            got=text[:200],
             fix="--set strategy.server-lr=0.5",
         )
     try:
         value = tomllib.loads(f"value = {written}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # TOML's errors, and numbers of thousands of digits
         value = written.strip()  # a bare word, as on a command line
     chosen = table.get(path[0])
     if (

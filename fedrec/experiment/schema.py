@@ -19,6 +19,7 @@ from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.early_stopping import EarlyStoppingConfig
+from fedrec.experiment.engine import EngineConfig
 from fedrec.experiment.sections import (
     Section,
     component_settings,
@@ -51,8 +52,10 @@ class EvaluationConfig(Config):
     final_users: int | None = Field(default=None, ge=1)
     """Number of held-out users in the final evaluation and in that of the baselines; default:
     all."""
-    ks: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(5, 10, 20, 30), min_length=1)
-    """Cut-offs of the ranking metrics."""
+    ks: tuple[Annotated[int, Field(ge=1, le=10**6)], ...] = Field(
+        default=(5, 10, 20, 30), min_length=1
+    )
+    """Cut-offs of the ranking metrics, each of them once."""
     fine_tune: dict[str, Any] = Field(default_factory=lambda: {"epochs": 0})
     """Settings of the local step that differ in on-device fine-tuning; `epochs = 0` evaluates the
     shared model."""
@@ -65,6 +68,13 @@ class EvaluationConfig(Config):
     """Centralised recommenders to evaluate under the same protocol: names, or tables with settings
     such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` names one in result tables, so
     that a baseline can occur with several settings."""
+
+    @field_validator("ks", mode="after")
+    @classmethod
+    def _distinct(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("cut-offs that differ from each other")
+        return value
 
     def baseline_settings(self) -> dict[str, dict[str, Any]]:
         """Settings of each baseline by its label, which is its name unless it has another; then
@@ -104,42 +114,6 @@ def _named(section: Section, label: str) -> dict[str, Any]:
     return settings if label == section.name else {"name": section.name, **settings}
 
 
-Precision: TypeAlias = Literal["float32", "bf16"]
-
-
-class EngineConfig(Config):
-    """Where the clients run. Only `precision` affects the results (up to the order of
-    summation)."""
-
-    name: Literal["serial", "ray", "flower"] = "serial"
-    """`serial`: in this process; `ray`: Ray actors; `flower`: Flower's own simulation through
-    `flwr run`."""
-    nodes: int | None = Field(default=None, ge=1)
-    """Number of nodes that host the clients; default: 1 for serial, one per core (or GPU)
-    otherwise."""
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
-    precision: Precision = "float32"
-    """Precision of matrix products in local training: `float32`, or `bf16` on CUDA; parameters and
-    sums stay float32."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads per node; default: 1, because the batches of one client are too small for several
-    threads. With centralised systems only, the default is one per core, at most OMP_NUM_THREADS."""
-    path: Literal["auto", "kernel", "blocks", "reference"] = "auto"
-    """Training path; results are equal up to rounding. `kernel`: native code, an error if step or
-    model do not support it; `blocks`: many clients at once by autograd; `reference`: one client at
-    a time; `auto`: the fastest supported path."""
-    memory_gib: float = Field(default=1.0, gt=0)
-    """Memory in GiB that a node may use for the clients that it trains at once."""
-    ray_address: str | None = None
-    """Address of a running Ray cluster; default: a local one is started."""
-    timeout: float = Field(default=3600.0, gt=0)
-    """Seconds to wait for the replies of a round."""
-    max_failures: float = Field(default=0.0, ge=0, le=1)
-    """Largest tolerated share of failed replies in a round; beyond it the run stops with the first
-    client error."""
-
-
 class CheckpointConfig(Config):
     """Checkpoints of the state."""
 
@@ -160,7 +134,7 @@ class Experiment(Config):
     """Paper and table that the experiment reproduces."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of all random streams."""
-    rounds: int = Field(default=0, ge=1)
+    rounds: int = Field(default=0, ge=1, le=999_999)
     """Number of training rounds (E1 in PrivRec). Without it the experiment only evaluates
     `evaluation.baselines`, without a federated system and its tables, such as `[model]`."""
     task: Literal["ranking", "rating"] = "ranking"

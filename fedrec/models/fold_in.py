@@ -24,6 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedrec.config import Width
 from fedrec.factors.chosen_items import BIAS
 from fedrec.factors.log_linear import LogLinear
 from fedrec.factors.public import PublicPriorConfig, feature_embeddings
@@ -38,7 +39,7 @@ class FoldInConfig(PublicPriorConfig, ProductsConfig):
     items: int = Field(default=600, ge=1, le=20_000)
     """m, the number of most popular items that products are about; at most the catalogue. Memory
     grows with its square: 600 items take 1.4 MB."""
-    factors: int = Field(default=64, ge=1)
+    factors: Width = 64
     """Largest number of learned coordinates."""
     low_rated: float = Field(default=0.3, ge=0, le=1)
     """What a rated item that is not positive counts in a user's history, where a positive one

@@ -28,7 +28,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
@@ -40,7 +40,7 @@ _MOST_ITEMS = 20_000  # whose products take 1.6 GB
 class IalsConfig(Config):
     """Settings of implicit matrix factorization."""
 
-    factors: int = Field(default=64, ge=1)
+    factors: Width = 64
     """Number of factors d (width of x_u and y_i)."""
     spread: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial item factors, times the root of their width."""

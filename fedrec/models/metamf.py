@@ -35,7 +35,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
 from fedrec.nn.layers import gather_rows
@@ -47,17 +47,17 @@ _HEADS = ("layer0", "layer1", "item")
 class MetaMfConfig(Config):
     """Settings of meta matrix factorization."""
 
-    user: int = Field(default=32, ge=1)
+    user: Width = 32
     """Width of the user embedding u (published code: 32)."""
-    memory: int = Field(default=128, ge=1)
+    memory: Width = 128
     """Width of the collaborative vector c_u (published code: 128)."""
-    generator: int = Field(default=128, ge=1)
+    generator: Width = 128
     """Width of the hidden layers of the generator (published code: 512)."""
-    embedding: int = Field(default=32, ge=1)
+    embedding: Width = 32
     """Width d of the item embeddings (published code: 32)."""
-    rank: int = Field(default=8, ge=1)
+    rank: Width = 8
     """Rank k of a user's item table (published code: 8)."""
-    hidden: int = Field(default=8, ge=1)
+    hidden: Width = 8
     """Width of the hidden layer of the rating network (published code: 8)."""
     user_std: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial user embeddings."""

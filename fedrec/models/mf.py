@@ -22,7 +22,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
 from fedrec.models.base import Model, Parameters
 from fedrec.nn.declaration import KernelModel, Layer
@@ -32,7 +32,7 @@ from fedrec.nn.layers import gather_rows
 class MfConfig(Config):
     """Settings of matrix factorization."""
 
-    factors: int = Field(default=16, ge=1)
+    factors: Width = 16
     """Number of factors (width of p_u and q_i)."""
     std: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial factors."""

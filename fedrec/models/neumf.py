@@ -31,7 +31,7 @@ from fedrec.nn.layers import gather_rows, perceptron
 class NeumfConfig(Config):
     """Settings of NeuMF."""
 
-    factors: int = Field(default=16, ge=0)
+    factors: int = Field(default=16, ge=0, le=2**16)
     """Number of factors (width of the product); 0: no product."""
     tower: tuple[Annotated[int, Field(ge=1)], ...] = (32, 16, 8)
     """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no

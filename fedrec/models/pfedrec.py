@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.models.base import Model, Parameters
 from fedrec.nn.declaration import KernelModel, Layer
 from fedrec.nn.layers import gather_rows
@@ -25,7 +25,7 @@ from fedrec.nn.layers import gather_rows
 class PfedrecConfig(Config):
     """Settings of the model."""
 
-    embedding: int = Field(default=32, ge=1)
+    embedding: Width = 32
     """Width of the item embeddings (paper's code: 32)."""
     spread: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial item embeddings."""

@@ -27,13 +27,13 @@ import dataclasses
 import itertools
 import math
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
@@ -49,9 +49,9 @@ _FEW_CATEGORIES = (
 class PrivRecConfig(Config):
     """Settings of PrivRec's network."""
 
-    embedding: int = Field(default=64, ge=1)
+    embedding: Width = 64
     """Width of the embedding of each categorical feature (paper: 64)."""
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (256, 128, 64, 32)
+    hidden: tuple[Width, ...] = (256, 128, 64, 32)
     """Widths of the hidden layers (paper: four layers, widths not given)."""
     activation: Activation = "relu"
     """Activation of the hidden layers."""

@@ -31,7 +31,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Parameters
@@ -44,9 +44,9 @@ outputs to continue with."""
 class VaeConfig(Config):
     """Settings of the variational autoencoder."""
 
-    hidden: int = Field(default=80, ge=1)
+    hidden: Width = 80
     """Width h of the hidden layers of encoder and decoder."""
-    latent: int = Field(default=20, ge=1)
+    latent: Width = 20
     """Width K of the code (paper: 20, 30 and 50)."""
     dropout: float = Field(default=0.5, ge=0, lt=1)
     """Share of a user's items that are hidden from the encoder while it trains, in [0, 1)."""

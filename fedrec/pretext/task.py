@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedrec.config import Config, did_you_mean
+from fedrec.config import Config, Width, did_you_mean
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
@@ -47,7 +47,7 @@ class SessionConfig(Config):
     """`gru`: a recurrent network on sessions and a feed-forward one on items (paper); `mean`: a
     session is the direction of the mean of its items' unit embeddings, an item its own direction,
     and only the item embedding is trained."""
-    hidden: int = Field(default=64, ge=1)
+    hidden: Width = 64
     """Width of the encodings of sessions and items by `gru`."""
     temperature: float = Field(default=1.0, gt=0)
     """Divisor of scores before the softmax; with `mean`, scores are cosines, and 1 hardly separates

@@ -32,7 +32,7 @@ class AdaptiveClipConfig(Config):
 class PhaseConfig(Config):
     """Settings of one phase of a run, such as `popularity`; default: those of `[privacy]`."""
 
-    clip_norm: float | None = Field(default=None, gt=0)
+    clip_norm: float | None = Field(default=None, ge=1e-9)
     """Bound on the norm of a client's update in this phase."""
     parameters: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Patterns of the parameters that are trained and released in this phase."""
@@ -47,7 +47,7 @@ class PrivacyConfig(Config):
     Exactly one of `noise-multiplier` and `epsilon` is given.
     """
 
-    clip_norm: float = Field(gt=0)
+    clip_norm: float = Field(ge=1e-9)
     """Clip norm S of a client's whole update (L2; L1 for Laplace); the initial one if clipping is
     adaptive."""
     noise_multiplier: float | None = Field(default=None, ge=0)
@@ -59,7 +59,7 @@ class PrivacyConfig(Config):
     budget: float | None = Field(default=None, gt=0)
     """With `noise-multiplier`: largest epsilon; the run stops before a round that would exceed it.
     Default: no limit."""
-    delta: float | None = Field(default=None, ge=0, lt=1)
+    delta: float | None = Field(default=None, ge=0, le=0.1)
     """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
     on neighbouring data, plus delta; 0 with Laplace only; default: the smaller of
     N^-1.1 and 1e-5."""

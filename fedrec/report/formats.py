@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,7 @@ _ESCAPED = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
     "<": "$<$",
     ">": "$>$",
 }
+_MARKDOWN = set("\\`|*![")
 Format = Literal["csv", "markdown", "latex"]
 _SEEDS = "t over seeds, Holm"
 _HEADS = (
@@ -131,9 +133,11 @@ def comparison_text(comparison: Comparison, form: Format) -> str:
     heads, *rows = comparison_cells(comparison)
     notes = comparison_notes(comparison)
     if form == "markdown":
-        lines = [heads, ["---"] * len(heads), *rows]
+        named = [[_markdown(label), *numbers] for label, *numbers in rows]
+        lines = [heads, ["---"] * len(heads), *named]
         table = ["| " + " | ".join(cell for cell in line) + " |" for line in lines]
-        return "\n".join([*table, "", *(f"- {note}" for note in notes)]) + "\n"
+        plain = (html.escape(note, quote=False) for note in notes)
+        return "\n".join([*table, "", *(f"- {note}" for note in plain)]) + "\n"
     body = " \\\\\n".join(" & ".join(_latex(cell) for cell in line) for line in rows)
     head = " & ".join(_latex(cell) for cell in heads)
     columns = "ll" + "r" * (len(heads) - 2)
@@ -176,6 +180,12 @@ def _p(value: float) -> str:
     if pd.isna(value):
         return "-"
     return "< .001" if value < 0.001 else f"{value:.3f}"
+
+
+def _markdown(text: str) -> str:
+    """A name in a Markdown table, in which HTML, links, emphasis and bars are only text."""
+    plain = html.escape(text, quote=False)
+    return "".join(f"\\{sign}" if sign in _MARKDOWN else sign for sign in plain)
 
 
 def _latex(text: str) -> str:

@@ -41,6 +41,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.runs.environment import environment, installed_version
 from fedrec.runs.incremental_csv import IncrementalCsv
 from fedrec.runs.result import Result
+from fedrec.runs.tables import digests, read_table
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.folder_lock import locked
 
@@ -263,6 +264,7 @@ class RunFolder:
             "metrics": result.metrics,
             "metrics-before-fine-tuning": result.before_fine_tuning,
             "baselines": result.baselines,
+            "tables": digests(self.path),
             **extra,
         }
         write_atomically(self.path / "result.json", _json(summary))
@@ -306,9 +308,8 @@ class RunFolder:
 
     def _read_table(self, name: str, index: int | None = None) -> pd.DataFrame:
         try:
-            return pd.read_csv(self.path / name, index_col=index)
-        # the errors of pandas are ValueErrors
-        except (OSError, ValueError, IndexError, OverflowError) as error:
+            return read_table(self.path, name, index)
+        except (OSError, ValueError, IndexError, OverflowError) as error:  # pandas': ValueErrors
             raise self._damaged(name, f"{type(error).__name__}: {error}") from None
 
     def _read_json(self, name: str) -> dict[str, Any]:

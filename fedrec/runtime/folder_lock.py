@@ -7,6 +7,7 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from fedrec.errors import RunError
 
@@ -20,11 +21,23 @@ def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]
         expected: text of the error, like `got` and `fix`.
 
     Raises:
-        RunError: another process holds it.
+        RunError: another process holds it, or its file cannot be opened.
     """
-    with open(folder / ".lock", "w") as file:
+    with _opened(folder / ".lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunError(f"{folder} is in use", expected=expected, got=got, fix=fix) from None
         yield
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return open(path, "w")
+    except OSError as error:
+        raise RunError(
+            f"{path.parent} cannot be locked",
+            expected=f"a file {path.name} that can be written, or none",
+            got=error.strerror or str(error),
+            fix=f"make the folder writable; if {path} is a folder, remove it",
+        ) from None

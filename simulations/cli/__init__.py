@@ -123,7 +123,7 @@ def main() -> None:
     exit."""
     disable_telemetry(os.environ)
     try:
-        with _warnings_shown(), _too_long_paths_told():
+        with _warnings_shown(), _impossible_paths_told():
             command_of(app)()
     except FedrecError as error:
         if os.environ.get(DEBUG):
@@ -133,19 +133,29 @@ def main() -> None:
 
 
 @contextmanager
-def _too_long_paths_told() -> Iterator[None]:
-    """A path that the operating system finds too long is one of the command's arguments."""
+def _impossible_paths_told() -> Iterator[None]:
+    """A path that the operating system does not allow, because it is too long, has a zero byte or
+    leads through a file, is one of the command's arguments."""
     try:
         yield
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        problem = {errno.ENAMETOOLONG: "is too long", errno.ENOTDIR: "leads through a file"}
+        if error.errno not in problem or os.environ.get(DEBUG):
             raise
-        raise DataError(
-            "a path is too long",
-            expected="a file or folder with a name that this system allows",
-            got=f"{str(error.filename)[:100]!r}...",
-            fix="choose a shorter one",
-        ) from None
+        raise _impossible(problem[error.errno], f"{str(error.filename)[:100]!r}") from None
+    except ValueError as error:
+        if "embedded null" not in str(error):  # Python's text for paths with a zero byte
+            raise
+        raise _impossible("has a zero byte", str(error)) from None
+
+
+def _impossible(problem: str, got: str) -> DataError:
+    return DataError(
+        f"a path {problem}",
+        expected="a file or folder with a name that this system allows",
+        got=got,
+        fix="choose another one",
+    )
 
 
 @contextmanager

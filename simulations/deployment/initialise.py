@@ -28,9 +28,12 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
     """
     path = path.expanduser().resolve()
     refuse_unwritable(path)
-    if path.exists() and any(path.iterdir()):
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunError(
-            f"{path} is not empty", expected="a new or empty folder", fix="choose another folder"
+            f"{path} is not empty",
+            expected="a new or empty folder",
+            got="a folder with files" if path.is_dir() else "a file",
+            fix="choose another folder",
         )
     private_folder(path)
     deployment = Deployment.create(path, settings)

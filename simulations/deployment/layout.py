@@ -8,10 +8,10 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tomli_w
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedrec.config import Config
 from fedrec.errors import RunError
@@ -20,6 +20,7 @@ from fedrec.runtime.atomic_files import write_atomically
 DATA, CATALOGUE = "FEDREC_NODE_DATA", "FEDREC_NODE_CATALOGUE"
 """Environment variables of the files that a client's executor reads before the first message."""
 _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
+_LAST_PORT = 65535
 _STRANGE = set("\"'`{};$\\\n\r")
 
 
@@ -31,12 +32,12 @@ class DeploymentConfig(Config):
     their files."""
     bind: str = "127.0.0.1"
     """Address that the gateway listens on; 0.0.0.0 for all."""
-    port: int = Field(default=8443, ge=1, le=65535)
+    port: int = Field(default=8443, ge=1, le=_LAST_PORT)
     """Port of the gateway, the only port that clients can reach."""
-    superlink_port: int = Field(default=18000, ge=1, le=65535)
+    superlink_port: int = Field(default=18000, ge=1, le=_LAST_PORT)
     """Port of the SuperLink on 127.0.0.1. Anyone who reaches it can start runs: never publish
     it."""
-    node_port: int = Field(default=19100, ge=1, le=65535)
+    node_port: int = Field(default=19100, ge=1, le=_LAST_PORT)
     """First port on 127.0.0.1 of the nodes on this machine, which take one port each."""
     nodes: int = Field(default=2, ge=0)
     """Number of nodes with keys."""
@@ -58,6 +59,18 @@ class DeploymentConfig(Config):
                     "names of letters, digits, '-' and '.' (others as xn--...), or IP addresses"
                 )
         return value
+
+    @model_validator(mode="after")
+    def _ports_that_differ(self) -> Self:
+        ports = [self.port, self.superlink_port]
+        local = range(self.node_port, self.node_port + self.nodes) if self.local_nodes else ()
+        if len(set(ports)) < len(ports) or any(port in local for port in ports):
+            raise ValueError(
+                "three different ports; nodes take as many as there are nodes, from node-port on"
+            )
+        if local and local[-1] > _LAST_PORT:
+            raise ValueError(f"ports of nodes up to {_LAST_PORT}, one per node from node-port on")
+        return self
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -101,7 +114,9 @@ def _is_host(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
     except ValueError:
-        return len(text) <= 253 and _HOST.fullmatch(text) is not None
+        # a name that ends in a number is an address that is none, such as 999.1.1.1
+        ends_in_number = text.rpartition(".")[2].isdecimal()
+        return len(text) <= 253 and _HOST.fullmatch(text) is not None and not ends_in_number
     return True
 
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
+from fedrec.components.errors import line_of
 from fedrec.data.cache import KEPT
 from fedrec.data.population import Population
 from fedrec.errors import EngineError, FedrecError
@@ -96,6 +97,9 @@ class NodeActor:
 
         try:
             return app(message, self.context)
+        except KeyboardInterrupt as error:  # of a plug-in; Ray would take it for a cancelled task
+            reason = f"KeyboardInterrupt ({line_of(error)})"
+            return Message(Error(CLIENT_RAISED, reason), reply_to=message)
         except Exception as error:
             reason = error.text() if isinstance(error, FedrecError) else traceback.format_exc()
             return Message(Error(CLIENT_RAISED, reason), reply_to=message)

@@ -43,8 +43,11 @@ class StudyFolder:
         about = {"paper": study.paper, "item": study.item, "quick": quick}
         file = self.path / "study.json"
         known = _read(file) if file.is_file() else None
-        if known is None and self.path.exists() and any(self.path.iterdir()):
-            raise _refusal(self.path, "other files")
+        if known is None and self.path.exists():
+            if not self.path.is_dir():
+                raise _refusal(self.path, "a file")
+            if any(self.path.iterdir()):
+                raise _refusal(self.path, "other files")
         if known is not None and known != about:
             raise _refusal(self.path, json.dumps(known))
         if known is None:

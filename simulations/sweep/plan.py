@@ -14,7 +14,16 @@ from typing import Any, Literal, TypeAlias
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
-from simulations.sweep.space import Point, Space, from_record, grid, overrides, space_of, to_record
+from simulations.sweep.space import (
+    MOST,
+    Point,
+    Space,
+    from_record,
+    grid,
+    overrides,
+    space_of,
+    to_record,
+)
 
 Method: TypeAlias = Literal["grid", "random", "optimise"]
 TRIALS = 20
@@ -138,11 +147,17 @@ def _refuse_what_does_not_fit(
 ) -> None:
     both, many = bool(optimise and choose), len(optimise or choose) > 2
     rules = [
-        (seeds < 1, "the number of seeds", "1 or more", str(seeds), "--seeds 3"),
         (
-            trials is not None and trials < 1,
+            not 1 <= seeds <= MOST,
+            "the number of seeds",
+            f"1 to {MOST}",
+            str(seeds),
+            "--seeds 3",
+        ),
+        (
+            trials is not None and not 1 <= trials <= MOST,
             "the number of trials",
-            "1 or more",
+            f"1 to {MOST}",
             str(trials),
             "--trials 20",
         ),

@@ -17,7 +17,7 @@ import numpy as np
 from fedrec.errors import ExperimentError
 from fedrec.rng import stream
 
-_MOST = 10_000  # settings of a grid
+MOST = 10_000  # settings of a grid
 _EXAMPLES = (
     "--vary 'strategy.server-lr=[0.1, 0.5]', or '{low=0.01, high=1.0, log=true}' for a range"
 )
@@ -113,9 +113,9 @@ def grid(space: Space) -> list[Point]:
             )
     choices = [dimension.values for dimension in space.values() if isinstance(dimension, Choice)]
     size = math.prod(map(len, choices))
-    if size > _MOST:
+    if size > MOST:
         raise _error(
-            f"the grid has {size} settings", f"at most {_MOST}", "fewer values, or --trials"
+            f"the grid has {size} settings", f"at most {MOST}", "fewer values, or --trials"
         )
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*choices)]
 
@@ -161,7 +161,7 @@ def _dimension(text: str) -> tuple[str, Choice | Range]:
     key, equals, written = text.partition("=")
     try:
         value = _value(written)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise _error(f"cannot read {text!r}", f"KEY=[VALUE, ...] ({error})", text) from None
     key = key.strip()
     if not equals or not key:

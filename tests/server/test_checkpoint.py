@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import zipfile
 
 import numpy as np
 import pytest
@@ -91,6 +92,21 @@ def test_a_truncated_checkpoint_is_replaced_by_the_previous_one_with_a_warning(c
     assert "round-000003.npz is damaged" in caplog.text
     checkpoints.save(state(3))  # the round is repeated and rewrites the file
     assert same(checkpoints.latest(), state(3))
+
+
+def test_a_checkpoint_without_one_of_its_parameters_is_damaged(checkpoints, caplog):
+    for round_number in (1, 2):
+        checkpoints.save(state(round_number))
+    newest = checkpoints.folder / "round-000002.npz"
+    with zipfile.ZipFile(newest) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    lost = next(name for name in members if name.startswith("parameters/"))
+    with zipfile.ZipFile(newest, "w") as archive:
+        for name in members.keys() - {lost}:
+            archive.writestr(name, members[name])
+    with caplog.at_level(logging.WARNING, "fedrec"):
+        assert same(checkpoints.latest(), state(1))
+    assert "an array is missing" in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 500, b"PK\x03\x04 not an archive"])

@@ -150,6 +150,15 @@ def test_bad_input_gives_an_error_with_a_fix(case, fedrec, experiment, tmp_path)
         assert word in text
 
 
+@pytest.mark.parametrize(
+    ("output", "words"), [("a\0b", "a path has a zero byte"), ("file/run", "file")]
+)
+def test_an_output_that_no_system_allows_is_refused(fedrec, experiment, tmp_path, output, words):
+    (tmp_path / "file").touch()
+    code, out, err = fedrec("run", experiment, "-o", f"{tmp_path}/{output}")
+    assert code in (3, 4) and words in err and "Traceback" not in out + err
+
+
 def test_no_such_experiment_offers_the_near_one(fedrec):
     code, _, err = fedrec("run", "privrec-ml1")
     assert code == 2 and "did you mean 'privrec-ml1m'" in err

@@ -179,3 +179,18 @@ def test_a_local_ray_that_does_not_start_is_started_once_more(
         with pytest.raises(EngineError, match="RuntimeError: late"):
             engine.connect(address, 1, 0)
     assert len(calls) == (2 if address is None else 1)
+
+
+def test_a_plug_in_that_raises_keyboard_interrupt_fails_with_its_line(monkeypatch):
+    """Ray takes a KeyboardInterrupt for a cancelled task, whose text is a traceback."""
+
+    def interrupting(message, context):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("clients.app.app", interrupting)
+    monkeypatch.setattr(engine, "Message", lambda error, reply_to: error)  # outside of a run
+    node = object.__new__(engine.NodeActor)
+    node.context = None
+    error = node._answer(None)
+    assert error.reason.startswith("KeyboardInterrupt (")
+    assert "test_ray_grid.py, line" in error.reason

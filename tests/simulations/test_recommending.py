@@ -87,6 +87,19 @@ def test_files(run, tmp_path, ending):
     assert found["item"].tolist() == expected["item"].tolist()
 
 
+def test_ids_that_a_spreadsheet_would_execute_are_written_as_text(run, tmp_path, monkeypatch):
+    ids = ["=cmd|'/c calc'!A0", "+1+1", "@SUM(A1)", "-2+3", "-5", "plain", "a=b"]
+    rows = {"user": ["-x"] * 7, "rank": range(1, 8), "item": ids, "score": [-0.5] * 7}
+    monkeypatch.setattr(fedrec.Result, "recommend", lambda *_, **__: pd.DataFrame(rows))
+    done = CliRunner().invoke(app, ["recommend", str(run), "-o", str(tmp_path / "lists.csv")])
+    assert done.exit_code == 0, done.output
+    printed = CliRunner().invoke(app, ["recommend", str(run)]).output
+    assert (tmp_path / "lists.csv").read_text() == printed
+    found = pd.read_csv(tmp_path / "lists.csv", dtype=str)
+    assert found["item"].tolist() == [*(f"'{one}" for one in ids[:4]), *ids[4:]]
+    assert set(found["user"]) == {"'-x"} and set(found["score"]) == {"-0.5"}
+
+
 def test_fine_tuning_on_the_device_is_part_of_the_scores(tiny_experiment, tmp_path):
     result = fedrec.run(tiny_experiment(), output=tmp_path / "run")
     tuned = fedrec.Result.load(tmp_path / "run").scores()

@@ -66,7 +66,7 @@ class FedgnnStepConfig(StepConfig):
     """Pseudo items: further unobserved items, which get random gradients (paper: 1000)."""
     clip: Literal["coordinate", "message"] = "coordinate"
     """What is clipped: each coordinate (paper), or the L1 norm of the whole upload."""
-    clip_norm: float = Field(default=0.1, gt=0)
+    clip_norm: float = Field(default=0.1, ge=1e-9)
     """S (paper: 0.1)."""
     noise: float = Field(default=0.0, ge=0)
     """Scale b of the Laplace noise on each coordinate that is sent (paper: 0.2); 0: none, and no

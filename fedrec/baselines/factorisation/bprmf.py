@@ -26,6 +26,7 @@ from pydantic import Field
 from fedrec.baselines.base import Histories
 from fedrec.baselines.triples import Triples
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig
+from fedrec.config import Width
 from fedrec.errors import DataError
 from fedrec.rng import stream
 
@@ -33,7 +34,7 @@ from fedrec.rng import stream
 class BprmfConfig(UserRowsConfig):
     """Settings of BPR-MF; the defaults were chosen on validation rows of Amazon Office."""
 
-    factors: int = Field(default=64, ge=1)
+    factors: Width = 64
     """Number of factors (width of p_u and q_i)."""
     epochs: int = Field(default=800, ge=1)
     """Epochs over the positives."""

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.baselines.factorisation._ials_steps import improved
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.rng import torch_stream
 
 _NUMBERS_AT_ONCE = 1_000_000  # factors that are gathered at once; they stay in cache
@@ -44,7 +44,7 @@ _NUMBERS_AT_ONCE = 1_000_000  # factors that are gathered at once; they stay in 
 class IalsConfig(Config):
     """Settings of implicit alternating least squares."""
 
-    factors: int = Field(default=64, ge=1)
+    factors: Width = 64
     """Number of factors (width of x_u and y_i)."""
     weight: float = Field(default=8.0, ge=1)
     """Weight c of a liked pair; that of all other pairs is 1."""

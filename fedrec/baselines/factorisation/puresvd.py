@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from scipy.sparse.linalg import svds
 
 from fedrec.baselines.base import Baseline, Histories
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.rng import stream
 
 # below, and at nearly full rank, where it does not converge, Lanczos iteration does not pay
@@ -25,7 +24,7 @@ _DENSE_CELLS = 100_000
 class PuresvdConfig(Config):
     """Settings of PureSVD."""
 
-    factors: int = Field(default=50, ge=1)
+    factors: Width = 50
     """Number of singular vectors, at most all."""
 
 

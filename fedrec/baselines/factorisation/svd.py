@@ -21,14 +21,14 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.baselines.base import RatingBaseline, Ratings
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.rng import stream
 
 
 class SvdConfig(Config):
     """Settings of biased matrix factorization by gradient descent."""
 
-    factors: int = Field(default=100, ge=1)
+    factors: Width = 100
     """Number of factors (width of p_u and q_i)."""
     epochs: int = Field(default=20, ge=1)
     """Epochs over the ratings."""

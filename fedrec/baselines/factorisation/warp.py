@@ -31,6 +31,7 @@ from scipy import sparse
 
 from fedrec.baselines.base import Histories, Sparse
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig, own_seed
+from fedrec.config import Width
 from fedrec.data.features import FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.rng import stream
@@ -39,7 +40,7 @@ from fedrec.rng import stream
 class WarpConfig(UserRowsConfig):
     """Settings of LightFM with WARP."""
 
-    factors: int = Field(default=10, ge=1)
+    factors: Width = 10
     """Number of factors (width of p_u and q_i)."""
     epochs: int = Field(default=30, ge=1)
     """Epochs over the liked pairs."""

@@ -4,15 +4,14 @@ tower."""
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from fedrec.baselines.neural.neumf import Neumf, NeumfConfig
+from fedrec.config import Width
 
 
 class GmfConfig(NeumfConfig):
     """Settings of GMF."""
 
-    factors: int = Field(default=32, ge=1)
+    factors: Width = 32
     """Number of factors (width of the product)."""
     tower: tuple[()] = ()
     """There is none."""

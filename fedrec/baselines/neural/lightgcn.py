@@ -38,13 +38,14 @@ from torch.nn import functional as F
 from fedrec.baselines.base import Histories, Sparse
 from fedrec.baselines.triples import Triples
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig
+from fedrec.config import Width
 from fedrec.rng import stream, torch_stream
 
 
 class LightgcnConfig(UserRowsConfig):
     """Settings of LightGCN."""
 
-    factors: int = Field(default=64, ge=1)
+    factors: Width = 64
     """Width of the embeddings."""
     layers: int = Field(default=3, ge=0)
     """Number of propagation layers K; 0: matrix factorization."""

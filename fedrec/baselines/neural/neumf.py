@@ -48,7 +48,7 @@ _CELLS_AT_ONCE = (
 class NeumfConfig(UserRowsConfig):
     """Settings of NeuMF."""
 
-    factors: int = Field(default=32, ge=0)
+    factors: int = Field(default=32, ge=0, le=2**16)
     """Number of factors (width of the product); 0: no product."""
     tower: tuple[int, ...] = (64, 32, 16)
     """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no

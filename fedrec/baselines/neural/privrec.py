@@ -28,6 +28,7 @@ from fedrec.cohort.block import Block
 from fedrec.cohort.descent import descend
 from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import SgdSettings
+from fedrec.config import Width
 from fedrec.data.features import FeatureTable
 from fedrec.data.negatives import draw_negatives
 from fedrec.data.schema import Schema
@@ -40,7 +41,7 @@ from fedrec.rng import stream, torch_stream
 class PrivrecConfig(PrivRecModelConfig):
     """Settings of centrally trained PrivRec, in addition to those of the network."""
 
-    hidden: tuple[int, ...] = (64, 32, 16, 8)
+    hidden: tuple[Width, ...] = (64, 32, 16, 8)
     """Widths of the hidden layers."""
     activation: Activation = "tanh"
     """Activation of the hidden layers."""

@@ -16,7 +16,7 @@ class CountsAndGramConfig(PrivateConfig):
     items: int = Field(default=500, ge=1)
     """Number m of items (with the largest noisy counts) in the Gram matrix; at most the
     catalogue."""
-    clip_norm: float = Field(default=8.0, gt=0)
+    clip_norm: float = Field(default=8.0, ge=1e-9)
     """c, bound on the Frobenius norm of a user's matrix, about the number of selected items that it
     likes."""
     exponent: float = Field(default=0.2, ge=0)

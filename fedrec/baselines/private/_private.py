@@ -42,7 +42,7 @@ class PrivateConfig(Config):
 
     epsilon: float = Field(default=5.0, gt=0)
     """Epsilon of all releases together."""
-    delta: float = Field(default=1e-5, gt=0, lt=1)
+    delta: float = Field(default=1e-5, gt=0, le=0.1)
     """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
     on neighbouring data, plus delta."""
     adjacency: Adjacency = "replace-one"

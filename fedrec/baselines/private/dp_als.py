@@ -53,6 +53,7 @@ from fedrec.baselines.private._counts_and_gram import count_weights
 from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig, Releases
 from fedrec.baselines.private.dp_gram import weighted_gram
 from fedrec.baselines.private.dp_popularity import clipped_counts
+from fedrec.config import Width
 from fedrec.privacy.clipping import Clip
 from fedrec.rng import torch_stream
 
@@ -64,11 +65,11 @@ class DpAlsConfig(PrivateConfig):
 
     items: int = Field(default=500, ge=1)
     """Number of items (with the largest noisy counts) that are learned; at most the catalogue."""
-    factors: int = Field(default=12, ge=1)
+    factors: Width = 12
     """Number of factors (width of x_u and y_i)."""
     steps: int = Field(default=1, ge=1)
     """Number of sweeps over users and items."""
-    clip_norm: float = Field(default=0.5, gt=0)
+    clip_norm: float = Field(default=0.5, ge=1e-9)
     """Bound G on the norm of x_u."""
     item_budget: float = Field(default=10.0, gt=0)
     """k, bound on the squared norm of a user's weights: the number of items that have weight 1

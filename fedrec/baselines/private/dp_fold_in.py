@@ -55,7 +55,7 @@ class DpFoldInConfig(CountsAndGramConfig, LearnedConfig, PublicPriorConfig):
     catalogue."""
     count_share: float = Field(default=0.2, gt=0, lt=1)
     """Share of the budget (of mu^2) that the counts take."""
-    factors: int = Field(default=64, ge=0)
+    factors: int = Field(default=64, ge=0, le=2**16)
     """Largest number of learned coordinates; those below the noise edge are dropped in any case."""
 
 

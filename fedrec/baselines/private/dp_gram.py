@@ -45,6 +45,7 @@ from fedrec.baselines.private._clipped_rows import binary_rows
 from fedrec.baselines.private._counts_and_gram import CountsAndGramConfig, count_weights
 from fedrec.baselines.private._private import Part, PrivateBaseline
 from fedrec.baselines.private.dp_popularity import clipped_counts
+from fedrec.config import Width
 from fedrec.errors import ExperimentError
 from fedrec.factors.subspace import basis_of, denoised_within, public_directions
 from fedrec.privacy.clipping import Clip
@@ -57,7 +58,7 @@ class DpGramConfig(CountsAndGramConfig):
 
     model: Literal["ease", "puresvd"] = "puresvd"
     """Model that is computed from the noisy Gram matrix."""
-    factors: int = Field(default=12, ge=1)
+    factors: Width = 12
     """Largest number of eigenvectors of `puresvd`; those below the noise edge are dropped in any
     case, and those just above it are mostly noise."""
     public_features: bool = False

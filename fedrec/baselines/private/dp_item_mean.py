@@ -34,10 +34,10 @@ class DpItemMeanConfig(ScaleConfig):
 
     epsilon: float = Field(default=1.0, gt=0)
     """Epsilon of the release."""
-    delta: float = Field(default=1e-5, gt=0, lt=1)
+    delta: float = Field(default=1e-5, gt=0, le=0.1)
     """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
     on neighbouring data, plus delta."""
-    clip_norm: float = Field(default=7.5, gt=0)
+    clip_norm: float = Field(default=7.5, ge=1e-9)
     """Bound on the L2 norm of a user's ratings in [-1, 1] and indicators together; from sqrt(n) to
     sqrt(2 n), about 1.2 sqrt(n) for n ratings."""
     most_ratings: int | None = Field(default=None, ge=1)

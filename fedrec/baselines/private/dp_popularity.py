@@ -25,7 +25,7 @@ from fedrec.privacy.plan import Plan
 class DpPopularityConfig(PrivateConfig):
     """Settings of private popularity."""
 
-    clip_norm: float = Field(default=8.0, gt=0)
+    clip_norm: float = Field(default=8.0, ge=1e-9)
     """Bound on the norm of a user's counts (L2; L1 for Laplace): sqrt(n), or n, for n liked
     items."""
     mechanism: Literal["gaussian", "laplace"] = "gaussian"

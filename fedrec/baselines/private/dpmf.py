@@ -46,6 +46,7 @@ from fedrec.baselines._ragged import sums
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private._clipped_rows import binary_rows, clip_factors
 from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig, Releases
+from fedrec.config import Width
 from fedrec.privacy.clipping import Clip
 from fedrec.rng import torch_stream
 
@@ -57,13 +58,13 @@ class DpMfConfig(PrivateConfig):
 
     reading: Literal["objective", "posterior"] = "objective"
     """Perturbed objective (Hua et al.) or a posterior sample (Liu et al.)."""
-    factors: int = Field(default=10, ge=1)
+    factors: Width = 10
     """Number of factors (width of x_u and y_i)."""
     steps: int = Field(default=2, ge=1)
     """Number of steps, each of which is a release."""
     user_norm: float = Field(default=1.0, gt=0)
     """Bound G on the norm of x_u."""
-    clip_norm: float = Field(default=6.0, gt=0)
+    clip_norm: float = Field(default=6.0, ge=1e-9)
     """Bound on the norm of a user's part of B, at most sqrt(n) G for n liked items, or of its
     gradient."""
     regularisation: float = Field(default=1.0, gt=0)

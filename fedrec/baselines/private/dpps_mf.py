@@ -24,6 +24,7 @@ from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.baselines.neighbourhood._neighbours import profiles_of
 from fedrec.baselines.neighbourhood.pnbm import refuse_divergence
 from fedrec.baselines.private._posterior import PosteriorConfig
+from fedrec.config import Width
 from fedrec.neighbourhood.langevin import Gradient
 from fedrec.neighbourhood.profiles import Profiles, item_means
 from fedrec.privacy.stated import Stated
@@ -33,7 +34,7 @@ from fedrec.rng import stream
 class DppsMfConfig(PosteriorConfig):
     """Settings of a posterior sample of factors."""
 
-    factors: int = Field(default=10, ge=1)
+    factors: Width = 10
     """Number of factors (width of u and v); 10 to 20 in PNBM."""
     temperature: float = Field(default=0.03, gt=0)
     """Rho, factor on the variance of the noise; 1e-4 to 3e-2 in PNBM, 1 samples the posterior."""

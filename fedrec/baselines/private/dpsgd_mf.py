@@ -23,6 +23,7 @@ from pydantic import Field
 from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.baselines.neighbourhood._neighbours import ScaleConfig
 from fedrec.baselines.neighbourhood.pnbm import refuse_divergence
+from fedrec.config import Width
 from fedrec.privacy.stated import Stated
 from fedrec.rng import stream
 
@@ -42,7 +43,7 @@ class DpsgdMfConfig(ScaleConfig):
     """Epsilon for the value of one rating; null: no noise."""
     epochs: int = Field(default=10, ge=1)
     """Epochs over the ratings; 10 to 50 in PNBM."""
-    factors: int = Field(default=10, ge=1)
+    factors: Width = 10
     """Number of factors (width of p_u and q_i); 10 to 20 in PNBM."""
     learning_rate: float = Field(default=8e-4, gt=0)
     """Learning rate eta; 6e-4 or 8e-4 in PNBM."""

@@ -20,14 +20,14 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.baselines.base import RatingBaseline, Ratings
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.rng import stream
 
 
 class BiasedMfConfig(Config):
     """Settings of biased matrix factorization."""
 
-    factors: int = Field(default=20, ge=1)
+    factors: Width = 20
     """Number of factors (width of p_u and q_i)."""
     regularisation: float = Field(default=0.1, gt=0)
     """Regularisation lambda per rating, > 0; about 0.05 to 0.15 for MovieLens."""

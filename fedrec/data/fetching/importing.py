@@ -62,6 +62,13 @@ def _searched(path: Path, folder: Path) -> Iterator[Iterator[tuple[Path, Path]]]
         )
     if path.is_dir():
         yield files_below(path)
+    elif not path.is_file():
+        raise DataError(
+            f"{path} cannot be imported",
+            expected="a file or a folder",
+            got="a pipe, a socket or a device",
+            fix="save the data in a file",
+        )
     elif not is_archive(path):
         yield iter([(path, Path(path.name))])
     else:

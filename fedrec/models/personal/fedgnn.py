@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.graphs.attention import attended
 from fedrec.models.base import Model, Parameters
 from fedrec.nn.layers import gather_rows
@@ -31,7 +31,7 @@ from fedrec.nn.layers import gather_rows
 class FedgnnConfig(Config):
     """Settings of the model."""
 
-    embedding: int = Field(default=16, ge=1)
+    embedding: Width = 16
     """Width of all embeddings (paper: 256)."""
     spread: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial embeddings."""

@@ -16,13 +16,12 @@ of its last round, so that later updates of other users take effect.
 from __future__ import annotations
 
 import itertools
-from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.models.base import Model, Parameters
 from fedrec.nn.layers import gather_rows, perceptron
 
@@ -30,9 +29,9 @@ from fedrec.nn.layers import gather_rows, perceptron
 class GpfedrecConfig(Config):
     """Settings of the model."""
 
-    embedding: int = Field(default=32, ge=1)
+    embedding: Width = 32
     """Width of user's and items' embeddings (paper's code: 32)."""
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (32, 16, 8)
+    hidden: tuple[Width, ...] = (32, 16, 8)
     """Widths of the hidden layers (paper's code: 32, 16, 8)."""
     spread: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial embeddings."""

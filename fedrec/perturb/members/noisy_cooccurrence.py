@@ -39,7 +39,7 @@ class NoisyCooccurrenceConfig(Config):
 
     epsilon: float = Field(gt=0)
     """Epsilon of the whole table, for both releases together, > 0."""
-    delta: float = Field(default=1e-5, gt=0, lt=1)
+    delta: float = Field(default=1e-5, gt=0, le=0.1)
     """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
     on neighbouring data, plus delta."""
     items: int = Field(default=500, ge=2)

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.data.interactions import Interactions
 
 
@@ -27,7 +27,7 @@ class AttentionConfig(Config):
 
     beta: float = Field(default=0.5, ge=0, le=1)
     """Smoothing exponent of the normalisation, in [0, 1]; 1 is a softmax over the user's rows."""
-    hidden: int = Field(default=64, ge=1)
+    hidden: Width = 64
     """Width of the hidden layers: of the attention, and of f."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
     """Dropout rate of f's hidden units."""

@@ -44,7 +44,7 @@ class PersonalNoise(Config):
     mode: Literal["sound", "paper"] = "sound"
     """`sound`: a clip norm that is fixed or found under noise; `paper`: the paper's, from private
     data, without any guarantee."""
-    clip_norm: float = Field(default=1.5, gt=0)
+    clip_norm: float = Field(default=1.5, ge=1e-9)
     """Clip norm S in mode `sound` (paper: constant bounds of 1.5 and 2); the initial one with
     `quantile`."""
     epsilon: float = Field(default=1.0, gt=0)

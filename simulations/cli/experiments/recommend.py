@@ -11,6 +11,8 @@ import typer
 if TYPE_CHECKING:
     import pandas as pd
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of formulas in spreadsheets
+
 
 def recommend(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
@@ -45,12 +47,31 @@ def recommend(
         )
     found = Result.load(folder).recommend(users, k=top, history=history)
     if output is None:
-        typer.echo(found.to_csv(index=False), nl=False)
+        typer.echo(_csv(found), nl=False)
         return
     _write(found, output)
     count = len(set(found["user"]))
     served = f"{count:,} user{'' if count == 1 else 's'}"
     typer.echo(f"{len(found):,} recommendations for {served}: {output}")
+
+
+def _csv(table: pd.DataFrame) -> str:
+    """The table as CSV. A text that a spreadsheet would take for a formula begins with an
+    apostrophe, which spreadsheets do not show."""
+
+    def harmless(value: object) -> object:
+        formula = isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value)
+        return f"'{value}" if formula else value
+
+    return table.map(harmless).to_csv(index=False)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _write(table: pd.DataFrame, output: Path) -> None:
@@ -60,7 +81,7 @@ def _write(table: pd.DataFrame, output: Path) -> None:
     from fedrec.runtime.atomic_files import open_atomically, write_atomically
 
     if output.suffix == ".csv":
-        write_atomically(output, table.to_csv(index=False))
+        write_atomically(output, _csv(table))
         return
     try:
         content = io.BytesIO()

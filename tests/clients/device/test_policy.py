@@ -592,6 +592,16 @@ def test_a_phase_without_noise_is_not_asked_for_in_the_rounds_of_another(victim)
 
 
 @pytest.mark.parametrize("step", ["sgd", "dpsgd"])
+def test_private_parameters_that_leave_nothing_to_share_are_refused(load_tiny, tmp_path, step):
+    from clients.hosting.node import Node
+
+    with pytest.raises(ExperimentError, match="leaves none to share"):
+        Node(
+            load_tiny(f"step.name={step}", 'step.private-parameters=["*"]'), 0, 1, tmp_path
+        ).initial()
+
+
+@pytest.mark.parametrize("step", ["sgd", "dpsgd"])
 def test_private_parameters_that_match_nothing_are_refused(load_tiny, tmp_path, step):
     from clients.hosting.node import Node
 

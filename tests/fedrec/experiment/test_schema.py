@@ -98,6 +98,53 @@ def test_an_override_that_is_none_is_refused(override):
     assert override in refused(override).problem
 
 
+DEEP = "[" * 300 + "]" * 300
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("rounds=100000000000000000000", "wrong value for 'rounds'"),
+        ("rounds=1000000", "wrong value for 'rounds'"),
+        (
+            "seed=100000000000000000000",
+            "wrong value for 'seed'",
+        ),
+        ("evaluation.ks=[100000000000000000000]", "wrong value for 'evaluation.ks'"),
+        ("evaluation.ks=[1000000000]", "wrong value for 'evaluation.ks.0'"),
+        ("evaluation.ks=[5, 5]", "wrong value for 'evaluation.ks'"),
+        ("model.hidden=[1000000000]", "wrong value for 'model.hidden.0'"),
+        ("model.embedding=1000000000", "wrong value for 'model.embedding'"),
+        ("privacy={clip-norm=1, noise-multiplier=1, delta=0.9}", "wrong value for 'privacy.delta'"),
+        ("privacy={clip-norm=1e-300, noise-multiplier=1}", "wrong value for 'privacy.clip-norm'"),
+        (f"title={DEEP}", "'title'... is nested too deeply"),
+        (".".join(["a"] * 20_000) + "=1", "cannot read the override 'a.a."),
+        (f"rounds={'9' * 5000}", "wrong value for 'rounds'"),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_numbers_and_depths_that_no_run_can_have_are_refused_in_a_few_words(override, problem):
+    error = refused(override)
+    assert problem in error.problem and len(error.text()) < 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("name = 'x'\nrounds = " + "9" * 5000, "is not TOML"),
+        ("name = 'x'\na = " + "[" * 100_000, "is not TOML"),
+        ("name = 'x'\ntitle = " + DEEP, "nested too deeply"),
+        ("name = 'x'\n" + ".".join(["a"] * 20_000) + " = 1", "nested too deeply"),
+    ],
+    ids=["digits", "brackets", "lists", "tables"],
+)
+def test_a_file_with_what_cannot_be_read_is_refused(tmp_path, text, reason):
+    (tmp_path / "x.toml").write_text(text)
+    with pytest.raises(ExperimentError) as caught:
+        load(tmp_path / "x.toml")
+    assert reason in caught.value.problem and len(caught.value.text()) < 1000
+
+
 def test_an_override_through_a_value_is_refused():
     error = refused("rounds.often=3")
     assert "rounds.often=3" in error.problem and "'rounds' to be a table" in error.expected

@@ -174,6 +174,12 @@ def test_names_of_systems_are_escaped_in_latex(result):
     )
 
 
+def test_names_of_systems_are_text_in_markdown(result):
+    found = compare([result("a", users=[0.5, 0.2], baselines={"<img src=x>|_y_": [0.1, 0.4]})])
+    text = comparison_text(found, "markdown")
+    assert "<img" not in text and "| &lt;img src=x&gt;\\|_y_ |" in text
+
+
 def test_a_setting_newer_than_a_run_has_its_default_in_the_comparison(result):
     old, new = result("old", users=[0.1, 0.2]), result("new", users=[0.3, 0.2])
     split = {key: value for key, value in new.experiment.split.options.items() if key != "halves"}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -98,12 +99,19 @@ def test_the_lock_keeps_a_second_process_out(run):
         pass
 
 
+def test_a_folder_in_place_of_the_lock_is_reported(run):
+    (run.path / ".lock").mkdir()
+    assert "cannot be locked" in refused(run.lock().__enter__).problem
+
+
 def test_a_damaged_status_is_reported(run):
     (run.path / "status.json").write_text('{"state": ')
     assert "status.json cannot be read" in refused(run.status).problem
 
 
-def test_a_result_is_read_as_it_was_written(run):
+@pytest.fixture
+def finished(run):
+    """A run folder with a result, and the result."""
     users = pd.DataFrame({"hits@5": [0.5, None]}, index=pd.Index([3, 8], name="client"))
     groups = pd.DataFrame({"count": [1], "hits@5": [0.5]}, index=pd.Index(["active"], name="group"))
     rounds = [{"round": 1, "loss": 0.1 + 0.2}, {"round": 2, "loss": 1e-17, "hits@5": 0.5}]
@@ -111,17 +119,59 @@ def test_a_result_is_read_as_it_was_written(run):
         run.experiment, run.path, {"hits@5": 0.5}, {"hits@5": 0.25}, {"ease": {"hits@5": 1.0}},
         pd.DataFrame(rounds), users, groups,
     )  # fmt: skip
+    run.write_rounds(rounds, [{"round": 1, "seconds": 0.5}])
+    run.write_baseline("ease", {"metrics": {"hits@5": 1.0}}, users)
+    run.write_baselines({"ease": {"hits@5": 1.0}})
+    run.write_result(result, {"seconds": {"training": 1.0}})
+    return run, result
+
+
+def test_a_run_without_a_result_is_reported(run):
     error = refused(run.read_result)
     assert "no result" in error.problem and "created after round 0" in error.got
-    run.write_rounds(rounds, [{"round": 1, "seconds": 0.5}])
-    run.write_result(result, {"seconds": {"training": 1.0}})
+
+
+def test_a_result_is_read_as_it_was_written(finished):
+    run, result = finished
     found = RunFolder(run.path).read_result()
     assert (found.metrics, found.before_fine_tuning) == ({"hits@5": 0.5}, {"hits@5": 0.25})
     assert found.baselines == {"ease": {"hits@5": 1.0}} and found.experiment == run.experiment
     pd.testing.assert_frame_equal(found.rounds, result.rounds)
-    pd.testing.assert_frame_equal(found.users, users)
-    pd.testing.assert_frame_equal(found.groups, groups)
+    pd.testing.assert_frame_equal(found.users, result.users)
+    pd.testing.assert_frame_equal(found.groups, result.groups)
     assert json.loads((run.path / "result.json").read_text())["seconds"] == {"training": 1.0}
+
+
+@pytest.mark.parametrize(
+    "table", ["rounds.csv", "users.csv", "groups.csv", "baselines/ease/users.csv"]
+)
+def test_a_table_of_a_finished_run_that_lost_its_last_line_is_refused(finished, table):
+    run, _ = finished
+    file = run.path / table
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    error = refused(run.read_result)
+    assert table in error.problem and "changed" in error.got
+
+
+def test_a_table_without_rows_is_read(finished):
+    """Real nodes name no groups of users."""
+    run, result = finished
+    groups = result.groups.iloc[:0]
+    run.write_result(dataclasses.replace(result, groups=groups), {})
+    found = run.read_result().groups
+    assert list(found.columns) == list(groups.columns) and not len(found)
+
+
+@pytest.mark.parametrize("table", ["users.csv", "groups.csv"])
+def test_text_in_a_column_of_numbers_is_refused_also_in_runs_without_digests(finished, table):
+    run, _ = finished
+    about = json.loads((run.path / "result.json").read_text())
+    del about["tables"]
+    (run.path / "result.json").write_text(json.dumps(about))
+    file = run.path / table
+    file.write_text(file.read_text().replace("0.5", "abc"))
+    error = refused(run.read_result)
+    assert table in error.problem and "text in column 'hits@5'" in error.got
 
 
 def test_default_folder_is_named_by_experiment_and_digest(load_tiny, monkeypatch, tmp_path):

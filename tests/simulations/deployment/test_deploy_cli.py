@@ -248,6 +248,34 @@ def test_an_invalid_host_is_refused_and_leaves_nothing(tmp_path, host):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--bind", "999.1.1.1"], "deployment.bind"),
+        (["--host", "10.0.0.256"], "deployment.hosts"),
+        (["--port", "9000", "--superlink-port", "9000"], "different ports"),
+        (["--port", "19101"], "different ports"),
+        (["--superlink-port", "19100"], "different ports"),
+        (["--node-port", "65535"], "up to 65535"),
+    ],
+)
+def test_addresses_and_ports_that_cannot_be_are_refused(tmp_path, arguments, words):
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "d"), *arguments])
+    assert isinstance(done.exception, ExperimentError) and words in str(done.exception)
+    assert not (tmp_path / "d").exists()
+
+
+def test_nodes_on_other_machines_have_ports_of_their_own():
+    assert DeploymentConfig.parse({"port": 19101, "local-nodes": False}).port == 19101
+
+
+def test_init_refuses_a_file(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "file")])
+    assert isinstance(done.exception, RunError) and done.exception.got == "a file"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
     "host", ["fl.example.org", "10.0.0.1", "::1", "xn--exmple-cua.org", "localhost"]
 )
 def test_hosts_that_can_be(host):

@@ -89,6 +89,13 @@ def test_a_study_runs_small_and_fills_rows_of_the_papers_table(name, tmp_path, m
     assert study.title in markdown(table, study.title, study.differs)
 
 
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError) as refused:
+        done("privrec table4", tmp_path / "file")
+    assert refused.value.got == "a file" and (tmp_path / "file").read_text() == "mine"
+
+
 def test_the_epsilons_of_table_4_come_out_as_printed(tmp_path):
     study, found = done("privrec table4", tmp_path)
     table = comparison(published(study.paper, study.item), found)

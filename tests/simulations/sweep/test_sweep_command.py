@@ -90,7 +90,10 @@ def test_a_dry_run_prints_the_settings_and_runs_nothing(fedrec, experiment, tmp_
     [
         (["-v", "strategy.server-lrr=[1]"], "did you mean 'server-lr'"),
         (["-v", "rounds=[1]", "--choose", "hits@5"], "selected by test users"),
-        (["--seeds", "0"], "1 or more"),
+        (["--seeds", "0"], "1 to 10000"),
+        (["--seeds", "1000000000", "--dry-run"], "1 to 10000"),
+        (["-v", "rounds=[1]", "--trials", "1000000000", "--dry-run"], "1 to 10000"),
+        (["-v", f"rounds=[{'9' * 5000}]"], "cannot read"),
         (["--trials", "5"], "nothing is varied"),
         (["-v", "rounds=[1]", "--optimise", "a", "--choose", "b"], "both --optimise and --choose"),
     ],

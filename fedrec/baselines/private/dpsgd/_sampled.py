@@ -44,7 +44,7 @@ class SampledConfig(PrivateConfig):
     """Users per step (expected number under add-remove); at most all."""
     clip: Literal["constant", "optimal"] = "constant"
     """`constant`: S is `clip-norm`; `optimal`: DP-VAE's algorithm 2, whose epsilon is infinite."""
-    clip_norm: float = Field(default=1.0, gt=0)
+    clip_norm: float = Field(default=1.0, ge=1e-9)
     """S, bound on the L2 norm of a user's gradient."""
     learning_rate: float = Field(default=0.003, gt=0)
     """Learning rate of Adam."""

@@ -29,12 +29,13 @@ from torch import Tensor
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private.dpsgd._outer import OuterGradients
 from fedrec.baselines.private.dpsgd._sampled import SampledBaseline, SampledConfig
+from fedrec.config import Width
 
 
 class DpSvdConfig(SampledConfig):
     """Settings of matrix factorization by DP-SGD."""
 
-    factors: int = Field(default=100, ge=1)
+    factors: Width = 100
     """Width of x_u and y_i (the paper's rank)."""
     biases: bool = True
     """Whether items and users have biases."""

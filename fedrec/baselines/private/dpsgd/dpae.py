@@ -22,6 +22,7 @@ from torch import Tensor
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private.dpsgd._outer import OuterGradients
 from fedrec.baselines.private.dpsgd._sampled import SampledBaseline, SampledConfig
+from fedrec.config import Width
 from fedrec.data.features import FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.models.ae import Ae, AeConfig
@@ -31,9 +32,9 @@ from fedrec.privacy.noise_mechanisms import Source
 class DpAeConfig(SampledConfig):
     """Settings of the private autoencoder."""
 
-    hidden: int = Field(default=80, ge=1)
+    hidden: Width = 80
     """Width of the hidden layers of encoder and decoder."""
-    latent: int = Field(default=20, ge=1)
+    latent: Width = 20
     """Width of the code (paper: 20, 30 and 50)."""
     dropout: float = Field(default=0.5, ge=0, lt=1)
     """Share of a user's items that are hidden from the encoder while it trains."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Import of a local copy: complete and verified, or not at all."""
 
+import os
 import shutil
 import tarfile
 import zipfile
@@ -108,6 +109,13 @@ def test_unsafe_archive_is_refused(home, tmp_path):
     with pytest.raises(DataError, match="not safe"):
         import_data("amazon-5core", tmp_path / "a.zip")
     assert not list(tmp_path.rglob("Office_5.json"))
+
+
+def test_a_pipe_is_refused_before_it_is_read(home, tmp_path):
+    """Reading it would wait for a writer for ever."""
+    os.mkfifo(tmp_path / "Office_5.json")
+    with pytest.raises(DataError, match="cannot be imported"):
+        import_data("amazon-5core", tmp_path / "Office_5.json")
 
 
 def test_nothing_to_import(home, tmp_path):

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of a run folder: read as they were written, or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pandas as pd
+from pandas.api.types import is_numeric_dtype
+
+_TABLES = ("rounds.csv", "users.csv", "groups.csv", "baselines/*/users.csv")
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of each table of a run folder, by its path within the folder."""
+    files = sorted(file for pattern in _TABLES for file in folder.glob(pattern))
+    return {str(file.relative_to(folder)): _sha256(file.read_bytes()) for file in files}
+
+
+def read_table(folder: Path, name: str, index: int | None = None) -> pd.DataFrame:
+    """A table of a run folder; if the run is finished, compared with the digest in result.json.
+
+    Args:
+        folder: of the run.
+        name: path of the table within the folder.
+        index: column of the names of the rows, in a table whose other columns are numbers; None:
+            no such column.
+
+    Raises:
+        OSError, ValueError, OverflowError, IndexError: it cannot be read, was changed after it was
+            written, or has text in a column of numbers.
+    """
+    written = _written(folder).get(name)
+    if written is not None and written != _sha256((folder / name).read_bytes()):
+        raise ValueError("the file was changed after the run had written it")
+    table = pd.read_csv(folder / name, index_col=index)
+    text = [column for column in table.columns if not is_numeric_dtype(table[column])]
+    if index is not None and len(table) and text:
+        raise ValueError(f"text in column {text[0]!r}, which has numbers")
+    return table
+
+
+def _written(folder: Path) -> dict[str, str]:
+    """The digests in result.json; none in that of an earlier version or of an unfinished run."""
+    try:
+        found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    known = found.get("tables", {})
+    if not isinstance(known, dict):
+        raise ValueError("result.json has no digests by name under 'tables'")
+    return known
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
