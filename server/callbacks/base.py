@@ -23,10 +23,15 @@ class Callback:
 
     Args:
         config: its settings, if it has any.
+
+    Attributes:
+        tracker: whether it only reports to another program. If it fails, the run goes on without
+            it; the failure of another callback ends the run.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
+    tracker: ClassVar[bool] = False
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config

@@ -2,11 +2,12 @@
 """The callbacks of a run: those that its experiment names, and those that its caller brings.
 
 A callback may observe and end the run, but not change its results: it gets read-only parameters,
-and an error in it names the callback.
+and an error in it names the callback. A tracker that fails does not end the run.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,12 +15,16 @@ import numpy as np
 
 from fedrec.components.errors import component_errors
 from fedrec.components.registry import CALLBACK, resolve
+from fedrec.errors import FedrecError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import component_settings
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
 from server.forecast.estimate import Estimate
+
+log = logging.getLogger("fedrec")
+_LONGEST = 300  # characters of a reason
 
 
 def callbacks_of(experiment: Experiment) -> list[Callback]:
@@ -45,6 +50,7 @@ class CallbackList(Callback):
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = tuple(callbacks)
+        self._failed: list[Callback] = []  # trackers that are not called any more
         self.ended_by: list[str] = []  # classes of those that end the run after the last round
 
     @classmethod
@@ -110,8 +116,19 @@ class CallbackList(Callback):
             self._one(callback, hook, *arguments)
 
     def _one(self, callback: Callback, hook: str, *arguments: Any) -> Any:
-        with component_errors(CALLBACK.name, callback, f"in {hook}"):
-            return getattr(callback, hook)(*arguments)
+        if any(callback is failed for failed in self._failed):
+            return None
+        try:
+            with component_errors(CALLBACK.name, callback, f"in {hook}"):
+                return getattr(callback, hook)(*arguments)
+        except FedrecError as error:
+            if not callback.tracker:
+                raise
+            self._failed.append(callback)
+            reason = " ".join(str(error.got or error.problem).split())[:_LONGEST]
+            name = type(callback).__name__
+            log.warning("%s failed, and the run goes on without it: %s", name, reason)
+            return None
 
 
 def _read_only(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

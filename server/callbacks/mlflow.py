@@ -4,7 +4,8 @@
 Settings become parameters, rounds metrics, final figures metrics with the prefix `final/`. A
 resumed run continues the same MLflow run, whose id is stored in `mlflow.json`. MLflow allows no `@`
 in names: `hits@10` is `hits-at-10`. Its own usage statistics are switched off unless the user has
-switched them on.
+switched them on. A server that does not answer within 5 s, twice, is given up, and the run goes on
+without it (`$MLFLOW_HTTP_REQUEST_TIMEOUT` and `$MLFLOW_HTTP_REQUEST_MAX_RETRIES` change this).
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ from server.callbacks.tensorboard import missing, numbers
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+_DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",  # seconds
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+}
 _LONGEST = 500  # characters of a parameter
 _AT_ONCE = 100  # parameters in a request
 
@@ -51,16 +57,17 @@ class Mlflow(Callback):
 
     Config = MlflowConfig
     config: MlflowConfig
+    tracker = True
 
     def __init__(self, config: MlflowConfig | None = None) -> None:
         super().__init__(config or MlflowConfig())
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        for name, value in _DEFAULTS.items():
+            os.environ.setdefault(name, value)
         try:
-            import mlflow
+            from mlflow import MlflowClient
         except ImportError:
             raise missing("mlflow") from None
-        self._client: MlflowClient = mlflow.MlflowClient(tracking_uri=self._uri())
-        self._run = ""
+        self._connect, self._run = MlflowClient, ""
 
     def _uri(self) -> str:
         chosen = self.config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
@@ -72,6 +79,7 @@ class Mlflow(Callback):
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        self._client: MlflowClient = self._connect(tracking_uri=self._uri())
         file = run.path / "mlflow.json"
         if file.is_file():
             self._run = json.loads(file.read_text(encoding="utf-8"))["run"]

@@ -34,6 +34,7 @@ class TensorBoard(Callback):
 
     Config = TensorBoardConfig
     config: TensorBoardConfig
+    tracker = True
 
     def __init__(self, config: TensorBoardConfig | None = None) -> None:
         super().__init__(config or TensorBoardConfig())

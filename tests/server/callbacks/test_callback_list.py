@@ -4,6 +4,8 @@ run."""
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,18 @@ class Fussy(Callback):
         raise ValueError("not today")
 
 
+class Unreachable(Callback):
+    tracker = True
+
+    def on_start(self, run, first_round, rounds):
+        TOLD.append("start")
+        raise ConnectionError("no route\nto host")
+
+    def after_round(self, row, seconds):
+        TOLD.append("round")
+        return True
+
+
 @pytest.fixture(autouse=True)
 def nothing_told():
     TOLD.clear()
@@ -47,6 +61,15 @@ def nothing_told():
 
 def named(*callbacks):
     return [{"name": f"{__name__}:{name}", **settings} for name, settings in callbacks]
+
+
+def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(run_tiny, caplog):
+    with caplog.at_level(logging.WARNING, "fedrec"):
+        result = run_tiny("callbacks=" + str([f"{__name__}:Unreachable"]))
+    assert len(result.rounds) == 2 and TOLD == ["start"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "fedrec"]
+    assert line.startswith("Unreachable failed, and the run goes on without it: ConnectionError")
+    assert "\n" not in line and "no route to host" in line
 
 
 def test_named_callbacks_are_called_in_order_with_their_settings(tiny_experiment, tmp_path):

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import builtins
+import logging
+import os
+import socket
 
 import pytest
 
@@ -41,6 +44,20 @@ def test_mlflow_finds_settings_rounds_and_one_run_for_a_resumed_one(
     assert [point.value for point in history] == pytest.approx(list(result.rounds["hits@5"]))
     assert run.data.params["strategy.name"] == "reptile" and run.info.status == "FINISHED"
     assert run.data.metrics["final/hits-at-5"] == pytest.approx(result.metrics["hits@5"])
+
+
+def test_a_run_does_not_depend_on_an_mlflow_server(run_tiny, monkeypatch, caplog):
+    pytest.importorskip("mlflow", reason="extra 'track' is not installed")
+    for name in ("TIMEOUT", "MAX_RETRIES"):
+        monkeypatch.delenv(f"MLFLOW_HTTP_REQUEST_{name}", raising=False)
+    with socket.socket() as bound:  # bound without listening: connections are refused
+        bound.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{bound.getsockname()[1]}")
+        with caplog.at_level(logging.WARNING, "fedrec"):
+            result = run_tiny(NAMED.format("mlflow"))
+    assert result.metrics and os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "5"
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "fedrec"]
+    assert line.startswith("Mlflow failed, and the run goes on without it") and "\n" not in line
 
 
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils"), ("mlflow", "mlflow")])
