@@ -8,6 +8,7 @@ certificates of servers are not valid for this use. Keys are ECDSA P-256.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,6 +29,9 @@ from cryptography.hazmat.primitives.serialization import (
 from fedrec.protocol.secure import listed, unlisted
 
 KEY, CERTIFICATE, AUTHORITY = "signing.key", "signing.crt", "ca.crt"
+REVOKED = "revoked.txt"
+"""Names of nodes whose certificates are not accepted any more, one a line; from the operator, like
+the authority's certificate."""
 USE = x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH
 """Extended key usage of node certificates, which server certificates do not have."""
 
@@ -39,16 +43,20 @@ class Identity:
         key: private key, PEM.
         certificate: its certificate, PEM.
         authority: certificate of the authority, PEM.
+        revoked: names of nodes whose certificates are not accepted.
 
     Raises:
         ValueError: one of them is invalid.
     """
 
-    def __init__(self, key: bytes, certificate: bytes, authority: bytes) -> None:
+    def __init__(
+        self, key: bytes, certificate: bytes, authority: bytes, revoked: Iterable[str] = ()
+    ) -> None:
         found = load_pem_private_key(key, None)
         if not isinstance(found, EllipticCurvePrivateKey):
             raise ValueError("the node's signing key is no ECDSA key")
         self._key, self._authority = found, x509.load_pem_x509_certificate(authority)
+        self._revoked = frozenset(revoked)
         self._certificate = x509.load_pem_x509_certificate(certificate).public_bytes(Encoding.DER)
 
     @classmethod
@@ -58,9 +66,12 @@ class Identity:
         Raises:
             ValueError: a file is damaged.
         """
+        file = folder / REVOKED
+        names = file.read_text(encoding="utf-8").split() if file.is_file() else []
         if not ((folder / KEY).is_file() and (folder / CERTIFICATE).is_file()):
             return None
-        return cls(*((folder / name).read_bytes() for name in (KEY, CERTIFICATE, AUTHORITY)))
+        files = ((folder / name).read_bytes() for name in (KEY, CERTIFICATE, AUTHORITY))
+        return cls(*files, revoked=names)
 
     def proof(self, statement: bytes) -> bytes:
         """A proof that a statement is from this node."""
@@ -98,3 +109,6 @@ class Identity:
             raise ValueError("a certificate is not one of a node")
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             raise ValueError("a node's certificate has run out")
+        names = certificate.subject.get_attributes_for_oid(x509.oid.NameOID.COMMON_NAME)
+        if any(name.value in self._revoked for name in names):
+            raise ValueError("a node's certificate was revoked")

@@ -18,7 +18,7 @@ from fedrec.errors import DataError, FedrecError
 from simulations.cli import doctor
 from simulations.cli.attacks import attribute, audit, membership, named
 from simulations.cli.data import datasets, glove, perturb, synthesise
-from simulations.cli.deployment import client, deploy
+from simulations.cli.deployment import client, deploy, keys
 from simulations.cli.experiments import (
     compare,
     demo,
@@ -82,6 +82,10 @@ app.add_typer(
     name="deploy",
     help="Deploy on real clients: create, start, run experiments, stop.",
 )
+deploy.app.command("renew", short_help="Replace the certificates by new ones for the same keys.")(
+    keys.renew
+)
+deploy.app.command("revoke", short_help="Refuse the keys of a node from now on.")(keys.revoke)
 app.command("client")(client.client)
 app.command("perturb", short_help="Apply an experiment's perturbation without training.")(
     perturb.perturb

@@ -23,7 +23,7 @@ from fedrec.experiment.overrides import override
 from simulations.deployment.flower.unfinished import UNFINISHED
 from simulations.deployment.flower.work_signal import WORK_SIGNAL
 from simulations.deployment.layout import CATALOGUE, DATA, read_settings, refuse_unwritable
-from simulations.deployment.pki.certificates import Authority
+from simulations.deployment.pki.certificates import RENEWED_DAYS, Authority, days_left
 from simulations.deployment.pki.keys import new_secret, private_folder, write_private
 from simulations.deployment.processes.commands import (
     TASK_POLL,
@@ -185,8 +185,8 @@ def plan_of(
 
 
 def prepare(plan: ClientPlan, part: str = "all") -> None:
-    """Create the certificate and the secret of SuperNode and executor, if missing; an executor
-    alone waits for them.
+    """Create the certificate and the secret of SuperNode and executor if they are missing or end
+    soon; an executor alone waits for them.
 
     Raises:
         EngineError, DataError: see `ClientPlan.check`.
@@ -197,13 +197,20 @@ def prepare(plan: ClientPlan, part: str = "all") -> None:
         time.sleep(0.2)
     if not meeting.exists():
         private_folder(private_folder(plan.state) / "meeting")
-    if not (meeting / "node.secret").exists():
+    if not _is_usable(meeting):
         authority = Authority.create("fedrec node")
         issued = authority.issue([plan.host, "localhost", "127.0.0.1"])
         write_private(meeting / "ca.crt", authority.issued.certificate)  # its key is not stored
         write_private(meeting / "node.crt", issued.certificate)
         write_private(meeting / "node.key", issued.key)
         write_private(meeting / "node.secret", new_secret())
+
+
+def _is_usable(meeting: Path) -> bool:
+    """Whether the certificate of SuperNode and executor exists and does not end soon."""
+    if not (meeting / "node.secret").exists():
+        return False
+    return days_left((meeting / "node.crt").read_bytes()) > RENEWED_DAYS
 
 
 def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ port.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedrec.secure.identity import CERTIFICATE, KEY
+from fedrec.secure.identity import CERTIFICATE, KEY, REVOKED
 from simulations.deployment.flower.unfinished import UNFINISHED
 from simulations.deployment.gateway.nginx import rules
 from simulations.deployment.processes.commands import (
@@ -33,6 +34,8 @@ ELSEWHERE = "${FEDREC_DEPLOYMENT:?run fedrec deploy compose}"
 """The deployment folder for a compose file that lies in another one."""
 ANY_BIND = "${FEDREC_BIND:-127.0.0.1}"
 """The address for a compose file that no deployment has written."""
+# a process that needs more is ended and started again, and the machine's others are not
+_MEMORY, _SMALL = "${FEDREC_MEMORY:-4g}", "1g"
 _SECRETS, _STATE, _RUNS = (
     Path("/run/secrets"),
     Path("/var/lib/fedrec/state"),
@@ -49,6 +52,7 @@ def compose(
     port: int = 8443,
     build: str = ".",
     deployment: str = ELSEWHERE,
+    revoked: Sequence[int] = (),
 ) -> str:
     """The compose file as YAML text.
 
@@ -58,8 +62,9 @@ def compose(
         port: port of the gateway on the host.
         build: folder of the Dockerfile.
         deployment: the deployment folder on the host.
+        revoked: numbers of the nodes that have no containers.
     """
-    numbers = range(1, nodes + 1)
+    numbers = [number for number in range(1, nodes + 1) if number not in revoked]
     services = {
         "superlink": _superlink(build),
         "serverapp": _serverapp(),
@@ -108,6 +113,7 @@ _HEADER = """\
 # Written by `fedrec deploy init`, with a `.env` that names the containers' user. The copy at the
 # top of the project is for two nodes; `fedrec deploy compose DEPLOYMENT --into .` writes a `.env`
 # for it. FEDREC_BIND is the address on which it publishes the gateway; default: loopback.
+# FEDREC_MEMORY is the most memory of a container; default: 4g.
 """
 
 
@@ -125,8 +131,8 @@ def gateway_rules() -> str:
 
 
 def _ours(**settings: Any) -> dict[str, Any]:
-    """Common settings of all containers: not root, only volumes writable, no privileges, always
-    restarted."""
+    """Common settings of all containers: not root, only volumes writable, no privileges, bounded
+    memory, restarted when they end."""
     return {
         "image": IMAGE,
         "user": _USER,
@@ -134,6 +140,7 @@ def _ours(**settings: Any) -> dict[str, Any]:
         "tmpfs": [_own("/tmp"), _own("/home/fedrec")],
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
+        "mem_limit": _MEMORY,
         "init": True,
         # A killed node is refused until its last heartbeat has timed out, and exits each time: no
         # limit of restarts.
@@ -208,6 +215,7 @@ def _gateway(bind: str, port: int, deployment: str) -> dict[str, Any]:
         "tmpfs": [_own("/tmp")],
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
+        "mem_limit": _SMALL,
         "restart": "unless-stopped",
         "command": ["nginx", "-e", "stderr", "-c", "/etc/nginx/gateway.conf"],
         "networks": ["inside", "outside"],
@@ -262,6 +270,7 @@ def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
     ]
     alive = _checked("alive", str(_STATE / "logs"))
     supernode = _ours(
+        mem_limit=_SMALL,
         command=[*command, "--part", "supernode"],
         networks={"outside": {}, name: {"aliases": [f"meeting-{number}"]}},
         secrets=[{"source": f"{name}-node.key", "target": "/join/node.key"}],
@@ -281,6 +290,7 @@ def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
             meeting,
             *joined,
             f"{folder}/{CERTIFICATE}:/join/{CERTIFICATE}:ro",
+            f"{deployment}/{REVOKED}:/join/{REVOKED}:ro",
             f"{folder}/data.csv:{_DATA}:ro",
         ],
         depends_on={f"supernode-{number}": {"condition": "service_started"}},

@@ -50,7 +50,10 @@ def write_compose(deployment: Deployment, place: Path | None = None) -> Path:
         port=deployment.settings.port,
         build=str(project),
         deployment=mounted,
+        revoked=deployment.settings.revoked,
     )
+    if not deployment.revoked.exists():  # docker would make a folder of it
+        write_atomically(deployment.revoked, "")
     user, group = container_user()
     lines = (f"FEDREC_UID={user}", f"FEDREC_GID={group}", f"FEDREC_DEPLOYMENT='{deployment.path}'")
     write_atomically(folder / "docker-compose.yml", text)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedrec.errors import RunError
 from fedrec.runtime.atomic_files import write_atomically
-from fedrec.secure.identity import CERTIFICATE, KEY
+from fedrec.secure.identity import CERTIFICATE, KEY, REVOKED
 from simulations.deployment.compose import gateway_rules
 from simulations.deployment.containers import write_compose
 from simulations.deployment.gateway.nginx import rules
@@ -63,6 +63,8 @@ def make_node(deployment: Deployment, authority: Authority, folder: Path) -> Non
     write_private(folder / "node.key", key.private)
     write_atomically(folder / "node.pub", key.public)
     shutil.copyfile(deployment.authority, folder / "ca.crt")
+    if deployment.revoked.exists():
+        shutil.copyfile(deployment.revoked, folder / REVOKED)
 
 
 def _make_signing_key(authority: Authority, folder: Path) -> None:
@@ -82,7 +84,7 @@ def add_nodes(deployment: Deployment, count: int) -> Deployment:
         RunError: the authority's key is missing.
     """
     before = deployment.settings.nodes
-    authority = _authority(deployment)
+    authority = authority_of(deployment)
     for folder in deployment.node_folders():
         if not ((folder / KEY).is_file() and (folder / CERTIFICATE).is_file()):
             _make_signing_key(authority, folder)
@@ -103,11 +105,16 @@ def _copy_catalogue(folders: Sequence[Path]) -> None:
             write_atomically(file, known)
 
 
-def _authority(deployment: Deployment) -> Authority:
+def authority_of(deployment: Deployment) -> Authority:
+    """The authority of a deployment, which signs certificates.
+
+    Raises:
+        RunError: its key is missing.
+    """
     if not deployment.authority_key.is_file():
         raise RunError(
             "the authority's key is missing",
-            expected=f"{deployment.authority_key}, to sign the certificates of new nodes with",
+            expected=f"{deployment.authority_key}, to sign certificates with",
             fix="restore it temporarily",
         )
     return Authority(

@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import tomli_w
 from pydantic import Field, field_validator, model_validator
@@ -16,9 +16,12 @@ from pydantic import Field, field_validator, model_validator
 from fedrec.config import Config
 from fedrec.errors import RunError
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.secure.identity import REVOKED
 
 DATA, CATALOGUE = "FEDREC_NODE_DATA", "FEDREC_NODE_CATALOGUE"
 """Environment variables of the files that a client's executor reads before the first message."""
+REVOKED_KEY = "node.pub.revoked"
+"""Public key of a revoked node, in its folder; the gateway reads `node.pub` only."""
 _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
 _LAST_PORT = 65535
 _STRANGE = set("\"'`{};$\\\n\r")
@@ -40,7 +43,9 @@ class DeploymentConfig(Config):
     node_port: int = Field(default=19100, ge=1, le=_LAST_PORT)
     """First port on 127.0.0.1 of the nodes on this machine, which take one port each."""
     nodes: int = Field(default=2, ge=0)
-    """Number of nodes with keys."""
+    """Number of nodes with keys, revoked ones included."""
+    revoked: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Numbers of nodes whose keys were revoked (`fedrec deploy revoke`)."""
     most_clients: int | None = Field(default=None, ge=1)
     """Largest number of clients per node; a node that announces more is not admitted. Runs with
     noise need it, because the computed noise falls with the number of clients. `init --experiment`
@@ -189,6 +194,11 @@ class Deployment:
         return self.server / "superlink.db"
 
     @property
+    def revoked(self) -> Path:
+        """Names of the revoked nodes, for all others."""
+        return self.path / REVOKED
+
+    @property
     def registered(self) -> Path:
         """A file that exists after the nodes' keys were registered."""
         return self.server / "registered"
@@ -213,6 +223,12 @@ class Deployment:
         """Folder that is handed to a node; numbers start at 1."""
         return self.path / "nodes" / f"node-{number}"
 
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of all nodes that are not revoked, in order."""
+        every = range(1, self.settings.nodes + 1)
+        return [number for number in every if number not in self.settings.revoked]
+
     def node_folders(self) -> list[Path]:
-        """Folders of all nodes, in order."""
-        return [self.node(number) for number in range(1, self.settings.nodes + 1)]
+        """Folders of all nodes that are not revoked, in order."""
+        return [self.node(number) for number in self.numbers]

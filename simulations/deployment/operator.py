@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from fedrec.errors import EngineError, FedrecError
-from simulations.deployment.layout import Deployment
+from simulations.deployment.layout import REVOKED_KEY, Deployment
 from simulations.deployment.processes.commands import (
     Process,
     environment_of,
@@ -89,7 +89,8 @@ def down(deployment: Deployment, *, wait: float = 45.0) -> bool:
 
 
 def register_nodes(deployment: Deployment) -> dict[str, int]:
-    """Register all nodes whose keys are in the deployment folder; returns their ids.
+    """Register all nodes whose keys are in the deployment folder, and remove revoked ones; returns
+    the ids of the registered.
 
     Raises:
         EngineError: the SuperLink refused.
@@ -103,6 +104,8 @@ def register_nodes(deployment: Deployment) -> dict[str, int]:
             folder.name: control.register((folder / "node.pub").read_bytes(), folder.name)
             for folder in folders
         }
+        for number in deployment.settings.revoked:
+            control.unregister((deployment.node(number) / REVOKED_KEY).read_bytes())
         # in a container the folder may be read-only, and this file is not needed
         with contextlib.suppress(OSError):
             deployment.registered.touch()
@@ -225,8 +228,12 @@ def local_plans(deployment: Deployment) -> list[ClientPlan]:
     if not node_process(deployment):
         return []
     plans = [
-        client.plan_of(folder, deployment.gateway, port=deployment.settings.node_port + place)
-        for place, folder in enumerate(deployment.node_folders())
+        client.plan_of(
+            deployment.node(number),
+            deployment.gateway,
+            port=deployment.settings.node_port + number - 1,
+        )
+        for number in deployment.numbers
     ]
     return [plan for plan in plans if plan.data is not None]
 

@@ -88,10 +88,10 @@ def up(folder: Folder) -> None:
     operator.up(deployment)
     _show(deployment)
     here = len(operator.local_plans(deployment))
-    if deployment.settings.local_nodes and here < deployment.settings.nodes:
+    absent = len(deployment.numbers) - here
+    if deployment.settings.local_nodes and absent:
         typer.echo(
-            f"{deployment.settings.nodes - here} nodes have no data.csv in their folder and are not"
-            " started here",
+            f"{absent} nodes have no data.csv in their folder and are not started here",
             err=True,
         )
 
@@ -144,7 +144,7 @@ def add_nodes(
     from simulations.deployment.layout import Deployment
 
     grown = add(Deployment(folder), count)
-    for made in grown.node_folders()[grown.settings.nodes - count :]:
+    for made in grown.node_folders()[len(grown.numbers) - count :]:
         typer.echo(made)
 
 
@@ -204,6 +204,8 @@ def _show(deployment) -> None:
 
     from simulations.deployment import operator
     from simulations.deployment.flower.control import Control
+    from simulations.deployment.pki.certificates import RENEWED_DAYS
+    from simulations.deployment.renewal import days_to_end
 
     console, table = Console(), Table("process", "pid", "restarts", "health")
     found = operator.states(deployment)
@@ -224,6 +226,9 @@ def _show(deployment) -> None:
             console.print(f"run {run.run}: {run.status}", run.details, markup=False)
         control.close()
     console.print(f"gateway: {deployment.gateway}")
+    left = days_to_end(deployment)
+    late = f"; fedrec deploy renew {quote(str(deployment.path))}" if left < RENEWED_DAYS else ""
+    console.print(f"certificates: {left:.0f} days left{late}", highlight=False, soft_wrap=True)
 
 
 Overrides = Annotated[
@@ -290,7 +295,19 @@ def _follow(deployment, run_folder) -> None:
     typer.echo(f"run {identifier}: {run_folder.path}", err=True)
     result = launch.wait(deployment, run_folder, identifier)
     print_table(result)
-    typer.echo(
-        f"Next:\n  fedrec report {quote(str(result.folder))} -o report.html\nRun folder:", err=True
-    )
+    typer.echo(f"Next:\n{_next(result.folder)}\nRun folder:", err=True)
     typer.echo(result.folder)
+
+
+def _next(folder: Path) -> str:
+    """The commands for the results of a run. A container may write into its volumes only, so there
+    the report goes into the run folder, which is then copied."""
+    from simulations.deployment.processes.commands import IN_CONTAINER
+
+    name = quote(str(folder))
+    if not os.environ.get(IN_CONTAINER):
+        return f"  fedrec report {name} -o report.html"
+    return (
+        f"  docker compose run --rm operator report {name} -o {name}/report.html\n"
+        f"  docker compose cp serverapp:{name} ."
+    )

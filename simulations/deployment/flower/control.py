@@ -13,11 +13,14 @@ from flwr.proto.control_pb2 import (
     RegisterNodeRequest,
     StopRunRequest,
     StreamLogsRequest,
+    UnregisterNodeRequest,
 )
 from flwr.proto.run_pb2 import RunStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+_REMOVED = "unregistered"  # status of nodes by Flower
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,29 @@ class Control:
     def register(self, public_key: bytes, name: str) -> int:
         """Register a node by its public key in OpenSSH's format; returns its id, also of a
         registered one."""
-        point = public_key_to_bytes(serialization.load_ssh_public_key(public_key))  # type: ignore
+        point = _point(public_key)
         for known in self.nodes():
             if known.public_key == point:
                 return known.node
         return self._client.RegisterNode(RegisterNodeRequest(public_key=point, name=name)).node_id
 
+    def unregister(self, public_key: bytes) -> bool:
+        """Remove the node with a public key in OpenSSH's format, whose calls are then refused;
+        returns whether there was one."""
+        point = _point(public_key)
+        found = [known.node for known in self.nodes() if known.public_key == point]
+        for node in found:
+            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
+        return bool(found)
+
     def nodes(self) -> list[NodeState]:
-        """All registered nodes."""
+        """All registered nodes; Flower also lists those that were removed."""
         found = self._client.ListNodes(ListNodesRequest()).nodes_info
-        return [NodeState(node.node_id, node.status, node.public_key) for node in found]
+        return [
+            NodeState(node.node_id, node.status, node.public_key)
+            for node in found
+            if node.status != _REMOVED
+        ]
 
     def runs(self) -> list[RunState]:
         """All runs, newest first."""
@@ -89,6 +105,11 @@ class Control:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
+
+
+def _point(public_key: bytes) -> bytes:
+    """A public key as Flower sends it."""
+    return public_key_to_bytes(serialization.load_ssh_public_key(public_key))  # type: ignore[arg-type]
 
 
 def _status(status: RunStatus) -> str:

@@ -26,13 +26,15 @@ from flwr.supercore.primitives.asymmetric import (
 )
 
 _LOOK_AGAIN = 2.0  # seconds between two checks for new keys
+_FORGET = 30.0  # seconds after which keys of revoked nodes are refused
 
 
 class NodeSignatures:
     """Public keys of a deployment's nodes, and the signatures that were seen.
 
     Args:
-        folder: holds a folder with `node.pub` for each node; nodes may be added while this runs.
+        folder: holds a folder with `node.pub` for each node; nodes may be added and revoked while
+            this runs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,7 +60,8 @@ class NodeSignatures:
         return None
 
     def _knows(self, public: bytes) -> bool:
-        if public not in self._keys and time.monotonic() - self._looked > _LOOK_AGAIN:
+        limit = _FORGET if public in self._keys else _LOOK_AGAIN
+        if time.monotonic() - self._looked > limit:
             self._looked = time.monotonic()
             self._keys = frozenset(
                 key for file in self._folder.glob("*/node.pub") if (key := _read(file)) is not None

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from flwr.app import Error, Message
 from flwr.common.constant import Status, SubStatus
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
 from flwr.supercore import heartbeat
 from flwr.supercore.object_store import ObjectStore
 from flwr.supernode import fleet_http_connection
@@ -37,6 +38,8 @@ HELD_LONG = 5.0
 """Seconds after which an empty reply counts as held by the SuperLink."""
 FIRST_LOOK, LONGEST_LOOK = 0.03, 0.5
 """Seconds between two checks for the reply to a message (Flower: .5)."""
+REFUSED = 77
+"""Exit status of a SuperNode whose key the server does not accept."""
 KEPT = 60.0
 """Seconds that an unused connection to the server is kept; the gateway ends it after 75."""
 HEARTBEAT = 15.0
@@ -83,7 +86,8 @@ class NodePace:
 
 class KeptConnections(FleetHttpClient):
     """A SuperNode's calls, whose connection is kept between polls: httpx would close it after 5 s,
-    and each poll would begin with a TLS handshake."""
+    and each poll would begin with a TLS handshake. If the server does not accept the node's key,
+    the process ends with the status `REFUSED`."""
 
     def __init__(self, base_url: str, *, verify: Any = True, **settings: Any) -> None:
         super().__init__(base_url, verify=verify, **settings)
@@ -93,6 +97,16 @@ class KeptConnections(FleetHttpClient):
             verify=verify, timeout=usual.timeout, follow_redirects=True, limits=limits
         )
         usual.close()
+
+    def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:
+        """As Flower's, which ends with a status that other failures have too."""
+        try:
+            return super().ActivateNode(request)
+        except httpx.HTTPStatusError as error:
+            if not 400 <= error.response.status_code < 500:
+                raise
+            print(f"the server does not accept this node's key: {error}", file=sys.stderr)
+            sys.exit(REFUSED)
 
 
 class AnsweringNodeState(InMemoryNodeState):

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 
 from fedrec.secure.identity import USE
 
 _AUTHORITY_DAYS, _ISSUED_DAYS = 3650, 825
+RENEWED_DAYS = 90
+"""Days before its end from which on a certificate is to be renewed."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _named(name)
         usage = _usage(key_cert_sign=True, crl_sign=True)
-        builder = _builder(subject, subject, key, _AUTHORITY_DAYS)
+        builder = _builder(subject, subject, key.public_key(), _AUTHORITY_DAYS)
         builder = builder.add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
         )
@@ -63,6 +66,23 @@ class Authority:
         server's certificate."""
         return self._issue(name, USE)
 
+    def renewed(self, certificate: bytes) -> bytes:
+        """A new certificate for the key, names and use of an earlier one of this authority.
+
+        Raises:
+            ValueError: it is not of this authority.
+        """
+        old = x509.load_pem_x509_certificate(certificate)
+        try:
+            old.verify_directly_issued_by(self._certificate)
+        except (InvalidSignature, TypeError) as error:
+            raise ValueError("the certificate is not of this authority") from error
+        builder = _builder(old.subject, old.issuer, old.public_key(), _ISSUED_DAYS)
+        for extension in old.extensions:
+            if extension.oid != ExtensionOID.SUBJECT_KEY_IDENTIFIER:
+                builder = builder.add_extension(extension.value, extension.critical)
+        return _pem(builder.sign(self._key, hashes.SHA256()))  # type: ignore[arg-type]
+
     def _issue(
         self,
         name: str,
@@ -70,7 +90,7 @@ class Authority:
         names: x509.SubjectAlternativeName | None = None,
     ) -> Issued:
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(_named(name), self._certificate.subject, key, _ISSUED_DAYS)
+        builder = _builder(_named(name), self._certificate.subject, key.public_key(), _ISSUED_DAYS)
         builder = builder.add_extension(
             x509.BasicConstraints(ca=False, path_length=None), critical=True
         )
@@ -84,16 +104,20 @@ class Authority:
         return Issued(_pem(builder.sign(self._key, hashes.SHA256())), _private(key))  # type: ignore
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
-) -> x509.CertificateBuilder:
+def days_left(certificate: bytes) -> float:
+    """Days until a certificate (PEM) ends."""
+    end = x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+    return (end - datetime.datetime.now(datetime.UTC)) / datetime.timedelta(days=1)
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: Any, days: int) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of clients may be behind
         .not_valid_after(now + datetime.timedelta(days=days))

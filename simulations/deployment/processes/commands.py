@@ -102,7 +102,7 @@ def executor_flags(address: str, authority: Path) -> tuple[str, ...]:
 
 def node_process(deployment: Deployment) -> list[Process]:
     """The process from which the nodes on this machine fork, if there are any."""
-    if not deployment.settings.local_nodes or not deployment.settings.nodes:
+    if not deployment.settings.local_nodes or not deployment.numbers:
         return []
     command = (*python("simulations.cli"), "deploy", "nodes", str(deployment.path))
     return [Process("nodes", command, after=deployment.registered)]

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from fedrec.runtime.forks import forked
+from simulations.deployment.flower.supernode import REFUSED
 from simulations.deployment.processes.commands import Process
 from simulations.deployment.processes.supervisor import Supervisor, end_with_parent
 
+_REFUSAL = """\
+{name}: the server does not accept this node's key, and is asked again every few seconds.
+  expected: a registered key
+  got: one that is not registered, or was revoked, or a clock that differs from the server's; the
+    key of a node that was killed is refused for up to a minute
+  fix: ask the operator to run fedrec deploy register DEPLOYMENT, or for another folder"""
 Main = Callable[[list[str]], None]
 
 
@@ -26,16 +34,17 @@ class Forked:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._ended = False
+        self._code: int | None = None
 
     def poll(self) -> int | None:
-        """None while it runs."""
-        if not self._ended:
+        """Its exit status; None while it runs."""
+        if self._code is None:
             try:
-                self._ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+                child, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
-                self._ended = True
-        return 0 if self._ended else None
+                child, status = self.pid, 0
+            self._code = os.waitstatus_to_exitcode(status) if child else None
+        return self._code
 
 
 class NodePool(Supervisor):
@@ -58,6 +67,13 @@ class NodePool(Supervisor):
     ) -> None:
         super().__init__(processes, folder, patience)
         self._mains = mains
+        self._told: set[str] = set()  # processes whose refusal was reported
+
+    def _ended(self, name: str, now: float) -> None:
+        if self._running[name].poll() == REFUSED and name not in self._told:
+            self._told.add(name)
+            print(_REFUSAL.format(name=name), file=sys.stderr, flush=True)
+        super()._ended(name, now)
 
     def _start(self, process: Process) -> Forked:  # type: ignore[override]
         log = self._open_log(process)

@@ -17,6 +17,7 @@ import yaml
 from clients.device.device_node import _identity
 from fedrec.errors import EngineError, RefusalError
 from simulations.cli import main
+from simulations.cli.deployment.deploy import _next
 from simulations.deployment.client import ClientPlan, supernode_flags
 from simulations.deployment.compose import compose
 from simulations.deployment.initialise import add_nodes, initialise
@@ -204,6 +205,33 @@ def test_root_in_a_container_is_refused(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 0)
     with pytest.raises(EngineError, match="do not run as root"):
         refuse_root_in_a_container()
+
+
+def test_every_container_has_a_limit_of_memory(table):
+    """So that a node with more work than its machine has memory for does not end other programs."""
+    for name, service in table["services"].items():
+        small = name == "gateway" or name.startswith("supernode-")
+        assert service["mem_limit"] == ("1g" if small else "${FEDREC_MEMORY:-4g}"), name
+
+
+def test_the_next_commands_of_a_container_write_into_its_volume_only(table, monkeypatch):
+    folder = Path("/var/lib/fedrec/runs/x")
+    assert _next(folder) == "  fedrec report /var/lib/fedrec/runs/x -o report.html"
+    monkeypatch.setenv("FEDREC_CONTAINER", "1")
+    report, copy = _next(folder).splitlines()
+    assert report.endswith(
+        "operator report /var/lib/fedrec/runs/x -o /var/lib/fedrec/runs/x/report.html"
+    )
+    assert copy == "  docker compose cp serverapp:/var/lib/fedrec/runs/x ."
+    for name in ("operator", "serverapp"):
+        assert "runs:/var/lib/fedrec/runs" in table["services"][name]["volumes"]
+
+
+def test_the_documented_commands_for_results_are_those_that_are_printed(monkeypatch):
+    monkeypatch.setenv("FEDREC_CONTAINER", "1")
+    page = " ".join((ROOT / "docs" / "deployment.md").read_text().replace("\\\n", " ").split())
+    for line in _next(Path("/var/lib/fedrec/runs/NAME")).splitlines():
+        assert line.strip() in page
 
 
 def test_docker_compose_accepts_it(tmp_path):
