@@ -67,7 +67,8 @@ class Mlflow(Callback):
             from mlflow import MlflowClient
         except ImportError:
             raise missing("mlflow") from None
-        self._connect, self._run = MlflowClient, ""
+        self._connect = MlflowClient
+        self._run = ""
 
     def _uri(self) -> str:
         chosen = self.config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
