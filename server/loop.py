@@ -37,6 +37,7 @@ from server.forecast.user_features import warn_without_user_features
 from server.setup import Setup
 from server.strategy_checks import refuse_non_finite, refuse_other_parameters, strategy_errors
 from server.strategy_state import as_before, own_memory, restore_strategy, strategy_state
+from strategies.base import CohortStrategy
 
 log = logging.getLogger("fedrec")
 _LARGE = 2**22  # numbers in a table
@@ -60,6 +61,9 @@ class Loop:
         setup = Setup.of(run, grid)
         self.federation, self.cohorts = setup.federation, setup.cohorts
         self.strategy, self.extensions = setup.strategy, setup.extensions
+        if self.callbacks.watches and isinstance(self.strategy, CohortStrategy):
+            for part in self.strategy.by_phase.values():
+                part.watch = self.callbacks.on_release
         self.evaluator = setup.evaluator
         self.checkpoints = Checkpoints.of(run)
         self._written = -math.inf

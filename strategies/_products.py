@@ -23,7 +23,7 @@ from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.factors.chosen_items import BIAS, ItemScaleConfig, chosen_items, item_scale
+from fedrec.factors.chosen_items import BIAS, chosen_items, item_scale
 from strategies.base import Aggregate, Cohorts, CohortStrategy
 
 
@@ -113,5 +113,4 @@ class ProductsStrategy(CohortStrategy):
 
     def _exponent(self) -> float:
         """By which the step scaled the items; a step without that setting counts all alike."""
-        settings = component_settings(registry.STEP, Section(**self.step))
-        return settings.exponent if isinstance(settings, ItemScaleConfig) else 0.0
+        return getattr(component_settings(registry.STEP, Section(**self.step)), "exponent", 0.0)

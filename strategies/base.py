@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -103,6 +103,10 @@ class CohortStrategy(Strategy):
         config: its settings.
         cohorts: the clients.
         step: name and settings of the local step that the clients run.
+
+    Attributes:
+        privacy: clip, noise and charge of its rounds; None: no differential privacy.
+        watch: told the number of each private round and its noisy mean update, before the rule.
     """
 
     Config: ClassVar[type[Config]] = Config
@@ -114,6 +118,7 @@ class CohortStrategy(Strategy):
         self._theta: dict[str, np.ndarray] = {}
         self._asked: dict[int, int] = {}
         self.privacy: DpFedAvg | None = None
+        self.watch: Callable[[int, Mapping[str, np.ndarray]], None] | None = None
 
     @classmethod
     def server_rate(cls, config: Any, round_number: int) -> float:
@@ -243,6 +248,9 @@ class CohortStrategy(Strategy):
             changes = self.privacy.release(server_round, self._theta, answers)
             denominator = self.privacy.plan.denominator
             aggregate = Aggregate(changes, denominator, denominator, server_round)
+            if self.watch is not None:
+                total = aggregate.total(self._theta)
+                self.watch(server_round, {n: value / denominator for n, value in total.items()})
         elif clients:
             changes = {
                 name: self._summed(name, [reply.total[name] for reply in sums])

@@ -50,7 +50,7 @@ def refuse_less_protection(
     if ordered is None or order.clients is None:
         raise _other("none")
     own = privacy.in_phase(phase.name)
-    clip = own.clip(contributions_of(phase.step["name"]))
+    clip = own.clip(contributions_of(phase.step))
     _refuse_other_kind(ordered, own, clip)
     least = _least_noise(experiment, phases, phase, own, clip)
     if not least * (1 - _ROUNDING) <= ordered.noise_scale < math.inf:

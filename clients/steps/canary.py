@@ -18,11 +18,13 @@ from pydantic import ConfigDict, model_validator
 from torch import Tensor
 
 from clients.step import Step, StepConfig, Update
-from fedrec.attacks.audit.canaries import CanaryPlan, reserved_table
+from fedrec.attacks.audit.canaries import CanaryPlan
+from fedrec.attacks.audit.directions import Directions
 from fedrec.components import registry
 from fedrec.data.client_data import ClientData
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.base import Model
+from fedrec.privacy.adjacency import Contributions
 
 
 class CanaryConfig(StepConfig):
@@ -51,6 +53,11 @@ class CanaryConfig(StepConfig):
         )
         return component_settings(registry.STEP, section, at="step")
 
+    @property
+    def contributions(self) -> Contributions:
+        """Of the other step: the canaries' uploads are of the same kind."""
+        return registry.resolve(registry.STEP, self.base).contributions
+
 
 class Canary(Step):
     """Uploads fixed updates for the canaries; all other clients run another step. For `fedrec
@@ -70,6 +77,7 @@ class Canary(Step):
         self.base: Step = registry.resolve(registry.STEP, config.base)(
             config.other(), model, device
         )
+        self._directions: Directions | None = None
 
     def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
         """This step for the canaries among a round's clients, the other step for the others;
@@ -87,13 +95,12 @@ class Canary(Step):
         if not plan.is_canary(np.array([data.client]))[0]:
             return self.base.update(parameters, data, random)
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        table = delta[
-            reserved_table(
-                self.model.item_tables, {n: tuple(v.shape) for n, v in parameters.items()}
-            )
-        ]
-        row, value = plan.upload(data.client, *table.shape)
-        table[row] = value
+        if self._directions is None:
+            shapes = {name: tuple(value.shape) for name, value in parameters.items()}
+            self._directions = Directions(plan, getattr(self.model, "room", {}), shapes)
+        for name, (places, values) in self._directions.upload(data.client).items():
+            flat = delta[name].view(-1)
+            flat[torch.from_numpy(places).to(flat.device)] = torch.from_numpy(values).to(flat)
         return Update(delta, plan.examples, math.nan)
 
     def added_parameters(

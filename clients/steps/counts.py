@@ -45,7 +45,9 @@ class Counts(SufficientStatistics):
             ExperimentError: the model has no such table.
         """
         name = self.config.parameter
-        if name not in parameters or parameters[name].shape != (self.model.schema.num_items, 1):
+        shape: tuple[int, ...] = tuple(parameters[name].shape) if name in parameters else (0,)
+        # an audit's model has rows after the items'
+        if shape[1:] != (1,) or shape[0] < self.model.schema.num_items:
             raise ExperimentError(
                 f"the model has no table {name!r} with one number per item",
                 expected="item biases to count on",

@@ -47,10 +47,12 @@ def step_table(section: Section) -> dict[str, Any]:
     return {"name": section.name, **section.options}
 
 
-def contributions_of(step: str) -> Contributions:
-    """The kind of contributions of a step, by its name; `signed` unless the step declares
-    otherwise."""
-    return getattr(registry.resolve(registry.STEP, step), "contributions", "signed")
+def contributions_of(step: Mapping[str, Any]) -> Contributions:
+    """The kind of contributions of a step, by its name and settings; `signed` unless the step
+    declares otherwise. Settings of a step around another one declare that of the other."""
+    section = Section.model_validate(step)
+    own: Contributions = getattr(registry.resolve(registry.STEP, section.name), "contributions", "signed")
+    return getattr(component_settings(registry.STEP, section), "contributions", own)
 
 
 def phases_of(experiment: Experiment, *, nested: bool = True) -> tuple[Phase, ...]:

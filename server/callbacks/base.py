@@ -55,6 +55,10 @@ class Callback:
     ) -> None:
         """Parameters before and after a round; read-only. Not called on the flower engine."""
 
+    def on_release(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
+        """The noisy mean update of a private round, float64, before the strategy's rule; only of
+        fedrec's own strategies."""
+
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
         run here."""

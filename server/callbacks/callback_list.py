@@ -65,6 +65,13 @@ class CallbackList(Callback):
             type(callback).on_update is not Callback.on_update for callback in self.callbacks
         )
 
+    @property
+    def watches(self) -> bool:
+        """Whether a callback needs the noisy mean updates of private rounds."""
+        return any(
+            type(callback).on_release is not Callback.on_release for callback in self.callbacks
+        )
+
     def __bool__(self) -> bool:
         return bool(self.callbacks)
 
@@ -92,6 +99,10 @@ class CallbackList(Callback):
         """Parameters before and after a round; read-only. Not called on the flower engine."""
         if self.compares:
             self._tell("on_update", round_number, _read_only(before), _read_only(after))
+
+    def on_release(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
+        """The noisy mean update of a private round, before the strategy's rule; read-only."""
+        self._tell("on_release", round_number, _read_only(mean))
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the

@@ -16,6 +16,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.noise_mechanisms import secure_fixed_size, secure_poisson
 from fedrec.protocol.generated import ItemRequests
+from fedrec.protocol.orders import Presence
 from fedrec.rng import stream
 from server.cohorts.roster import Roster
 from server.exchange.item_requests import request_items
@@ -47,6 +48,12 @@ class SampledCohorts:
         self.section = experiment.sampler if sampler is None else sampler
         self._parts: list[SampledCohorts] = []
         self._draw_from(roster.training if clients is None else clients)
+
+    @classmethod
+    def without_nodes(cls, experiment: Experiment, clients: np.ndarray) -> SampledCohorts:
+        """Cohorts of these training clients, `int64 [clients]`, ascending, as if one node had them
+        all."""
+        return cls(experiment, Roster((0,), (Presence(0, clients, clients[:0]),)))
 
     def _draw_from(self, clients: np.ndarray) -> None:
         self.clients = clients

@@ -25,8 +25,6 @@ from fedrec.privacy.caveats import SIMULATION, caveats
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.noise_mechanisms import Source, source_of
 from fedrec.privacy.plan import Plan
-from fedrec.protocol.orders import Presence
-from server.cohorts.roster import Roster
 from server.cohorts.selection import SampledCohorts
 from server.strategy_state import make_strategy
 from strategies.base import CohortStrategy
@@ -86,7 +84,7 @@ class PhasePlans:
                 server_lr=part.server_rate(part.config, 1),
                 factor=config.noise_factor(phase),
                 mix=mix,
-                contributions=contributions_of(part.step["name"]),
+                contributions=contributions_of(part.step),
             )
             for phase, part in strategy.by_phase.items()
         }
@@ -116,8 +114,8 @@ class PhasePlans:
                 got="none, so epsilon is infinite",
                 fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
             )
-        roster = Roster((0,), (Presence(0, clients, clients[:0]),))
-        strategy = private_strategy(make_strategy(experiment, SampledCohorts(experiment, roster)))
+        cohorts = SampledCohorts.without_nodes(experiment, clients)
+        strategy = private_strategy(make_strategy(experiment, cohorts))
         plans = cls.of(experiment, experiment.privacy, strategy)
         source = source_of("secure", experiment.seed)
         return plans.protect(strategy, source, lambda number, event: None)

@@ -1,44 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """The canary audit of an experiment: run it with canary clients, watch what each round releases,
-test the claim.
+test the claim of each phase with noise.
 
-The audited experiment is the given one with four wrappers: a dataset with k more users, a split in
-which they train, a model with k more rows per item table, and a step that sets their updates.
-Sampler, strategy, messages, clip and noise are unchanged: they are what is tested. The release of a
-round is computed from the global parameters before and after it, so any strategy can be audited
-that adds `server-lr` times a noisy mean of updates to them.
+Sampler, strategy, messages, clip and noise are those of the experiment: they are what is tested
+(`simulations.attacks.planting` has what is added). The claim is what the run's privacy ledger
+states.
 """
 
 from __future__ import annotations
 
-import io
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedrec.attacks.audit.canaries import CanaryPlan, reserved_table
+from fedrec.attacks.audit.canaries import CanaryPlan
 from fedrec.attacks.audit.checks import check_charges
 from fedrec.attacks.audit.observations import Observations
-from fedrec.attacks.audit.verdict import Audit, audit
-from fedrec.components.registry import MODEL, SAMPLER, STRATEGY, resolve
+from fedrec.attacks.audit.verdict import Audit, Audited, audit
+from fedrec.components.registry import SAMPLER, STRATEGY, resolve
 from fedrec.data.population import Population
-from fedrec.errors import ExperimentError, RunError
+from fedrec.errors import ExperimentError
+from fedrec.experiment.phases import MAIN, phase_at, phases_of
 from fedrec.experiment.schema import Experiment
-from fedrec.privacy.ledger import Ledger
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import Result
-from fedrec.runtime.atomic_files import open_atomically
+from fedrec.privacy.ledger import Charge, Ledger
 from server.callbacks.base import Callback
-from simulations.attacks.claims import Claim, claim_of
-from simulations.attacks.federations import QUICK, derived, run_once, section, seed_of
-from strategies.base import CohortStrategy
+from server.cohorts.selection import SampledCohorts
+from server.strategy_state import make_strategy
+from simulations.attacks.claims import Claim, charged_claim, noisy_plans
+from simulations.attacks.federations import run_once, seed_of
+from simulations.attacks.planting import kind_of, with_canaries
+from simulations.attacks.releases import Releases, Watch, recorded, server_rate
+from strategies.base import Cohorts, CohortStrategy
 
 _FILE = "canaries.npz"
-_DAMAGED = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
 
 
 def audit_experiment(
@@ -56,7 +51,7 @@ def audit_experiment(
 
     Args:
         experiment: the experiment, resolved.
-        claim: the audited claim; None: that of the experiment's `[privacy]` table.
+        claim: the audited claim; None: that of the ledger of the experiment's `[privacy]` table.
         output: folder of the runs; finished runs in it are reused.
         canaries: k, in each run.
         seeds: number of runs.
@@ -68,100 +63,48 @@ def audit_experiment(
         ExperimentError: the experiment cannot be audited.
         FedrecError: see `simulations.runner.run`.
     """
-    _refuse(experiment)
+    _refuse(experiment, claim)
     population = Population.of(experiment)
     clients = len(population.partition.training_clients) + canaries
-    clip = claim_of(experiment, clients).clip if claim is None else claim.clip
-    cohort = expected_cohort(experiment, clients)
-    runs = []
-    ledgers = []
-    for number in range(seeds):
-        seed = seed_of(experiment, "audit-run", number)
-        first = population.interactions.num_users
-        plan = CanaryPlan(first=first, count=canaries, magnitude=overshoot * clip, seed=seed)
-        audited = with_canaries(experiment, plan, seed)
-        folder = output / f"run-{number + 1:02d}"
-        runs.append(_observe(audited, plan, folder, callbacks))
-        ledgers.append(Ledger(folder / "privacy.jsonl").charges)
-    claim = claim or claim_of(experiment, clients, ledgers[0])
-    mechanism = claim.mechanism(cohort, min(1.0, cohort / clients), runs[0].rounds)
-    certain = [
-        [check_charges(seen.rounds, [charge.round_number for charge in charges])]
-        if experiment.privacy is not None
-        else []
-        for seen, charges in zip(runs, ledgers, strict=True)
-    ]
-    return audit(runs, mechanism, significance=significance, seed=experiment.seed, certain=certain)
-
-
-def with_canaries(experiment: Experiment, plan: CanaryPlan, seed: int) -> Experiment:
-    """The experiment with canary clients and a minimal evaluation."""
-    step = section(experiment, "step")
-    changes = {
-        "dataset": {
-            "name": "canaries",
-            "base": section(experiment, "dataset"),
-            "count": plan.count,
-        },
-        "split": {"name": "canaries", "base": section(experiment, "split"), "count": plan.count},
-        "model": {"name": "reserved", "base": section(experiment, "model"), "rows": plan.count},
-        "step": {**step, "name": "canary", "base": step["name"], "canaries": plan.table()},
+    plans = noisy_plans(experiment, clients) if claim is None else {}
+    phases = {phase.name: phase for phase in phases_of(experiment)}
+    settings = {
+        phase: {
+            "magnitude": overshoot * plan.clip_norm,
+            "parameters": plan.config.parameters,
+            "kind": kind_of(phases[phase]),
+        }
+        for phase, plan in plans.items()
     }
-    return derived(experiment, "audit", seed, changes, **QUICK)
-
-
-class Watch(Callback):
-    """Records what each round releases along the canaries' directions, and saves it when the run is
-    finished.
-
-    Args:
-        plan: the canaries.
-        experiment: the audited experiment.
-        file: where the releases go.
-    """
-
-    def __init__(self, plan: CanaryPlan, experiment: Experiment, file: Path) -> None:
-        self._plan, self._file, self._released = plan, file, []
-        self._tables = tuple(resolve_tables(experiment))
-        self._rate = server_rate(experiment)
-
-    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`.
-
-        Raises:
-            RunError: the run is resumed, and its earlier releases were not recorded.
-        """
-        if first_round > 1:
-            raise RunError(
-                f"the audited run {run.path} was interrupted",
-                expected="a run that is watched from its first round",
-                got=f"a run that continues with round {first_round}",
-                fix=f"remove {run.path} and start again",
-            )
-
-    def on_update(
-        self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
-    ) -> None:
-        """Parameters before and after a round; read-only. Not called on the flower engine."""
-        table = reserved_table(self._tables, {name: value.shape for name, value in after.items()})
-        change = (
-            after[table][-self._plan.count :].astype(np.float64)
-            - before[table][-self._plan.count :]
+    if claim is not None:
+        own = {"magnitude": overshoot * claim.clip}
+        patterns = (
+            {} if experiment.privacy is None else {"parameters": experiment.privacy.parameters}
         )
-        self._released.append(self._plan.project(change) / self._rate(round_number))
-
-    def on_end(self, result: Result) -> None:
-        """The run is finished."""
-        with open_atomically(self._file) as file:
-            np.savez(file, released=np.array(self._released))
-
-
-def server_rate(experiment: Experiment) -> Callable[[int], float]:
-    """Factor of a round's noisy mean in the strategy, by the number of the round, from 1."""
-    strategy, settings = resolve(STRATEGY, experiment.strategy.name), experiment.settings(STRATEGY)
-    if not issubclass(strategy, CohortStrategy):
-        return lambda round_number: 1.0
-    return lambda round_number: strategy.server_rate(settings, round_number)
+        settings[MAIN] = {**own, **patterns}
+    audited: list[Audited] = []
+    for number in range(1, seeds + 1):
+        seed = seed_of(experiment, "audit-run", number - 1)
+        common = {"first": population.interactions.num_users, "count": canaries, "seed": seed}
+        planted = {name: CanaryPlan(**common, **own) for name, own in settings.items()}
+        run = with_canaries(experiment, planted, seed)
+        folder = output / f"run-{number:02d}"
+        for phase, releases in _releases(run, planted, folder, callbacks).items():
+            charges = _charges(run, phase, folder)
+            if claim is None:
+                mechanism = charged_claim(plans[phase], charges, len(releases.rounds))
+            else:
+                cohort = expected_cohort(experiment, clients)
+                rate = min(1.0, cohort / clients)
+                mechanism = claim.mechanism(cohort, rate, len(releases.rounds))
+            certain = ()
+            if experiment.privacy is not None:
+                paid = [charge.round_number for charge in charges]
+                certain = (check_charges(releases.rounds.tolist(), paid),)
+            label = phase if len(settings) > 1 else ""
+            seen = _observations(run, planted[phase], phase, releases)
+            audited.append(Audited(seen, mechanism, certain, run=number, phase=label))
+    return audit(audited, significance=significance, seed=experiment.seed)
 
 
 def expected_cohort(experiment: Experiment, clients: int) -> float:
@@ -182,63 +125,67 @@ def expected_cohort(experiment: Experiment, clients: int) -> float:
     return drawn.expected_cohort
 
 
-def resolve_tables(experiment: Experiment) -> Sequence[str]:
-    """Names of the item tables of an experiment's model, which is a model with reserved rows."""
-    base: dict[str, Any] = experiment.model.options["base"]
-    return resolve(MODEL, base["name"]).item_tables  # type: ignore[attr-defined]
+def _releases(
+    experiment: Experiment,
+    plans: Mapping[str, CanaryPlan],
+    folder: Path,
+    callbacks: Sequence[Callback],
+) -> dict[str, Releases]:
+    """The releases of an audited run, by phase with at least one.
 
-
-def _observe(
-    experiment: Experiment, plan: CanaryPlan, folder: Path, callbacks: Sequence[Callback]
-) -> Observations:
-    """The observations of an audited run."""
-    watch = Watch(plan, experiment, folder / _FILE)
-    run = run_once(experiment, folder, [watch, *callbacks])
-    released = _released(folder / _FILE, plan.count)
-    if not len(released):
+    Raises:
+        ExperimentError: there is none.
+    """
+    run_once(experiment, folder, [Watch(plans, folder / _FILE), *callbacks])
+    # the budget may have ended the run early
+    found = {
+        phase: own for phase, own in recorded(folder / _FILE, plans).items() if len(own.rounds)
+    }
+    if not found:
         raise ExperimentError(
             "the run has no rounds to audit",
-            expected="at least one round",
+            expected="at least one round with noise",
             got="a budget that covers none",
             fix="raise privacy.budget or the noise",
         )
-    clients = Population.of(run.experiment).partition.training_clients
-    sampler = resolve(SAMPLER, experiment.sampler.name)(
-        experiment.settings(SAMPLER), clients, experiment.seed
-    )
+    return found
+
+
+def _observations(
+    experiment: Experiment, plan: CanaryPlan, phase: str, releases: Releases
+) -> Observations:
+    """The observations of a phase of an audited run."""
     canaries = plan.first + np.arange(plan.count)
-    # the budget may have ended the run early
-    cohorts = [sampler.sample(number) for number in range(1, len(released) + 1)]
-    taking_part = np.array([np.isin(canaries, cohort) for cohort in cohorts])
-    return Observations(released, taking_part, plan.signs())
-
-
-def _released(file: Path, canaries: int) -> np.ndarray:
-    """The releases of the rounds of an audited run, `float64 [rounds, canaries]`.
-
-    Raises:
-        RunError: the file is not there, or was not written by an audit.
-    """
-    shown = "no such file"
-    try:
-        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
-            found = arrays["released"]
-        if found.dtype == np.float64 and (not len(found) or found.shape[1:] == (canaries,)):
-            return found
-        shown = f"{found.dtype} {list(found.shape)}"
-    except FileNotFoundError:
-        pass
-    except _DAMAGED as e:
-        shown = str(e) or type(e).__name__
-    raise RunError(
-        f"{file} does not hold what an audited run released",
-        expected=f"the array 'released', float64 [rounds, {canaries}], written when the run ended",
-        got=shown,
-        fix=f"remove the folder {file.parent} and audit again",
+    cohorts = _cohorts(experiment, phase)
+    taking_part = np.array(
+        [np.isin(canaries, cohorts.sample(number)) for number in releases.rounds.tolist()]
+    )
+    return Observations(
+        releases.released,
+        taking_part,
+        plan.signs(),
+        releases.quiet if releases.quiet.size else None,
+        shared=plan.kind == "products",
+        groups=releases.groups,
     )
 
 
-def _refuse(experiment: Experiment) -> None:
+def _cohorts(experiment: Experiment, phase: str) -> Cohorts:
+    """The cohorts of a phase of an audited run."""
+    clients = Population.of(experiment).partition.training_clients
+    drawn = SampledCohorts.without_nodes(experiment, clients)
+    strategy = make_strategy(experiment, drawn)
+    return strategy.by_phase[phase].cohorts if isinstance(strategy, CohortStrategy) else drawn
+
+
+def _charges(experiment: Experiment, phase: str, folder: Path) -> list[Charge]:
+    """The lines of a run's ledger for the rounds of a phase."""
+    phases = phases_of(experiment)
+    charges = Ledger(folder / "privacy.jsonl").charges
+    return [one for one in charges if phase_at(phases, one.round_number).name == phase]
+
+
+def _refuse(experiment: Experiment, claim: Claim | None) -> None:
     if experiment.engine.name == "flower":
         raise ExperimentError(
             "the flower engine does not support audits",
@@ -246,18 +193,17 @@ def _refuse(experiment: Experiment) -> None:
             got="flower",
             fix="--engine serial",
         )
+    if claim is None:
+        return
     strategy = resolve(STRATEGY, experiment.strategy.name)
     if issubclass(strategy, CohortStrategy) and strategy.by_phase is not CohortStrategy.by_phase:
         raise ExperimentError(
             f"strategy {experiment.strategy.name!r} has phases, whose releases differ",
-            expected="a strategy whose rounds are alike",
-            got=repr(experiment.strategy.name),
-            fix=(
-                "audit one phase by itself, with that phase's strategy, step and clip norm and"
-                " without privacy.phases"
-            ),
+            expected="the claim of the experiment's table [privacy], which has one for each phase",
+            got="a single claim on the command line",
+            fix="add [privacy] and leave out --clip and --noise-std",
         )
-    if server_rate(experiment)(experiment.rounds) <= 0:
+    if experiment.privacy is None and server_rate(experiment)(experiment.rounds) <= 0:
         raise ExperimentError(
             "the last rounds cannot be audited: their server rate is 0, so the parameters do not"
             " change",

@@ -10,11 +10,11 @@ import numpy as np
 
 from fedrec.attacks.audit.mechanism import Mechanism
 from fedrec.errors import ExperimentError
-from fedrec.experiment.phases import MAIN
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Charge
+from fedrec.privacy.plan import Plan
 from server.privacy.phase_plans import PhasePlans
 
 
@@ -48,19 +48,15 @@ class Claim:
         return Mechanism(*parts, epsilon=epsilon)
 
 
-def claim_of(
-    experiment: Experiment, clients: int, charges: Sequence[Charge] | None = None
-) -> Claim:
-    """The claim of the `[privacy]` table of an experiment.
+def noisy_plans(experiment: Experiment, clients: int) -> dict[str, Plan]:
+    """The plan of each phase of an experiment that has noise.
 
     Args:
         experiment: the experiment, resolved.
         clients: number of clients that may be drawn, canaries included.
-        charges: the ledger of a run, which states the noise and the epsilon that the run claims;
-            None: one charge for each round, as planned.
 
     Raises:
-        ExperimentError: it has no such table, or one that canaries cannot test.
+        ExperimentError: it has no `[privacy]` table, or one that canaries cannot test.
     """
     if experiment.privacy is None:
         raise ExperimentError(
@@ -70,20 +66,32 @@ def claim_of(
             fix="--clip S --noise-std SIGMA (and --epsilon E --delta D)",
         )
     _refuse(experiment.privacy)
-    plan = PhasePlans.before_a_run(experiment, np.arange(clients)).plans[MAIN]
-    if charges is None:
-        charges = [Charge(1, plan.event(), experiment.rounds)]
-    accountant = Accountant(experiment.privacy.backend)
+    plans = PhasePlans.before_a_run(experiment, np.arange(clients)).plans
+    return {phase: plan for phase, plan in plans.items() if experiment.privacy.covers(phase)}
+
+
+def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Mechanism:
+    """The claim of a phase as its ledger states it: the epsilon of all charges, and noise of the
+    largest multiplier.
+
+    Args:
+        plan: clip, sampler and denominator of the phase.
+        charges: the lines of the ledger for its rounds.
+        rounds: number of released rounds.
+    """
+    accountant = Accountant(plan.config.backend)
     for charge in charges:
         accountant.step(charge.event, charge.count)
-    epsilon = accountant.epsilon(plan.delta).epsilon
-    std = charged_multiplier(charges) * plan.sensitivity / plan.denominator
-    return Claim(plan.clip_norm, std, plan.delta, epsilon, plan.denominator)
-
-
-def charged_multiplier(charges: Sequence[Charge]) -> float:
-    """The largest noise multiplier that a ledger states; 0 if it states none."""
-    return max((getattr(charge.event, "noise_multiplier", 0.0) for charge in charges), default=0.0)
+    multipliers = (getattr(charge.event, "noise_multiplier", 0.0) for charge in charges)
+    return Mechanism(
+        clip=plan.sensitivity / 2,
+        denominator=plan.denominator,
+        noise_std=max(multipliers, default=0.0) * plan.sensitivity / plan.denominator,
+        sampling_rate=plan.denominator / plan.clients,
+        rounds=rounds,
+        delta=plan.delta,
+        epsilon=accountant.epsilon(plan.delta).epsilon,
+    )
 
 
 def _refuse(privacy: PrivacyConfig) -> None:
@@ -102,7 +110,6 @@ def _refuse(privacy: PrivacyConfig) -> None:
             privacy.mode == "reproducible",
             "reproducible: the cohorts must be known afterwards",
         ),
-        "phases": (not privacy.phases, "none: all rounds must be alike"),
         "adaptive-clip": (privacy.adaptive_clip is None, "none: the clip norm must be fixed"),
     }
     for key, (right, expected) in rules.items():

@@ -21,6 +21,25 @@ USERS, CANARIES = 24, 6
 PLAN = {"first": USERS, "count": CANARIES, "magnitude": 3.0, "examples": 50, "seed": 1}
 
 
+@pytest.mark.parametrize("patterns", [["*"], ["layer0.*", "user.*"]])
+def test_reserved_rows_of_all_parameters_change_no_update(tiny_experiment, patterns):
+    """The model computes with its own rows, so that the reserved ones stay zero."""
+    table = {**tiny_experiment(), "seed": 3}
+    padded = {"name": "reserved", "base": table["model"], "rows": 12, "parameters": patterns}
+    plain, wider = (Node(load({**table, "model": m}), 0, 1, None) for m in (table["model"], padded))
+    some = plain.training[:4]
+    found = train_clients(wider, parameters(wider), TrainOrder(1, some))
+    expected = train_clients(plain, parameters(plain), TrainOrder(1, some))
+    for name, value in parameters(plain).items():
+        own = dense_change(expected.total[name], value)
+        wide = dense_change(found.total[name], parameters(wider)[name])
+        assert wide[: len(own)] == pytest.approx(own, rel=1e-4, abs=1e-6)
+        assert not wide[len(own) :].any()
+        assert len(wide) - len(own) == wider.model.room.get(name, 0)
+    assert {"layer0.weight", "layer0.bias", "item.id"} <= set(wider.model.room)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+
+
 @pytest.fixture
 def nodes(tiny_experiment):
     """A node with canaries and one without, of the same experiment."""
@@ -126,11 +145,11 @@ def test_a_wrong_setting_of_the_other_step_is_named(nodes):
         CanaryConfig.parse({"canaries": PLAN, "batch-sice": 4}, at="step")
 
 
-def test_a_model_without_item_tables_is_refused(nodes):
+def test_a_model_without_reserved_rows_is_refused(nodes):
     audited, _ = nodes()
     step = audited.step(audited.experiment.step)
-    step.model.item_tables = ()
-    with pytest.raises(ExperimentError, match="no item table for canaries"):
+    step.model = step.model.base
+    with pytest.raises(ExperimentError, match="no room for canaries"):
         step.update(
             {"w": torch.zeros(2)}, audited.population.client(USERS), np.random.default_rng(0)
         )

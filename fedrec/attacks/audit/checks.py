@@ -19,6 +19,9 @@ from scipy.stats import chi2, t
 from fedrec.attacks.audit.mechanism import Mechanism
 from fedrec.attacks.audit.observations import Observations
 
+_TOO_FAR = "a client moves the mean further than S/M (no clip, weights, or another denominator)"
+_ROUNDED = 1.001  # tolerance of sums of float32 where no noise covers it
+
 
 @dataclass(frozen=True)
 class Check:
@@ -45,11 +48,15 @@ class Check:
 def all_checks(seen: Observations, mechanism: Mechanism, significance: float) -> list[Check]:
     """The checks that are possible for a run: those of the noise and its independence need claimed
     noise."""
-    found = [
-        check_reach(seen, mechanism, significance),
-        check_farthest(seen, mechanism, significance),
-    ]
-    quiet = differences(seen) if seen.taking_part.all() else seen
+    if seen.shared:
+        found = [check_shared_reach(seen, mechanism, significance)]
+    else:
+        found = [
+            check_reach(seen, mechanism, significance, parameter)
+            for parameter in ("", *seen.parameters)
+        ]
+        found.append(check_farthest(seen, mechanism, significance))
+    quiet = _noise_of(seen)
     if mechanism.noise_std and (~quiet.taking_part).sum() > 1:
         found.append(check_noise(quiet, mechanism, significance))
     if mechanism.noise_std and seen.rounds > 1:
@@ -57,32 +64,45 @@ def all_checks(seen: Observations, mechanism: Mechanism, significance: float) ->
     return [check for check in found if not math.isnan(check.measured)]
 
 
+def _noise_of(seen: Observations) -> Observations:
+    """The noise of a run, as if along absent canaries."""
+    if seen.quiet is not None:
+        return _absent(seen.quiet)
+    return differences(seen) if seen.taking_part.all() else seen
+
+
+def _absent(noise: np.ndarray) -> Observations:
+    """Noise `float64 [rounds, n]` as if along n absent canaries."""
+    signs = np.resize([1, -1], noise.shape[1])
+    return Observations(noise, np.zeros(noise.shape, dtype=bool), signs)
+
+
 def differences(seen: Observations) -> Observations:
     """The noise of a round in which every canary took part, as if along absent canaries.
 
-    Along canary j the release is `b_j m + noise`, with the same m for all, as all upload the same
-    length. An orthonormal basis of the contrasts between the `b_j x_j` does not depend on m, and
-    its noise has the same size and is as independent.
+    Along canary j the release is `b_j m + noise`, with the same m for all in the same parameter, as
+    all upload the same length. An orthonormal basis of the contrasts between their `b_j x_j` does
+    not depend on m, and its noise has the same size and is as independent.
     """
-    contrasts = (seen.released * seen.signs) @ helmert(seen.released.shape[1]).T
-    return Observations(
-        contrasts, np.zeros(contrasts.shape, dtype=bool), np.resize([1, -1], contrasts.shape[1])
-    )
+    signed = seen.released * seen.signs
+    groups = [np.flatnonzero(seen.groups == name) for name in seen.parameters] or [slice(None)]
+    parts = [signed[:, own] for own in groups]
+    return _absent(np.hstack([part @ helmert(part.shape[1]).T for part in parts]))
 
 
-def check_charges(released: int, charged: Collection[int]) -> Check:
+def check_charges(released: Collection[int], charged: Collection[int]) -> Check:
     """Whether each released round has a line in the run's ledger; no chance is involved.
 
     Args:
-        released: number of released rounds, which are those from 1.
+        released: the released rounds.
         charged: the rounds that the ledger has lines for; a repeated round may have several.
     """
-    paid = len(set(charged) & set(range(1, released + 1)))
-    right = paid == released
+    paid = len(set(charged) & set(released))
+    right = paid == len(released)
     return Check(
         "charged-rounds",
         paid,
-        released,
+        len(released),
         float(right),
         right,
         "rounds were released that the ledger does not hold",
@@ -138,11 +158,16 @@ def check_independence(seen: Observations, significance: float) -> Check:
     )
 
 
-def check_reach(seen: Observations, mechanism: Mechanism, significance: float) -> Check:
-    """How far a canary moves the mean, averaged over all canaries and rounds, against S/M."""
-    signed = (seen.released * seen.signs)[seen.taking_part]
+def check_reach(
+    seen: Observations, mechanism: Mechanism, significance: float, parameter: str = ""
+) -> Check:
+    """How far a canary moves the mean, averaged over all rounds and all canaries, or those in one
+    parameter, against S/M."""
+    used = seen.groups == parameter if parameter else np.ones(seen.canaries, dtype=bool)
+    signed = (seen.released * seen.signs)[seen.taking_part & used]
     moved, counts = signed.mean(keepdims=True) if len(signed) else signed, np.array([len(signed)])
-    return _reach("reach", moved, counts[counts > 0], mechanism, significance)
+    name = f"reach-of-{parameter}" if parameter else "reach"
+    return _reach(name, moved, counts[counts > 0], mechanism, significance)
 
 
 def check_farthest(seen: Observations, mechanism: Mechanism, significance: float) -> Check:
@@ -155,6 +180,34 @@ def check_farthest(seen: Observations, mechanism: Mechanism, significance: float
         / counts[there]
     )
     return _reach("reach-of-one", moved, counts[there], mechanism, significance)
+
+
+def check_shared_reach(seen: Observations, mechanism: Mechanism, significance: float) -> Check:
+    """How far canaries move the mean on average where other clients move it, too, against S/M.
+
+    The others do not know the signs b_j, so that what they add along canary j has the sign b_j with
+    probability 1/2: of the sums d_j of `b_j x_tj - S/M` over the canary's rounds, each is as likely
+    positive as negative if the claim holds, given its size. Then `sum d_j` exceeds
+    `z sqrt(sum d_j^2)` with probability at most `exp(-z^2 / 2)` (Hoeffding 1963). What the others
+    learn from the canaries of earlier rounds is not taken into account. The tolerance is one part
+    in 1000.
+    """
+    counts = seen.taking_part.sum(axis=0)
+    there = counts > 0
+    signed = np.where(seen.taking_part, seen.released * seen.signs, 0.0).sum(axis=0)[there]
+    beyond = signed - counts[there] * mechanism.signal * _ROUNDED
+    if math.exp(-len(beyond) / 2) >= significance:  # too few to refute anything
+        return Check("reach", math.nan, mechanism.signal, 1.0, True, "")
+    z = max(0.0, float(beyond.sum()) / (math.sqrt(float(np.square(beyond).sum())) or 1.0))
+    probability = math.exp(-z * z / 2)
+    return Check(
+        "reach",
+        float(signed.sum() / counts.sum()),
+        mechanism.signal,
+        probability,
+        probability >= significance,
+        _TOO_FAR,
+    )
 
 
 def _reach(
@@ -170,12 +223,12 @@ def _reach(
         probability = min(1.0, float(ndtr(-excess[worst])) * len(moved))
     else:
         worst = int(np.argmax(moved))
-        probability = float(moved[worst] <= 1.001 * mechanism.signal)
+        probability = float(moved[worst] <= _ROUNDED * mechanism.signal)
     return Check(
         name,
         float(moved[worst]),
         mechanism.signal,
         probability,
         probability >= significance,
-        "a client moves the mean further than S/M (no clip, weights, or another denominator)",
+        _TOO_FAR,
     )

@@ -24,7 +24,8 @@ class Mechanism:
     plus normal noise.
 
     Attributes:
-        clip: S, largest L2 norm of one client's update, > 0.
+        clip: S, largest L2 norm of one client's update, > 0; S / sqrt(2) where updates never point
+            in opposite directions: half of how far two clients can be apart.
         denominator: M, what the sum is divided by, > 0.
         noise_std: standard deviation of the noise in each coordinate of the mean, >= 0; PrivRec:
             `z * 2 S / M`.

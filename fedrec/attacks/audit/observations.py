@@ -18,6 +18,10 @@ class Observations:
             direction.
         taking_part: `bool [T, k]`, whether the canary was in the cohort.
         signs: `int64 [k]`, +1 or -1.
+        quiet: `float64 [T, n]`, the released mean along further orthonormal directions in which no
+            client moves it; None: only canaries that are absent show the noise.
+        shared: whether other clients move the mean along the canaries' directions, too.
+        groups: `[k]`, the parameter in which each canary is; None: all in the same.
 
     Raises:
         ValueError: shapes do not match, there is no canary of either sign, or a number is not
@@ -27,6 +31,9 @@ class Observations:
     released: np.ndarray
     taking_part: np.ndarray
     signs: np.ndarray
+    quiet: np.ndarray | None = None
+    shared: bool = False
+    groups: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -34,6 +41,9 @@ class Observations:
             or self.released.shape[1:] != self.signs.shape
         ):
             raise ValueError("Expected [rounds, canaries] twice and [canaries].")
+        quiet = self.released[:, :0] if self.quiet is None else self.quiet
+        if len(quiet) != len(self.released) or not np.isfinite(quiet).all():
+            raise ValueError("Expected finite noise of as many rounds.")
         if not np.isfinite(self.released).all() or set(self.signs.tolist()) != {-1, 1}:
             raise ValueError("Expected finite releases and canaries of both signs.")
 
@@ -41,6 +51,12 @@ class Observations:
     def rounds(self) -> int:
         """T."""
         return self.released.shape[0]
+
+    @property
+    def parameters(self) -> list[str]:
+        """The parameters in which canaries are, if there are several."""
+        found = [] if self.groups is None else np.unique(self.groups).tolist()
+        return found if len(found) > 1 else []
 
     @property
     def canaries(self) -> int:

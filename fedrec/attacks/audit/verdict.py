@@ -10,7 +10,7 @@ that a true claim FAILs is at most the stated significance: each test gets an eq
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from fedrec.attacks.audit.checks import Check, all_checks
@@ -23,7 +23,31 @@ from fedrec.attacks.audit.scores import Scores, all_scores
 
 Verdict = Literal["PASS", "WARN", "FAIL"]
 
-_TESTS_PER_RUN = 10  # two bounds for each of three observers, four checks
+_TESTS = 10  # of a phase of a run: two bounds for each of three observers, four checks
+
+
+@dataclass(frozen=True, eq=False)
+class Audited:
+    """What is audited at a time: one phase of one run.
+
+    Attributes:
+        seen: its observations.
+        mechanism: the claim.
+        certain: checks in which no chance is involved.
+        run: number of the run, from 1.
+        phase: name of the phase; empty where there is one.
+    """
+
+    seen: Observations
+    mechanism: Mechanism
+    certain: tuple[Check, ...] = ()
+    run: int = 1
+    phase: str = ""
+
+    @property
+    def tests(self) -> int:
+        """Number of tests that chance may fail."""
+        return _TESTS + len(self.seen.parameters)
 
 
 @dataclass(frozen=True)
@@ -80,17 +104,28 @@ class ScoreFindings:
 
 @dataclass(frozen=True)
 class RunFindings:
-    """Results of one audited run.
+    """Results of one audited run, or of one phase of it.
 
     Attributes:
         canaries: their number.
         scores: one entry per kind of observer.
         checks: tests of level 0.
+        mechanism: the claim.
+        run: number of the run, from 1.
+        phase: name of the phase; empty where there is one.
     """
 
     canaries: int
     scores: tuple[ScoreFindings, ...]
     checks: tuple[Check, ...]
+    mechanism: Mechanism
+    run: int
+    phase: str
+
+    @property
+    def label(self) -> str:
+        """Run and phase, in words."""
+        return f"run {self.run}" + (f", phase {self.phase}" if self.phase else "")
 
     @property
     def epsilon_verdict(self) -> Verdict:
@@ -114,18 +149,29 @@ class RunFindings:
         ]
         return [*(reason for score in self.scores for reason in score.reasons()), *failed]
 
+    def table(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "verdict": self.verdict,
+            "epsilon_verdict": self.epsilon_verdict,
+            **asdict(self),
+            "mechanism": {
+                **asdict(self.mechanism),
+                "noise_multiplier": self.mechanism.noise_multiplier,
+                "epsilon_shown_by_final": self.mechanism.shown,
+            },
+        }
+
 
 @dataclass(frozen=True)
 class Audit:
-    """The audit of a claim on several runs.
+    """The audit of the claims of several runs.
 
     Attributes:
-        mechanism: the claim.
-        runs: one entry per run.
+        runs: one entry per run and phase.
         significance: chance that the whole audit wrongly FAILs, at most.
     """
 
-    mechanism: Mechanism
     runs: tuple[RunFindings, ...]
     significance: float
 
@@ -135,12 +181,8 @@ class Audit:
         return worst([run.verdict for run in self.runs])
 
     def reasons(self) -> list[str]:
-        """Why it is not PASS, with the number of the run, from 1."""
-        return [
-            f"run {number}: {reason}"
-            for number, run in enumerate(self.runs, 1)
-            for reason in run.reasons()
-        ]
+        """Why it is not PASS, with the number of the run, from 1, and the phase."""
+        return [f"{run.label}: {reason}" for run in self.runs for reason in run.reasons()]
 
     def table(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -148,56 +190,34 @@ class Audit:
             "verdict": self.verdict,
             "reasons": self.reasons(),
             "significance": self.significance,
-            "mechanism": {
-                **asdict(self.mechanism),
-                "noise_multiplier": self.mechanism.noise_multiplier,
-                "epsilon_shown_by_final": self.mechanism.shown,
-            },
-            "runs": [
-                {"verdict": run.verdict, "epsilon_verdict": run.epsilon_verdict, **asdict(run)}
-                for run in self.runs
-            ],
+            "runs": [run.table() for run in self.runs],
         }
 
 
-def audit(
-    runs: Sequence[Observations],
-    mechanism: Mechanism,
-    *,
-    significance: float = 0.05,
-    seed: int = 0,
-    certain: Sequence[Sequence[Check]] = (),
-) -> Audit:
-    """Audit a claim.
+def audit(audited: Sequence[Audited], *, significance: float = 0.05, seed: int = 0) -> Audit:
+    """Audit the claims of independent runs, and of their phases.
 
     Args:
-        runs: observations of independent runs of the same mechanism.
-        mechanism: the claim.
+        audited: the runs, phase by phase.
         significance: chance of a wrong FAIL, in (0, 1).
         seed: of the bootstrap.
-        certain: further checks of each run, which fail by no chance.
     """
-    share = significance / (_TESTS_PER_RUN * len(runs))
+    share = significance / sum(one.tests for one in audited)
     found = [
-        audit_run(seen, mechanism, significance=share, seed=seed + place)
-        for place, seen in enumerate(runs)
+        audit_run(one, significance=share, seed=seed + place) for place, one in enumerate(audited)
     ]
-    added = zip(found, certain or [()] * len(found), strict=True)
-    whole = tuple(replace(run, checks=(*run.checks, *more)) for run, more in added)
-    return Audit(mechanism, whole, significance)
+    return Audit(tuple(found), significance)
 
 
-def audit_run(
-    seen: Observations, mechanism: Mechanism, *, significance: float, seed: int = 0
-) -> RunFindings:
-    """Findings of one run; every bound and every check gets the whole `significance`."""
+def audit_run(audited: Audited, *, significance: float, seed: int = 0) -> RunFindings:
+    """Findings of one run or phase; every bound and every check gets the whole `significance`."""
+    seen, mechanism = audited.seen, audited.mechanism
     scores = [
         _findings(score, seen, mechanism.delta, significance, seed)
         for score in all_scores(seen, mechanism)
     ]
-    return RunFindings(
-        seen.canaries, tuple(scores), tuple(all_checks(seen, mechanism, significance))
-    )
+    checks = (*all_checks(seen, mechanism, significance), *audited.certain)
+    return RunFindings(seen.canaries, tuple(scores), checks, mechanism, audited.run, audited.phase)
 
 
 def _findings(

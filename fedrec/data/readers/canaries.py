@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another dataset, with users added who have neither rows nor features: the canary clients of an
-audit."""
+"""Another dataset, with users added who have neither rows nor features, the canary clients of an
+audit, and items that nobody has."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class CanariesConfig(ReaderConfig):
     """The base dataset: its name and settings."""
     count: int = Field(1000, ge=1)
     """Number of users added; their indices follow those of the others."""
+    items: int = Field(0, ge=0)
+    """Number of items added, likewise."""
 
 
 class Canaries(Reader):
@@ -36,18 +38,19 @@ class Canaries(Reader):
     config: CanariesConfig
 
     def read(self) -> Interactions:
-        """Read the other dataset and add the users.
+        """Read the other dataset and add users and items.
 
         Raises:
             DataError: see the other dataset.
         """
         data: Interactions = self._base().read()
-        count = self.config.count
-        features = tuple(_extended(feature, count) for feature in data.user_features.features)
+        users, items = self.config.count, self.config.items
         return replace(
             data,
-            user_ids=_more_ids(data.user_ids, count),
-            user_features=FeatureTable(data.num_users + count, features),
+            user_ids=_more_ids(data.user_ids, users),
+            user_features=_longer(data.user_features, users),
+            item_ids=_more_ids(data.item_ids, items),
+            item_features=_longer(data.item_features, items),
         )
 
     def files(self) -> list[Path]:
@@ -57,6 +60,12 @@ class Canaries(Reader):
         section = Section.model_validate(self.config.base)
         settings = component_settings(DATASET, section, at="dataset.base")
         return resolve(DATASET, section.name)(section.name, settings)
+
+
+def _longer(table: FeatureTable, count: int) -> FeatureTable:
+    """The same features with rows added that have no code."""
+    features = tuple(_extended(feature, count) for feature in table.features)
+    return FeatureTable(table.rows + count, features)
 
 
 def _extended(feature: Feature, count: int) -> Feature:

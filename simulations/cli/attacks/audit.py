@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     "run",
+    "phase",
     "observer",
     "one-run bound",
     "GDP bound",
@@ -87,8 +88,8 @@ def audit(
     """Run an experiment with canary clients and test its privacy claim; the exit status is 1 on
     FAIL.
 
-    The claim is that of the experiment's [privacy] table, or the one given by --clip and
-    --noise-std.
+    The claim is what the run's privacy ledger states for each phase with noise, or the one given by
+    --clip and --noise-std.
     """
     from simulations.attacks.audit import audit_experiment
 
@@ -153,12 +154,13 @@ def _scores(found: Audit) -> Table:
 
     shown = Table(box=None, padding=(0, 2, 0, 0))
     for column in _COLUMNS:
-        shown.add_column(column, justify="left" if column == "observer" else "right")
-    for number, run in enumerate(found.runs, 1):
+        shown.add_column(column, justify="left" if column in ("phase", "observer") else "right")
+    for run in found.runs:
         for score in run.scores:
             estimate = score.estimate
             shown.add_row(
-                str(number),
+                str(run.run),
+                run.phase,
                 score.observer,
                 f"{score.one_run.epsilon:.3f}",
                 f"{score.gdp:.3f}",
@@ -171,10 +173,10 @@ def _scores(found: Audit) -> Table:
 
 def _checks(found: Audit) -> Iterator[str]:
     """A line for each check of each run."""
-    for number, run in enumerate(found.runs, 1):
+    for run in found.runs:
         for check in run.checks:
             state = "ok   " if check.passed else "WRONG"
             yield (
-                f"{state} run {number} {check.name}: {check.measured:.4g}, claimed"
+                f"{state} {run.label} {check.name}: {check.measured:.4g}, claimed"
                 f" {check.claimed:.4g} (p = {check.probability:.2g})"
             )

@@ -4,20 +4,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from fedrec.attacks.audit.canaries import CanaryPlan, reserved_table
+from fedrec.attacks.audit.canaries import CanaryPlan
 from fedrec.attacks.audit.checks import (
     all_checks,
     check_farthest,
     check_independence,
     check_noise,
     check_reach,
+    check_shared_reach,
     differences,
 )
+from fedrec.attacks.audit.directions import Directions
 from fedrec.attacks.audit.estimate import _interval, estimate_epsilon
 from fedrec.attacks.audit.gaussian import epsilon_of_gaussian
 from fedrec.attacks.audit.gdp import CUTS, gdp_bound
@@ -47,17 +50,65 @@ def seen(canaries=300, noise=0.3, seed=0, reach=0.2):
     )
 
 
-def test_canaries_are_orthonormal_directions_that_the_projection_finds():
-    plan = CanaryPlan(first=50, count=6, magnitude=3.0, seed=1)
-    uploads = np.zeros((6, 20 + 6, 5))
-    for place, upload in enumerate(uploads):
-        row, value = plan.upload(50 + place, *upload.shape)
-        upload[row] = value
-    flat = uploads.reshape(6, -1)
+SHAPES = {"item.id": (26, 5), "layer": (12, 3), "bias": (8,)}
+ROOM = {"item.id": 6, "layer": 3, "bias": 2}
+
+
+def uploads(own, plan, shapes):
+    """What each canary uploads, flat over all parameters, `float64 [k, n]`."""
+    starts = dict(zip(shapes, np.cumsum([0, *map(math.prod, shapes.values())]), strict=False))
+    found = np.zeros((plan.count, sum(map(math.prod, shapes.values()))))
+    for place, row in enumerate(found):
+        for name, (places, values) in own.upload(plan.first + place).items():
+            row[starts[name] + places] += values
+    return found
+
+
+def means(flat, shapes):
+    """Flat values as parameters."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+    parts = np.split(flat, ends[:-1])
+    return {name: part.reshape(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+
+
+@pytest.mark.parametrize("patterns", [("item.id",), ("*",)])
+def test_canaries_are_orthonormal_rows_that_nothing_depends_on(patterns):
+    plan = CanaryPlan(first=50, count=6, magnitude=3.0, seed=1, parameters=patterns)
+    own = Directions(plan, ROOM, SHAPES)
+    flat = uploads(own, plan, SHAPES)
     assert flat @ flat.T == pytest.approx(9.0 * np.eye(6))
-    assert not uploads[:, :20].any()
-    for place, upload in enumerate(uploads):
-        assert plan.project(upload) == pytest.approx(3.0 * plan.signs()[place] * np.eye(6)[place])
+    for name, part in means(np.abs(flat).sum(axis=0), SHAPES).items():
+        assert not part[: len(part) - ROOM[name]].any()
+        assert part.any() == (name == "item.id" or patterns == ("*",))
+    for place, row in enumerate(flat):
+        found = own.project(means(row, SHAPES))
+        assert found == pytest.approx(3.0 * plan.signs()[place] * np.eye(6)[place])
+    assert set(own.groups) == {name for name in ROOM if name == "item.id" or patterns == ("*",)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [("rows", {"item.bias": (40, 1), "w": (3, 1)}), ("products", {"item.weights": (9, 9)})],
+)
+def test_canaries_without_signs_are_as_far_apart_as_two_clients_can_be(kind, shapes):
+    """Clipped to norm S, they are sqrt(2) S apart, half of it on either side of zero."""
+    plan = CanaryPlan(first=5, count=8, magnitude=1.0, seed=2, kind=kind)
+    own = Directions(plan, {}, shapes)
+    flat = uploads(own, plan, shapes)
+    assert np.linalg.norm(flat, axis=1) == pytest.approx(1.0)
+    if kind == "products":
+        tables = [means(row, shapes)["item.weights"] for row in flat]
+        assert all(np.linalg.eigvalsh(table).min() > -1e-12 for table in tables)
+    else:
+        assert (flat >= 0).all()
+    for place, row in enumerate(flat):
+        found = own.project(means(row, shapes))
+        assert found[place] == pytest.approx(plan.signs()[place] / math.sqrt(2))
+        assert own.quiet(means(row, shapes)) == pytest.approx(0.0, abs=1e-12)
+    noise = np.random.default_rng(0).normal(size=(4000, flat.shape[1]))
+    quiet = np.array([own.quiet(means(row, shapes)) for row in noise])
+    assert quiet.shape[1] == (8 if kind == "rows" else 36)
+    assert np.cov(quiet.T) == pytest.approx(np.eye(quiet.shape[1]), abs=0.1)
 
 
 def test_signs_are_fair_secret_and_repeatable():
@@ -75,10 +126,18 @@ def test_who_is_a_canary():
     ].tolist() == [5, 6, 7, 8]
 
 
-def test_a_model_without_item_rows_is_refused():
-    assert reserved_table(("item.bias", "item.id"), {"w": (3,), "item.id": (5, 2)}) == "item.id"
-    with pytest.raises(ExperimentError, match="no item table for canaries"):
-        reserved_table((), {"w": (3,)})
+@pytest.mark.parametrize(
+    ("kind", "room", "shapes"),
+    [
+        ("signed", {}, {"w": (30,)}),
+        ("signed", {"w": 3}, {"w": (30,)}),
+        ("rows", {}, {"item.bias": (7, 1), "w": (30, 2)}),
+        ("products", {}, {"item.weights": (3, 3)}),
+    ],
+)
+def test_a_model_without_room_for_canaries_is_refused(kind, room, shapes):
+    with pytest.raises(ExperimentError, match="no room for canaries"):
+        Directions(CanaryPlan(first=0, count=4, magnitude=1.0, kind=kind), room, shapes)
 
 
 def test_final_and_known_scores_are_sums():
@@ -262,6 +321,43 @@ def test_a_canary_that_reaches_too_far_is_found():
         assert not check.passed and check.claimed == pytest.approx(0.2)
     assert check_reach(seen(reach=0.25), CLAIM, 0.001).measured == pytest.approx(0.25, abs=0.03)
     assert check_reach(seen(reach=0.19), CLAIM, 0.001).passed
+
+
+def shared(reach=0.2, seed=0, canaries=200, others=0.5):
+    """Canaries in directions in which others, who do not know the signs, move the mean further."""
+    random = np.random.default_rng(seed)
+    signs = random.choice([-1, 1], canaries)
+    released = signs * reach + random.normal(others, others, (2, canaries))
+    return Observations(
+        released, np.ones(released.shape, dtype=bool), signs, np.zeros((2, 3)), shared=True
+    )
+
+
+def test_reach_is_tested_where_others_move_the_mean_too():
+    assert not check_shared_reach(shared(reach=2.0), CLAIM, 0.001).passed
+    assert check_shared_reach(shared(reach=2.0), CLAIM, 0.001).measured == pytest.approx(2, abs=0.2)
+    failed = sum(not check_shared_reach(shared(seed=n), CLAIM, 0.05).passed for n in range(200))
+    assert failed <= 10
+    assert math.isnan(check_shared_reach(shared(canaries=4), CLAIM, 0.001).measured)
+    names = [check.name for check in all_checks(shared(), CLAIM, 0.001)]
+    assert names == ["reach", "noise-std", "noise-correlation"]
+
+
+def test_noise_is_checked_where_no_client_ever_moves_the_mean():
+    run, random = shared(), np.random.default_rng(0)
+    for std, right in ((0.3, True), (0.15, False)):
+        own = replace(run, quiet=random.normal(0, std, (2, 100)))
+        noise = next(check for check in all_checks(own, CLAIM, 0.001) if check.name == "noise-std")
+        assert noise.passed == right and noise.measured == pytest.approx(std, rel=0.15)
+
+
+def test_canaries_of_one_parameter_that_reach_too_far_are_found():
+    run = seen(canaries=300)
+    parameters = np.repeat(["a", "b", "c"], 100)
+    run.released[:, parameters == "b"] += (run.taking_part * run.signs)[:, parameters == "b"] * 0.3
+    checks = all_checks(replace(run, groups=parameters), CLAIM, 0.001)
+    failed = {check.name: check.passed for check in checks}
+    assert failed["reach-of-a"] and failed["reach-of-c"] and not failed["reach-of-b"]
 
 
 def test_one_heavy_canary_among_many_is_found():

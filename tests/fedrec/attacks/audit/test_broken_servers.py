@@ -17,7 +17,7 @@ import pytest
 
 from fedrec.attacks.audit.mechanism import Mechanism
 from fedrec.attacks.audit.observations import Observations
-from fedrec.attacks.audit.verdict import audit, audit_run
+from fedrec.attacks.audit.verdict import Audited, audit, audit_run
 
 CLIENTS, CANARIES, COHORT, ROUNDS, CLIP = 1000, 1000, 200, 100, 1.0
 NOISE = 1.0 * 2 * CLIP / COHORT
@@ -57,7 +57,9 @@ def findings():
 
     def find(variant, seed):
         if (variant, seed) not in known:
-            known[variant, seed] = audit_run(server(variant, seed), CLAIM, significance=0.05)
+            known[variant, seed] = audit_run(
+                Audited(server(variant, seed), CLAIM), significance=0.05
+            )
         return known[variant, seed]
 
     return find
@@ -72,7 +74,7 @@ def check(found, name):
 
 
 def test_a_right_server_never_fails_in_twenty_audits():
-    found = audit([server("right", seed) for seed in range(20)], CLAIM)
+    found = audit([Audited(server("right", seed), CLAIM) for seed in range(20)])
     assert {run.verdict for run in found.runs} <= {"PASS", "WARN"}
     assert sum(run.verdict == "PASS" for run in found.runs) >= 18
     lower = max(
@@ -141,7 +143,7 @@ def test_one_seed_for_all_rounds_hides_from_epsilon_but_not_from_the_correlation
 
 
 def test_reasons_name_the_run_and_the_numbers():
-    found = audit([server("right", 1), server("no clip", 0)], CLAIM)
+    found = audit([Audited(server("right", 1), CLAIM), Audited(server("no clip", 0), CLAIM, run=2)])
     assert found.verdict == "FAIL" and found.table()["verdict"] == "FAIL"
     reasons = found.reasons()
     assert all(reason.startswith("run 2: ") for reason in reasons)
@@ -152,7 +154,7 @@ def test_reasons_name_the_run_and_the_numbers():
 @pytest.mark.parametrize(("epsilon", "verdict"), [(1.0, "FAIL"), (4.4, "WARN"), (7.8, "PASS")])
 def test_a_right_server_with_a_wrong_claim(epsilon, verdict):
     claim = dataclasses.replace(CLAIM, epsilon=epsilon)
-    (found,) = audit([server("right", 0)], claim).runs
+    (found,) = audit([Audited(server("right", 0), claim)]).runs
     assert found.verdict == found.epsilon_verdict == verdict and all(
         check.passed for check in found.checks
     )
@@ -164,6 +166,6 @@ def test_a_right_server_with_a_wrong_claim(epsilon, verdict):
 
 def test_a_claim_of_nothing_is_never_refuted():
     silent = Mechanism(CLIP, COHORT, 0.0, CLAIM.sampling_rate, ROUNDS, 1e-5, math.inf)
-    found = audit([server("noise / sqrt(M)", 0)], silent)
+    found = audit([Audited(server("noise / sqrt(M)", 0), silent)])
     assert [score.observer for score in found.runs[0].scores] == ["final"]
     assert found.runs[0].epsilon_verdict == "PASS"

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rounds of an audited run release along the canaries' directions.
+
+Of a private run it is the noisy mean update that `DpFedAvg` gives to the strategy, whatever the
+strategy makes of it. Of another run it is computed from the global parameters before and after a
+round, so that any strategy can be audited that adds `server-lr` times a noisy mean to them.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedrec.attacks.audit.canaries import CanaryPlan
+from fedrec.attacks.audit.directions import Directions
+from fedrec.components.registry import MODEL, STRATEGY, resolve
+from fedrec.data.population import Population
+from fedrec.errors import RunError
+from fedrec.experiment.phases import phase_at, phases_of
+from fedrec.experiment.schema import Experiment
+from fedrec.prefixes import together, under
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+from fedrec.runtime.atomic_files import open_atomically
+from server.callbacks.base import Callback
+from strategies.base import CohortStrategy
+
+_DAMAGED = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclass(frozen=True, eq=False)
+class Releases:
+    """The releases of a phase.
+
+    Attributes:
+        rounds: `int64 [T]`, their rounds.
+        released: `float64 [T, k]`, along each canary's direction.
+        quiet: `float64 [T, n]`, along directions in which no client moves the mean; n may be 0.
+        groups: `[k]`, the parameter of each canary.
+    """
+
+    rounds: np.ndarray
+    released: np.ndarray
+    quiet: np.ndarray
+    groups: np.ndarray
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """As named arrays."""
+        return dict(vars(self))
+
+    def fits(self, canaries: int) -> bool:
+        """Whether it may have been recorded with so many canaries."""
+        rounds = len(self.rounds)
+        return (
+            self.released.dtype == self.quiet.dtype == np.float64
+            and self.rounds.dtype == np.int64
+            and self.released.shape == (rounds, canaries)
+            and self.quiet.shape[:1] == (rounds,)
+            and self.quiet.ndim == 2
+            and self.groups.shape == (canaries,)
+        )
+
+
+class Watch(Callback):
+    """Records what each audited round releases, and saves it when the run is finished.
+
+    Args:
+        plans: the canaries of each audited phase.
+        file: where the releases go.
+    """
+
+    def __init__(self, plans: Mapping[str, CanaryPlan], file: Path) -> None:
+        self._plans, self._file = plans, file
+        self._found: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {n: {} for n in plans}
+        self._directions: dict[str, Directions] = {}
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`.
+
+        Raises:
+            RunError: the run is resumed, and its earlier releases were not recorded.
+        """
+        if first_round > 1:
+            raise RunError(
+                f"the audited run {run.path} was interrupted",
+                expected="a run that is watched from its first round",
+                got=f"a run that continues with round {first_round}",
+                fix=f"remove {run.path} and start again",
+            )
+        experiment = run.experiment
+        self._private = experiment.privacy is not None
+        self._phases, self._rate = phases_of(experiment), server_rate(experiment)
+        model = resolve(MODEL, experiment.model.name)
+        schema = Population.of(experiment).schema()
+        self._room = getattr(model(experiment.settings(MODEL), schema), "room", {})
+
+    def on_release(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
+        """The noisy mean update of a private round, before the strategy's rule."""
+        self._record(round_number, mean)
+
+    def on_update(
+        self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
+    ) -> None:
+        """Parameters before and after a round; read-only. Not called on the flower engine."""
+        if not self._private:
+            rate = self._rate(round_number)
+            changes = {n: (after[n].astype(np.float64) - before[n]) / rate for n in after}
+            self._record(round_number, changes)
+
+    def on_end(self, result: Result) -> None:
+        """The run is finished."""
+        found = {f"{phase}/": self._releases(phase).arrays() for phase in self._plans}
+        with open_atomically(self._file) as file:
+            np.savez(file, **together(found))  # type: ignore[arg-type]
+
+    def _record(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
+        phase = phase_at(self._phases, round_number).name
+        if phase not in self._plans:
+            return
+        if phase not in self._directions:
+            shapes = {name: value.shape for name, value in mean.items()}
+            self._directions[phase] = Directions(self._plans[phase], self._room, shapes)
+        own = self._directions[phase]
+        self._found[phase][round_number] = own.project(mean), own.quiet(mean)
+
+    def _releases(self, phase: str) -> Releases:
+        rounds = sorted(self._found[phase])
+        kept = [self._found[phase][number] for number in rounds]
+        count = self._plans[phase].count
+        own = self._directions.get(phase)
+        return Releases(
+            np.array(rounds, dtype=np.int64),
+            np.array([released for released, _ in kept]).reshape(len(kept), count),
+            np.array([quiet for _, quiet in kept]).reshape(len(kept), -1 if kept else 0),
+            np.array(own.groups if own else [""] * count, dtype=np.str_),
+        )
+
+
+def server_rate(experiment: Experiment) -> Callable[[int], float]:
+    """Factor of a round's noisy mean in the strategy, by the number of the round, from 1."""
+    strategy, settings = resolve(STRATEGY, experiment.strategy.name), experiment.settings(STRATEGY)
+    if not issubclass(strategy, CohortStrategy):
+        return lambda round_number: 1.0
+    return lambda round_number: strategy.server_rate(settings, round_number)
+
+
+def recorded(file: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, Releases]:
+    """The releases of an audited run, by phase.
+
+    Raises:
+        RunError: the file is not there, or was not written by an audit.
+    """
+    shown = "no such file"
+    try:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
+            tables = {name: arrays[name] for name in arrays.files}
+        found = {phase: Releases(**under(f"{phase}/", tables)) for phase in plans}
+        if all(own.fits(plans[phase].count) for phase, own in found.items()):
+            return found
+        shown = ", ".join(
+            f"{name} {value.dtype} {list(value.shape)}" for name, value in tables.items()
+        )
+    except FileNotFoundError:
+        pass
+    except _DAMAGED as e:
+        shown = str(e) or type(e).__name__
+    raise RunError(
+        f"{file} does not hold what an audited run released",
+        expected=f"arrays of the phases {', '.join(plans)}, written when the run ended",
+        got=shown,
+        fix=f"remove the folder {file.parent} and audit again",
+    )
