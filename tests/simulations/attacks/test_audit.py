@@ -229,6 +229,7 @@ def test_a_ledger_that_states_more_noise_than_is_drawn_is_refuted(tmp_path, monk
     from strategies.dp import DpFedAvg
 
     stated = DpFedAvg.event.fget
+    assert stated is not None
 
     def doubled(self):
         event = stated(self)

@@ -5,6 +5,7 @@ ones are not refuted, and an error in one phase or parameter is found there."""
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_every_phase_is_audited_against_its_own_ledger(tmp_path, system):
         checks = {check.name: check for check in run.checks}
         assert {"reach", "noise-std", "charged-rounds"} <= set(checks)
         assert checks["noise-std"].measured == pytest.approx(run.mechanism.noise_std, rel=0.2)
-        events = [
+        events: list[Any] = [
             charge.event
             for charge in Ledger(tmp_path / "run-01" / "privacy.jsonl").charges
             if charge.event.phase == phase
@@ -137,6 +138,7 @@ def test_a_missing_clip_is_found_in_every_phase(tmp_path, monkeypatch, system):
 
 def test_a_phase_that_is_charged_for_more_noise_than_it_has_is_found(tmp_path, monkeypatch):
     stated = DpFedAvg.event.fget
+    assert stated is not None
 
     def doubled(self):
         event = stated(self)

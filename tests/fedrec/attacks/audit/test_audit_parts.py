@@ -216,7 +216,7 @@ def test_gdp_bound_is_that_of_the_exact_limits_at_its_best_cut():
         ]
         best = max(best, -stats.norm.ppf(rates[0]) - stats.norm.ppf(rates[1]))
     found = gdp_bound(score.values, run.signs, score.scale, 1e-5)
-    assert found == pytest.approx(epsilon_of_gaussian(best, 1e-5))
+    assert found == pytest.approx(epsilon_of_gaussian(float(best), 1e-5))
 
 
 def test_gdp_bound_has_its_coverage():
