@@ -15,7 +15,9 @@ from functools import lru_cache
 
 import numpy as np
 
-EPOCHS, BATCH, LEARNING_RATE = 5, 32, 0.05
+EPOCHS = 5
+BATCH = 32
+LEARNING_RATE = 0.05
 
 
 class Arrays(dict[str, np.ndarray]):
@@ -45,11 +47,9 @@ class Arrays(dict[str, np.ndarray]):
     def epochs(self, place: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Items and labels of each epoch of one user in one round; `place` counts through all
         rounds' cohorts."""
-        start, stop, length = (
-            self["offsets"][place],
-            self["offsets"][place + 1],
-            self["lengths"][place],
-        )
+        start = self["offsets"][place]
+        stop = self["offsets"][place + 1]
+        length = self["lengths"][place]
         for first in range(start, stop, length):
             yield self["items"][first : first + length], self["labels"][first : first + length]
 

@@ -118,7 +118,8 @@ def fill(file: Path, experiment: str, name: str, seed: int, minutes: float) -> b
         seed: of the split and of the system.
         minutes: after so many no further setting is begun.
     """
-    started, protocol = time.monotonic(), None
+    started = time.monotonic()
+    protocol = None
     for settings in settings_of(experiment, name):
         table = read(file)
         records = table.setdefault(f"{experiment} {name} {seed}", [])
@@ -128,7 +129,8 @@ def fill(file: Path, experiment: str, name: str, seed: int, minutes: float) -> b
             return False
         if protocol is None:
             loaded = load(experiment, [*OVERRIDES[experiment], f"seed={seed}"])
-            population, ks = KEPT.population(loaded), loaded.evaluation.ks
+            population = KEPT.population(loaded)
+            ks = loaded.evaluation.ks
             protocol = RankingProtocol(population, held_out="validation", ks=ks)
         records.append(measured(protocol, name, settings, seed))
         write_atomically(file, json.dumps(table, indent=1).encode())

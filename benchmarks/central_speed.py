@@ -28,7 +28,8 @@ from fedrec.experiment.loading import load
 
 EVALUATED = ("popularity", "item-knn", "user-knn", "ease", "puresvd", "ials")
 FITTED = ("ease", "ials", "puresvd")
-FACTORS, SWEEPS = 64, 15
+FACTORS = 64
+SWEEPS = 15
 
 
 def lists() -> RankingProtocol:

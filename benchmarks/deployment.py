@@ -76,7 +76,8 @@ def rounds(nodes: int, count: int, port: int) -> dict[str, float]:
         table["engine"] |= {"name": "ray", "nodes": nodes}
         runner.run({**table}, output=Path(folder) / "run")
         simulated = pd.read_csv(Path(folder) / "run" / "timings.csv")["seconds"].tolist()
-    middle, ray = statistics.median(seconds[1:]), statistics.median(simulated[1:])
+    middle = statistics.median(seconds[1:])
+    ray = statistics.median(simulated[1:])
     found = {
         "nodes": nodes,
         "rounds": count,
@@ -92,7 +93,8 @@ def load(nodes: int, count: int, port: int) -> dict[str, float]:
     os.environ.setdefault(NODE_POLL, "10")
     table = experiment(nodes, min(count, 5), users=nodes, everybody=True)
     with deployed(table, nodes, port, wait=1500) as (deployment, first):
-        idle, before = memory(deployment), cpu_by_process(deployment)
+        idle = memory(deployment)
+        before = cpu_by_process(deployment)
         seconds = deployed_rounds(deployment, table)
         after = cpu_by_process(deployment)
         busy = memory(deployment)
@@ -119,7 +121,8 @@ def idle(nodes: int, _rounds: int, port: int) -> dict[str, float]:
     os.environ.setdefault(NODE_POLL, "10")
     with deployed(experiment(nodes, 1), nodes, port) as (deployment, _):
         time.sleep(30)
-        before, started = cpu_by_process(deployment), time.perf_counter()
+        before = cpu_by_process(deployment)
+        started = time.perf_counter()
         time.sleep(90)
         seconds = time.perf_counter() - started
         after = cpu_by_process(deployment)

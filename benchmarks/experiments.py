@@ -46,7 +46,10 @@ from benchmarks.contestants.shipped_loop import rounds_of  # noqa: E402
 from clients.step import CohortStep  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
 
-USERS, ROUNDS, LOOP_USERS, LOOP_ROUNDS = 40, 6, 20, 2
+USERS = 40
+ROUNDS = 6
+LOOP_USERS = 20
+LOOP_ROUNDS = 2
 GENERATED_ROUNDS = 6
 
 
@@ -81,7 +84,9 @@ def measured(module: str, *arguments: object) -> dict[str, Any]:
 
 def row(name: str, step: str, repeats: int) -> dict[str, Any]:
     """One line of the table."""
-    ours, loop, found = [], [], {}
+    ours = []
+    loop = []
+    found = {}
     for repeat in range(repeats):
         last = repeat == repeats - 1
         found = measured(
@@ -109,7 +114,8 @@ def generated(name: str, repeats: int) -> dict[str, Any]:
 
 
 def _speeds(ours: list[float], loop: list[float]) -> dict[str, float]:
-    mine, theirs = statistics.median(ours), statistics.median(loop)
+    mine = statistics.median(ours)
+    theirs = statistics.median(loop)
     return {"users_per_second": mine, "loop": theirs, "ratio": mine / theirs}
 
 

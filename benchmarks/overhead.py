@@ -96,7 +96,8 @@ TimedSgd.__module__ = Sgd.__module__
 def measure(cohort: int, items: int, rounds: int) -> dict[str, float]:
     """Median seconds of a round and of its slowest node's training, and the share that is
     overhead."""
-    work, clock = experiment(cohort, items, rounds, "ray"), RoundEnds()
+    work = experiment(cohort, items, rounds, "ray")
+    clock = RoundEnds()
     step = work.step.model_copy(update={"name": "benchmarks.overhead:TimedSgd"})
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
@@ -104,7 +105,8 @@ def measure(cohort: int, items: int, rounds: int) -> dict[str, float]:
         os.environ["PYTHONPATH"] = str(ROOT)
         run(work.model_copy(update={"step": step}), output=Path(folder) / "run", callbacks=[clock])
         lines = [line.split() for line in notes.read_text().splitlines()]
-    whole, training = [], []
+    whole = []
+    training = []
     for begin, end in clock.spans():
         by_node: dict[str, float] = defaultdict(float)
         for process, begun, seconds in lines:

@@ -65,11 +65,13 @@ def central(data: str, seed: int, part: str) -> dict[str, object]:
 def never_drawn(experiment: Experiment) -> dict[str, float]:
     """Metrics of ranking each user's items by how seldom they were negatives in this very run."""
     node = Node(experiment, 0, 1, None)
-    step, population = node.step(experiment.step), node.population
+    step = node.step(experiment.step)
+    population = node.population
     sampler = resolve(SAMPLER, experiment.sampler.name)(
         experiment.settings(SAMPLER), population.training_clients, experiment.seed
     )
-    part, items = experiment.evaluation.held_out, population.interactions.num_items
+    part = experiment.evaluation.held_out
+    items = population.interactions.num_items
     clients = population.evaluated_clients(part)
     scores = np.zeros((population.interactions.num_users, items))
     for number in range(1, experiment.rounds + 1):
@@ -81,7 +83,8 @@ def never_drawn(experiment: Experiment) -> dict[str, float]:
             scores[client, np.unique(negative)] -= 1
     lists = population.held_out(clients, part)
     masks = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "relevant")}
-    own, known = torch.from_numpy(scores[clients]), torch.from_numpy(lists.known)
+    own = torch.from_numpy(scores[clients])
+    known = torch.from_numpy(lists.known)
     metrics = ranking_metrics(own, **masks, known=known, ks=(10,))
     metrics |= sampled_metrics(own, **masks, ks=(10,), sampled=99)
     return {name: float(metrics[name].nanmean()) for name in METRICS}
@@ -125,16 +128,19 @@ def finish(path: Path, source: str | Mapping[str, Any], overrides: list[str]) ->
 
 def results(base: Path) -> tuple[Rows, set[int]]:
     """What is there, and the numbers of rounds."""
-    found, rounds = Rows(), set[int]()
+    found = Rows()
+    rounds = set[int]()
     for path in sorted(base.glob("*/seed-*")):
         if not (path / "result.json").is_file():
             continue
-        result, name = RunFolder(path).read_result(), path.parent.name
+        result = RunFolder(path).read_result()
+        name = path.parent.name
         if name == "central":
             for label, metrics in result.baselines.items():
                 found.setdefault((label, False), []).append(metrics)
             continue
-        system, leak = name.removesuffix("-leak"), name.endswith("-leak")
+        system = name.removesuffix("-leak")
+        leak = name.endswith("-leak")
         found.setdefault((system, leak), []).append(result.metrics)
         rounds.add(result.experiment.rounds)
         if (path / NEVER_DRAWN).is_file():

@@ -31,16 +31,15 @@ from benchmarks.curves import Panel, write_panels
 from fedrec.errors import ExperimentError
 from simulations.reproduce.grids.tables import save_table
 
-FOLDS, SHARE = range(1, 6), 0.1
+FOLDS = range(1, 6)
+SHARE = 0.1
 SCREEN = 1  # the fold whose validation rows settings are chosen on
 UNTRAINED = "pnbm-untrained"
 """Similarities as DPSGD-PNBM and DPPS-PNBM begin with them; nothing is learned."""
 FIXED = ("item-mean", "pcc", "cos", "pnbm", UNTRAINED, "biased-mf")
 COMPARED = ("item-mean", "pcc", "cos", UNTRAINED, "biased-mf")
-BY_RATING, BY_USER = (
-    ("dpsgd-pnbm", "dpsgd-mf"),
-    ("dpps-pnbm", "dpps-mf", "dp-item-mean", "pnbm-sound"),
-)
+BY_RATING = ("dpsgd-pnbm", "dpsgd-mf")
+BY_USER = ("dpps-pnbm", "dpps-mf", "dp-item-mean", "pnbm-sound")
 FIGURES = {
     1: (*BY_RATING, *COMPARED),
     2: (*BY_USER, *COMPARED),
@@ -203,7 +202,8 @@ def work_list(
 
 def choose(folder: Path, system: str, epsilon: float) -> dict[str, Any]:
     """The settings of least validation error, found once."""
-    file, key = folder / "chosen.json", f"{system} {epsilon:g}"
+    file = folder / "chosen.json"
+    key = f"{system} {epsilon:g}"
     known = _read(file, {})
     if key in known:
         return known[key]["settings"]
@@ -211,7 +211,8 @@ def choose(folder: Path, system: str, epsilon: float) -> dict[str, Any]:
     if system == "pnbm-sound":  # the first round is the release that dp-item-mean makes
         means = choose(folder, "dp-item-mean", epsilon)
         more = {"clip-norm": means["clip-norm"], "damping": means["damping"]}
-    grid, tried = GRIDS[system], []
+    grid = GRIDS[system]
+    tried = []
     for values in itertools.product(*grid.values()):
         settings = {**dict(zip(grid, values, strict=True)), **more}
         try:
@@ -232,7 +233,8 @@ def test(folder: Path, jobs: Iterable[tuple[str, float, int, int]]) -> None:
         setting = {"system": system, "epsilon": epsilon, "fold": fold, "seed": seed}
         if any(record["setting"] == setting for record in _read(file, [])):
             continue
-        settings, started = choose(folder, system, epsilon), time.perf_counter()
+        settings = choose(folder, system, epsilon)
+        started = time.perf_counter()
         metrics = measured(system, settings, epsilon, fold, seed, "test")
         seconds = round(time.perf_counter() - started, 2)
         records = [*_read(file, []), {"setting": setting, "metrics": metrics, "seconds": seconds}]

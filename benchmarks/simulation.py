@@ -71,14 +71,16 @@ def measure(name: str, task: Task, memory: bool = False) -> dict[str, Any]:
     ):
         line = command(name, task)
         process = subprocess.Popen(line, stdout=said, stderr=complained, env=environment, cwd=ROOT)
-        watch, busy = TreeWatch(process, memory), GpuWatch(task.device)
+        watch = TreeWatch(process, memory)
+        busy = GpuWatch(task.device)
         watch.start()
         process.wait()
         watch.join()
         busy.stop()
         said.seek(0)
         complained.seek(0)
-        lines, trouble = said.read().strip().splitlines(), complained.read().strip().splitlines()
+        lines = said.read().strip().splitlines()
+        trouble = complained.read().strip().splitlines()
     if process.returncode or not lines:
         raise SystemExit(
             "\n".join([*trouble[-20:], f"{name} failed with status {process.returncode}: {line}"])
@@ -94,7 +96,8 @@ def figures(
     counted: list[tuple[float, float]], cohort: int, watch: TreeWatch, busy: GpuWatch
 ) -> dict[str, float]:
     """Speed by wall clock and by CPU time; on a GPU, the share of the time that it was busy."""
-    begin, end = counted[0][0], counted[-1][1]
+    begin = counted[0][0]
+    end = counted[-1][1]
     return {
         "users_per_second": cohort / statistics.median(end - begin for begin, end in counted),
         "users_per_cpu_second": cohort * len(counted) / watch.cpu_seconds(begin, end),

@@ -63,13 +63,12 @@ def main() -> None:
     given = parser.parse_args()
     table = experiment(given.nodes, given.rounds)
     table["evaluation"]["final-users"] = 300
-    table["sampler"]["cohort"], table["step"]["epochs"] = given.cohort, 1
+    table["sampler"]["cohort"] = given.cohort
+    table["step"]["epochs"] = 1
     table["engine"] |= {"timeout": given.deadline, "max-failures": 1.0, "nodes": 1}
     with deployed(table, given.nodes, given.port) as (deployment, _):
-        killer, watcher = (
-            Killer(deployment, given.seconds, given.seed),
-            Watcher(deployment, given.every),
-        )
+        killer = Killer(deployment, given.seconds, given.seed)
+        watcher = Watcher(deployment, given.every)
         disturbed = until_finished(deployment, table, "disturbed", killer, watcher)
         say("disturbed", kills=killer.kills, **rounds_of(disturbed))
         say("disturbed, for all users", **rounds_of(of_everyone(disturbed, table)))
@@ -102,7 +101,9 @@ class Killer:
     """
 
     def __init__(self, deployment: Deployment, seconds: float, seed: int) -> None:
-        self.deployment, self.seconds, self.random = deployment, seconds, random.Random(seed)
+        self.deployment = deployment
+        self.seconds = seconds
+        self.random = random.Random(seed)
         self.kills: dict[str, int] = {}
         self.ends = threading.Event()
 
@@ -141,7 +142,8 @@ class Watcher:
     """
 
     def __init__(self, deployment: Deployment, seconds: float) -> None:
-        self.deployment, self.seconds = deployment, seconds
+        self.deployment = deployment
+        self.seconds = seconds
         self.ends = threading.Event()
 
     def run(self) -> None:

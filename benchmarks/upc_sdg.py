@@ -33,7 +33,8 @@ from benchmarks import upc_sdg_figures
 from benchmarks.upc_sdg_figures import METRICS, TABLE_2
 
 DATASETS = {"office": "amazon-upc", "gowalla": "gowalla"}
-RATIOS, SENSITIVITIES = (0.2, 0.4, 0.6, 0.8), (0.1, 0.3, 0.5, 0.7, 0.9)
+RATIOS = (0.2, 0.4, 0.6, 0.8)
+SENSITIVITIES = (0.1, 0.3, 0.5, 0.7, 0.9)
 MASKS = ("both", "learned")
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "office": {"random": {}, "bprmf": {}, "ease": {"regularisation": 200.0}},
@@ -148,7 +149,8 @@ def utility(
 ) -> dict[str, dict[str, float]]:
     """PR, Recall and NDCG at 20 of each model, by mask, over the users with held-out rows, or over
     `most` of them, the same each time."""
-    found, tested = {}, tested_users(population, part, most)
+    found = {}
+    tested = tested_users(population, part, most)
     plain = unperturbed(population)
     for name, options in models.items():
         model = made(name, options, seed)
@@ -181,7 +183,8 @@ def unperturbed(population: Any) -> Any:
     """The same clients with their real rows."""
     from fedrec.data.population import Population
 
-    data, partition = population.interactions, population.partition
+    data = population.interactions
+    partition = population.partition
     return Population(data, partition, task="ranking", positive_above=None)
 
 
@@ -306,7 +309,8 @@ def main() -> None:
     )
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    known, named = {**MODELS[given.data], **SLOW_MODELS[given.data]}, settings(given.data)
+    known = {**MODELS[given.data], **SLOW_MODELS[given.data]}
+    named = settings(given.data)
     if unknown := sorted(set(given.models or ()) - set(known)):
         parser.error(f"{given.data} has no recommender {unknown[0]!r}; known: {', '.join(known)}")
     models = {name: known[name] for name in given.models or known}

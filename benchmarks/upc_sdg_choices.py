@@ -122,15 +122,18 @@ def along(data: str, settings: dict[str, Any], seed: int) -> Iterator[dict[str, 
     """BPR-MF's metrics on validation rows at several numbers of epochs of one training, which ends
     where Recall is `FALLEN` below its best; the last record says so."""
     population = population_of(data, None, seed, "validation")
-    tested, epochs = tested_users(population, "validation", TESTED[data]), EPOCHS[data]
-    model, best = made("bprmf", {**settings, "epochs": max(epochs)}, seed), 0.0
+    tested = tested_users(population, "validation", TESTED[data])
+    epochs = EPOCHS[data]
+    model = made("bprmf", {**settings, "epochs": max(epochs)}, seed)
+    best = 0.0
     started = time.process_time()
     for done in model.training(training_histories(population)):
         if done not in epochs:
             continue
         found = {"bprmf": metrics_of(model, population, tested, "validation", ("both",))}
         recall = found["bprmf"]["both Recall"]
-        last, best = done == max(epochs) or recall < best - FALLEN, max(best, recall)
+        last = done == max(epochs) or recall < best - FALLEN
+        best = max(best, recall)
         seconds = round(time.process_time() - started, 1)
         yield {"settings": settings, "epochs": done, "last": last, "seconds": seconds} | {
             "found": found

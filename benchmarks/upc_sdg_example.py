@@ -54,7 +54,8 @@ def example(size: int, seed: int) -> list[str]:
         wanted = {"name": "upc-sdg", "replacement-ratio": 0.2, "sensitivity": gamma}
         found = Population.of(load({**table, "perturb": wanted})).perturbed
         for row in own:
-            old, new = int(rows.items[row]), int(found.rows.items[row])
+            old = int(rows.items[row])
+            new = int(found.rows.items[row])
             if old != new:
                 places = (
                     int((liking > liking[new]).sum()) + 1,

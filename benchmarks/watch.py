@@ -24,7 +24,8 @@ from pathlib import Path
 
 from benchmarks.whole_run import pss_mib
 
-CPU_INTERVAL, MEMORY_INTERVAL = 0.5, 0.2  # seconds; looking takes CPU time too, at memory most
+CPU_INTERVAL = 0.5
+MEMORY_INTERVAL = 0.2  # seconds; looking takes CPU time too, at memory most
 
 
 NVIDIA_SMI = (
@@ -49,7 +50,8 @@ class TreeWatch(threading.Thread):
     ) -> None:
         super().__init__(daemon=True)
         self.peak_mib = 0.0
-        self._root, self._memory = root, memory
+        self._root = root
+        self._memory = memory
         self._ticks: dict[
             tuple[int, int], int
         ] = {}  # (process id, start time) -> user + system time in clock ticks
@@ -65,7 +67,8 @@ class TreeWatch(threading.Thread):
 
     def sample(self) -> list[int]:
         """Add a sample of CPU time; the ids of the processes of the tree that are alive."""
-        now, found = time.monotonic(), processes()
+        now = time.monotonic()
+        found = processes()
         members = {
             number for number, (_, start, _) in found.items() if (number, start) in self._ticks
         }
@@ -75,7 +78,8 @@ class TreeWatch(threading.Thread):
             below = {
                 number for number, (parent, _, _) in found.items() if parent in members
             } - members
-            members, grown = members | below, bool(below)
+            members = members | below
+            grown = bool(below)
         alive = [number for number in members if number in found]
         self._ticks |= {(number, found[number][1]): found[number][2] for number in alive}
         self._samples.append((now, sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")))
@@ -90,7 +94,8 @@ class TreeWatch(threading.Thread):
         place = bisect_left(self._samples, (moment, 0.0))
         if place in (0, len(self._samples)):
             return self._samples[min(place, len(self._samples) - 1)][1]
-        (before, low), (after, high) = self._samples[place - 1], self._samples[place]
+        (before, low) = self._samples[place - 1]
+        (after, high) = self._samples[place]
         return low + (high - low) * (moment - before) / (after - before)
 
 

@@ -33,7 +33,8 @@ def children() -> dict[int, list[int]]:
 
 def descendants(root: int) -> list[int]:
     """A process and everything below it."""
-    tree, found = children(), [root]
+    tree = children()
+    found = [root]
     for process in found:
         found += tree.get(process, [])
     return found
@@ -67,7 +68,8 @@ def main() -> None:
     """Run the command of the command line and print what it took, as JSON."""
     started = time.perf_counter()
     process = subprocess.Popen(sys.argv[1:])
-    peak, parts = 0.0, {}
+    peak = 0.0
+    parts = {}
     while process.poll() is None:
         sizes = {child: pss_mib(child) for child in descendants(process.pid)}
         if sum(sizes.values()) > peak:

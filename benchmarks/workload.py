@@ -90,7 +90,10 @@ def write(path: Path, cohort: int, items: int, rounds: int, clip: float = 0.0) -
         work.settings(SAMPLER), population.partition.training_clients, work.seed
     )
     cohorts = np.stack([sampler.sample(number) for number in range(1, rounds + 1)])
-    chosen_items, chosen_labels, lengths, users = [], [], [], []
+    chosen_items = []
+    chosen_labels = []
+    lengths = []
+    users = []
     for number, clients in enumerate(cohorts, start=1):
         for client in clients.tolist():
             data = population.client(client)

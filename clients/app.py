@@ -116,7 +116,8 @@ def initial(message: Message, context: Context) -> Message:
 def items(message: Message, context: Context) -> Message:
     """Reply with the items whose rows the named clients need, before parameters are generated for
     them."""
-    order, node = unpack_item_query(message.content), node_of(context)
+    order = unpack_item_query(message.content)
+    node = node_of(context)
     node.refuse_generated()
     return Message(pack_item_requests(requested_items(node, order)), reply_to=message)
 
@@ -146,7 +147,8 @@ def secure_unmask(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Train the named clients and reply with their sum or with single updates; without names, train
     all and reply in Flower's standard form."""
-    node, order = node_of(context), unpack_train_order(message.content)
+    node = node_of(context)
+    order = unpack_train_order(message.content)
     node.check_train(order, array_names(message.content))
     arrays = (
         read_arrays(message.content) if only_reads(node, order) else own_arrays(message.content)

@@ -55,7 +55,8 @@ def evaluate_clients(
         if order.step is None
         else Section.model_validate(order.step)
     )
-    step, part = node.step(table), order.held_out or node.experiment.evaluation.held_out
+    step = node.step(table)
+    part = order.held_out or node.experiment.evaluation.held_out
     if order.each:
         metrics = _generated_table(node, step, Generated.read(arrays), part)
     else:
@@ -120,7 +121,8 @@ def _ranking_table(
     scores_of: Callable[[np.ndarray], Tensor],
     held_out_part: HeldOutPart,
 ) -> pd.DataFrame:
-    settings, population = node.experiment.evaluation, node.population
+    settings = node.experiment.evaluation
+    population = node.population
     block = max(1, _CELLS_PER_BLOCK // population.interactions.num_items)
     columns: list[pd.DataFrame] = []
     for start in range(0, len(clients), block):
@@ -199,7 +201,8 @@ def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarra
         return node.model.scores(_slices(parameters, 1), ()).expand(len(clients), -1)
     widths = np.cumsum([table.shape[1] for table in codes])[:-1]
     distinct, place = np.unique(np.concatenate(codes, axis=1), axis=0, return_inverse=True)
-    scores, block = [], max(1, _SCORED_AT_ONCE // node.model.schema.num_items)
+    scores = []
+    block = max(1, _SCORED_AT_ONCE // node.model.schema.num_items)
     for start in range(0, len(distinct), block):
         part = distinct[start : start + block]
         users = tuple(

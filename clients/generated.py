@@ -85,9 +85,12 @@ def generated_errors(node: Node, given: Generated, part: HeldOutPart) -> pd.Data
 
 
 def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -> TrainEach:
-    clients, gradients = given.requests.clients, _empty(step, given)
-    private, kept = _fresh_private(node, step), dict[int, dict[str, np.ndarray]]()
-    examples, losses = np.zeros(len(clients), dtype=np.int64), np.full(len(clients), np.nan)
+    clients = given.requests.clients
+    gradients = _empty(step, given)
+    private = _fresh_private(node, step)
+    kept = dict[int, dict[str, np.ndarray]]()
+    examples = np.zeros(len(clients), dtype=np.int64)
+    losses = np.full(len(clients), np.nan)
     batches = _batches(node, step, clients, round_)
     sizes = {
         name: torch.from_numpy(value[:1]) for name, value in (given.values | given.rows).items()
@@ -106,7 +109,8 @@ def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -
                 found, measured = step.gradients(parameters, block)
         except Exception as error:
             raise _blame(node, step, own, round_) from error
-        examples[places], losses[places] = block.examples, measured.cpu().numpy()
+        examples[places] = block.examples
+        losses[places] = measured.cpu().numpy()
         rows = given.requests.rows_of(np.array(places))
         for name in gradients.values:
             gradients.values[name][places] = found[name].cpu().numpy()
@@ -121,8 +125,11 @@ def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -
 
 def _one_by_one(node: Node, step: GeneratedStep, given: Generated, round_: int) -> TrainEach:
     """The reference: one client after the other, with its whole item tables."""
-    gradients, examples, losses = _empty(step, given), [], []
-    private, kept = _fresh_private(node, step), dict[int, dict[str, np.ndarray]]()
+    gradients = _empty(step, given)
+    examples = []
+    losses = []
+    private = _fresh_private(node, step)
+    kept = dict[int, dict[str, np.ndarray]]()
     for place, client in enumerate(given.requests.clients.tolist()):
         rows = given.requests.rows_of(np.array([place]))
         items = given.requests.items[rows]

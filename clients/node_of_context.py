@@ -27,7 +27,8 @@ def node_of(context: Context) -> Node:
     """
     if is_real(context):
         return device_node_of(context)
-    given, config = context.run_config, context.node_config
+    given = context.run_config
+    config = context.node_config
     experiment = str(given.get("resolved") or from_run_config(given).model_dump_json())
     output = str(given.get("output", "") or "")
     return _node(

@@ -73,9 +73,13 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
     """
     channels = _channels(node, order)
     _refuse_terms(node, order, len(channels))
-    nodes, quorum, terms = len(channels), _quorum(node, len(channels)), _terms(order)
-    mask_seed, self_seed = masks.fresh_seed(), masks.fresh_seed()
-    mask_key, channel = masks.public_of(masks.key_of(mask_seed)), _channel(node)
+    nodes = len(channels)
+    quorum = _quorum(node, len(channels))
+    terms = _terms(order)
+    mask_seed = masks.fresh_seed()
+    self_seed = masks.fresh_seed()
+    mask_key = masks.public_of(masks.key_of(mask_seed))
+    channel = _channel(node)
     dealt = list(
         zip(
             *(shares.split(secret, quorum, nodes) for secret in (mask_seed, self_seed)), strict=True
@@ -122,8 +126,10 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
             fix="none; the server must follow the experiment",
         )
     secrets = node.session_secrets.look(secure.session)
-    place, mask_keys = _read(secrets["place"]), there(pieces(secure.mask_keys, KEY_BYTES))
-    counts, bits = counts_in(secrets["counts"]), _read(secrets["bits"])
+    place = _read(secrets["place"])
+    mask_keys = there(pieces(secure.mask_keys, KEY_BYTES))
+    counts = counts_in(secrets["counts"])
+    bits = _read(secrets["bits"])
     _refuse_other_order(node, order, counts, place, bits)
     if digest_of(order, arrays) != secrets["training"]:
         raise _unsound("a training order other than the one that the nodes agreed on")
@@ -161,7 +167,8 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
             or another sum of the round was unmasked before.
     """
     secrets = node.session_secrets.waiting(order.session)
-    place, nodes = _read(secrets["place"]), len(order.survivors)
+    place = _read(secrets["place"])
+    nodes = len(order.survivors)
     of_masks = there(pieces(secrets["mask-shares"], SEED_BYTES))
     of_selves = there(pieces(secrets["self-shares"], SEED_BYTES))
     survivors = {other for other, flag in enumerate(order.survivors) if flag}
@@ -216,8 +223,10 @@ def _received(
 ) -> dict[str, bytes]:
     """State of a session after its sum is masked: the node's place, and shares of each node's two
     secrets."""
-    channels, sealed = pieces(secrets["channels"], KEY_BYTES), pieces(order.sealed, SEALED_BYTES)
-    place, nodes = _read(secrets["place"]), len(channels)
+    channels = pieces(secrets["channels"], KEY_BYTES)
+    sealed = pieces(order.sealed, SEALED_BYTES)
+    place = _read(secrets["place"])
+    nodes = len(channels)
     sound = (
         len(sealed) == nodes and len(order.mask_keys) == nodes * KEY_BYTES and place in mask_keys
     )

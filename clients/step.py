@@ -72,7 +72,9 @@ class Step(ABC):
             cls.contributions = "signed"
 
     def __init__(self, config: StepConfig, model: Model, device: torch.device) -> None:
-        self.config, self.model, self.device = config, model, device
+        self.config = config
+        self.model = model
+        self.device = device
 
     @abstractmethod
     def update(

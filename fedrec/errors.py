@@ -27,7 +27,10 @@ class FedrecError(Exception):
         got: str | None = None,
         fix: str | None = None,
     ) -> None:
-        self.problem, self.expected, self.got, self.fix = problem, expected, got, fix
+        self.problem = problem
+        self.expected = expected
+        self.got = got
+        self.fix = fix
         super().__init__(self.text())
 
     def __reduce__(self):

@@ -213,7 +213,8 @@ class _RatingEvaluator(_Evaluator):
     def _measured(self, baseline: Baseline, callback_list: CallbackList) -> Measured:
         if not isinstance(baseline, RatingBaseline):
             return {}, pd.DataFrame(), {}
-        started, clients = time.perf_counter(), self._protocol.clients
+        started = time.perf_counter()
+        clients = self._protocol.clients
         users, predicted, actual = self._protocol.measure(baseline)
         place = np.searchsorted(clients, users)
         by_user = rating_errors_by_user(predicted, actual, place, len(clients))

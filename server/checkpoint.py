@@ -65,7 +65,9 @@ class Checkpoints:
     def __init__(
         self, folder: Path, digest: str, *, keep: int, earlier: Iterable[str] = ()
     ) -> None:
-        self.folder, self.digest, self.keep = folder, digest, keep
+        self.folder = folder
+        self.digest = digest
+        self.keep = keep
         self._known = (digest, *earlier)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
@@ -74,7 +76,8 @@ class Checkpoints:
     def of(cls, run: RunFolder) -> Checkpoints:
         """Those of a run folder, also from before its experiment was amended."""
         experiment = run.experiment
-        keep, earlier = experiment.checkpoint.keep, run.digests
+        keep = experiment.checkpoint.keep
+        earlier = run.digests
         return cls(run.checkpoints, experiment.digest(), keep=keep, earlier=earlier)
 
     def begin(self, state: State) -> None:
@@ -93,7 +96,8 @@ class Checkpoints:
         Raises:
             RunError: it could not be written.
         """
-        writing, self._writing = self._writing, None
+        writing = self._writing
+        self._writing = None
         if writing is not None:
             writing.result()
 

@@ -117,7 +117,8 @@ def _said(experiment: Experiment, state: State) -> list[str]:
     strategy = resolve(STRATEGY, experiment.strategy.name)
     if not issubclass(strategy, CohortStrategy):
         return []
-    config, step = experiment.settings(STRATEGY), experiment.settings(STEP)
+    config = experiment.settings(STRATEGY)
+    step = experiment.settings(STEP)
     return strategy.remarks(config, step, state.parameters, state.round)
 
 

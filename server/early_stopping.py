@@ -58,15 +58,20 @@ class EarlyStopping(RunExtension):
     def __init__(
         self, experiment: Experiment, config: EarlyStoppingConfig, evaluator: Evaluator
     ) -> None:
-        self.experiment, self.config, self.evaluator = experiment, config, evaluator
+        self.experiment = experiment
+        self.config = config
+        self.evaluator = evaluator
         self.metric = _watched_metric(experiment, config)
-        validated, training = evaluator.roster.validated, evaluator.roster.training
+        validated = evaluator.roster.validated
+        training = evaluator.roster.training
         self._of_training = int(np.isin(validated, training).sum())
         _refuse_what_does_not_fit(experiment, config, evaluator, self._of_training)
         self.clients = sample_clients(validated, config.users, experiment.seed)
         self._uncounted = rounds_before_last_phase(experiment)
         self._sign = -1.0 if lower_is_better(self.metric) else 1.0
-        self._best, self._round, self._waited = math.nan, 0, 0
+        self._best = math.nan
+        self._round = 0
+        self._waited = 0
         self._parameters: dict[str, np.ndarray] = {}
         self._last: dict[str, float] = {}
 
@@ -79,7 +84,9 @@ class EarlyStopping(RunExtension):
         value = float(means(table)[self.metric])
         self._last = {f"validation-{self.metric}": value}
         if self._improves(value):
-            self._best, self._round, self._waited = value, round_number, 0
+            self._best = value
+            self._round = round_number
+            self._waited = 0
             found = zero_copy_arrays(arrays).items()
             self._parameters = {name: np.array(array) for name, array in found}
         elif round_number > self._uncounted:
@@ -107,7 +114,9 @@ class EarlyStopping(RunExtension):
     def restore(self, memory: dict[str, np.ndarray]) -> None:
         """Restore what `memory` returned."""
         best, number, waited = memory["numbers"].tolist()
-        self._best, self._round, self._waited = best, int(number), int(waited)
+        self._best = best
+        self._round = int(number)
+        self._waited = int(waited)
         self._parameters = under(_PARAMETERS, memory)
 
     def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
@@ -132,7 +141,8 @@ class EarlyStopping(RunExtension):
 
     def _words(self, rounds: int) -> list[str]:
         """Remarks to be reported with epsilon; none without privacy."""
-        privacy, planned = self.experiment.privacy, self.experiment.rounds
+        privacy = self.experiment.privacy
+        planned = self.experiment.rounds
         if privacy is None:
             return []
         said = []

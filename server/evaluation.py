@@ -56,8 +56,11 @@ class Evaluator:
         untrusted: bool = False,
         dropped: DroppedReplies | None = None,
     ) -> None:
-        self.experiment, self.roster, self.grid = experiment, roster, grid
-        self.generating, self.untrusted = generating, untrusted
+        self.experiment = experiment
+        self.roster = roster
+        self.grid = grid
+        self.generating = generating
+        self.untrusted = untrusted
         self.dropped = dropped or DroppedReplies()
 
     def sampled_clients(self, count: int | None) -> np.ndarray:
@@ -130,7 +133,8 @@ class Evaluator:
         held_out: HeldOutPart | None,
     ) -> list[pd.DataFrame]:
         table = {"name": step.name, **step.options}
-        engine, each = self.experiment.engine, self.generating is not None
+        engine = self.experiment.engine
+        each = self.generating is not None
         sent = (
             self._generated(arrays, round_number, dict(orders), table, held_out)
             if each
@@ -180,7 +184,8 @@ class Evaluator:
     ) -> dict[int, ArrayRecord]:
         """Generated parameters for each node's clients, for their held-out rows or for the whole
         catalogue."""
-        theta, requests = zero_copy_arrays(arrays), {}
+        theta = zero_copy_arrays(arrays)
+        requests = {}
         if self.experiment.task == "rating":
             purpose: Purpose = "validate" if held_out == "validation" else "evaluate"
             requests = request_items(

@@ -30,7 +30,8 @@ class Federation:
     """Whether nodes are untrusted."""
 
     def __init__(self, experiment: Experiment, grid: Grid) -> None:
-        self.experiment, self.grid = experiment, grid
+        self.experiment = experiment
+        self.grid = grid
         self.timeout = experiment.engine.timeout
         secret = experiment.privacy is not None and experiment.privacy.mode == "secure"
         self.dropped = DroppedReplies(always=self.untrusted, names=not secret)

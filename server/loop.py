@@ -56,11 +56,14 @@ class Loop:
     def __init__(
         self, run: RunFolder, grid: Grid, callbacks: Sequence[Callback] | CallbackList = ()
     ) -> None:
-        self.run, self.experiment = run, run.experiment
+        self.run = run
+        self.experiment = run.experiment
         self.callbacks = CallbackList.of(callbacks)
         setup = Setup.of(run, grid)
-        self.federation, self.cohorts = setup.federation, setup.cohorts
-        self.strategy, self.extensions = setup.strategy, setup.extensions
+        self.federation = setup.federation
+        self.cohorts = setup.cohorts
+        self.strategy = setup.strategy
+        self.extensions = setup.extensions
         if self.callbacks.watches and isinstance(self.strategy, CohortStrategy):
             for part in self.strategy.by_phase.values():
                 part.watch = self.callbacks.on_release
@@ -160,7 +163,8 @@ class Loop:
             return
         if any(extension.hides_updates for extension in self.extensions):
             return
-        roster, grid = self.federation.roster, self.federation.grid
+        roster = self.federation.roster
+        grid = self.federation.grid
         cohort = self.cohorts.sample(state.round + 1)
         found = estimate(self.experiment, roster, grid, state.parameters, cohort)
         if found is not None:

@@ -54,7 +54,8 @@ def _threads(number: int | None) -> Iterator[None]:
     systems compute with. OMP_NUM_THREADS bounds it, because threads that wait for a busy core cost
     more than they gain."""
     before = torch.get_num_threads()
-    wanted, bound = number or before, os.environ.get("OMP_NUM_THREADS", "")
+    wanted = number or before
+    bound = os.environ.get("OMP_NUM_THREADS", "")
     threads = min(wanted, int(bound)) if bound.isdecimal() and int(bound) else wanted
     torch.set_num_threads(threads)
     try:

@@ -59,7 +59,8 @@ class Setup:
         guards = (guard_of(run, strategy), accounts_of(run, strategy, cohorts))
         refuse_to_wait(strategy, len(federation.roster.nodes))
         generating = strategy if isinstance(strategy, GeneratingStrategy) else None
-        roster, untrusted = federation.roster, federation.untrusted
+        roster = federation.roster
+        untrusted = federation.untrusted
         evaluator = Evaluator(
             experiment,
             roster,

@@ -47,7 +47,8 @@ def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
         RunError: no round is complete, and the ledger has charges of a release.
     """
     texts = list(overrides)
-    before, after = run.experiment, load(run.experiment.table(), texts)
+    before = run.experiment
+    after = load(run.experiment.table(), texts)
     if before.digest() == after.digest():
         return run
     if not (run.has_rounds if before.rounds else run.has_progress):
@@ -124,7 +125,8 @@ def _refuse_other_rounds(run: RunFolder, before: Experiment, after: Experiment) 
 
 
 def _refuse_less_patience(before: Experiment, after: Experiment) -> None:
-    one, other = before.early_stopping, after.early_stopping
+    one = before.early_stopping
+    other = after.early_stopping
     if one is not None and other is not None and other.patience < one.patience:
         raise ExperimentError(
             "with less patience this run would have ended earlier",

@@ -47,7 +47,8 @@ def read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> I
         settings if isinstance(settings, TableConfig) else TableConfig.parse(_BESIDE, at="history")
     )
     if isinstance(source, pd.DataFrame):
-        path, present = Path("history"), [str(name) for name in source.columns]
+        path = Path("history")
+        present = [str(name) for name in source.columns]
     else:
         path = Path(source)
         if not path.is_file():
@@ -126,7 +127,8 @@ def grown_population(
 
 def _joined(tables: Sequence[Interactions], users: pd.Index, items: pd.Index) -> Interactions:
     """The rows of some tables, in the numbering of a run; features are those of the first table."""
-    data, known = tables[0], len(users)
+    data = tables[0]
+    known = len(users)
     for table in tables:
         names = pd.Index(table.user_ids.astype(str))
         users = users.append(names[~names.isin(users)])

@@ -111,7 +111,8 @@ def recommend(
     population = _population(result, more)
     if more is not None and users is None:
         users = more.user_ids.tolist()
-    data, frames = population.interactions, []
+    data = population.interactions
+    frames = []
     for part, values in _scored(result, population, _clients(population, users)):
         values[population.whole_history(part, low_rated=True)] = -np.inf
         best = np.argsort(-values, axis=1, kind="stable")[:, :k]

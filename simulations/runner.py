@@ -122,7 +122,8 @@ def with_private_popularity(experiment: Experiment) -> Experiment:
     with a target epsilon, because popularity itself is not private. Nothing is added if the
     experiment has no baselines, already has it or is it.
     """
-    privacy, evaluation = experiment.privacy, experiment.evaluation
+    privacy = experiment.privacy
+    evaluation = experiment.evaluation
     if privacy is None or privacy.epsilon is None or experiment.task != "ranking":
         return experiment
     names = [one if isinstance(one, str) else one.name for one in evaluation.baselines]

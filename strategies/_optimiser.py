@@ -22,7 +22,8 @@ class Optimiser:
     """
 
     def __init__(self, kind: Kind, momentum: float) -> None:
-        self.kind, self.momentum = kind, momentum
+        self.kind = kind
+        self.momentum = momentum
         self._memory: dict[str, dict[str, Tensor]] = {}
 
     def step(

@@ -58,7 +58,8 @@ class ProductsStrategy(CohortStrategy):
     def __init__(self, config: Config, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
         self._total = np.zeros((0, 0))
-        self._clients, self._variance = 0.0, 0.0
+        self._clients = 0.0
+        self._variance = 0.0
 
     @abstractmethod
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:

@@ -114,7 +114,9 @@ class CohortStrategy(Strategy):
     weighting: Weighting = "uniform"
 
     def __init__(self, config: Config, cohorts: Cohorts, step: dict[str, Any]) -> None:
-        self.config, self.cohorts, self.step = config, cohorts, step
+        self.config = config
+        self.cohorts = cohorts
+        self.step = step
         self._theta: dict[str, np.ndarray] = {}
         self._asked: dict[int, int] = {}
         self.privacy: DpFedAvg | None = None

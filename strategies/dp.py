@@ -50,7 +50,10 @@ class DpFedAvg:
     def __init__(
         self, plan: Plan, phase: str, source: Source, charge: Callable[[int, Event], None]
     ) -> None:
-        self.plan, self.phase, self.source, self.charge = plan, phase, source, charge
+        self.plan = plan
+        self.phase = phase
+        self.source = source
+        self.charge = charge
         self._warned = False
 
     def refuse_unequal(self, strategy: str, weighting: Weighting) -> None:
@@ -125,7 +128,8 @@ class DpFedAvg:
     ) -> Mapping[str, Change]:
         """The sums with the server's noise on every coordinate; without server noise unchanged, and
         still sparse."""
-        plan, missing = self.plan, self.plan.missing_noise_std(answered)
+        plan = self.plan
+        missing = self.plan.missing_noise_std(answered)
         if not plan.server_noise_scale and not missing:
             return total
         whole = {name: dense_change(change, theta[name]) for name, change in total.items()}
@@ -182,7 +186,8 @@ class DpFedAvg:
         return _scaled(own, theta, self.plan.clip_of_sum(asked, numbers))
 
     def _follow_quantile(self, round_number: int, sums: Sequence[tuple[TrainSum, int]]) -> None:
-        adaptive, std = self.plan.config.adaptive_clip, self.plan.count_noise_std
+        adaptive = self.plan.config.adaptive_clip
+        std = self.plan.count_noise_std
         if adaptive is None or std is None:
             return
         clip = AdaptiveClip(

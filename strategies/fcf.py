@@ -26,7 +26,10 @@ from fedrec.errors import ExperimentError
 from strategies._server_rate import ServerRate
 from strategies.base import Aggregate, Cohorts, CohortStrategy
 
-FACTORS, GRAM, RIGHT, MOMENTS = "item.factors", "user.gram", "item.right", "item.moments"
+FACTORS = "item.factors"
+GRAM = "user.gram"
+RIGHT = "item.right"
+MOMENTS = "item.moments"
 
 
 class FcfConfig(ServerRate):
@@ -66,8 +69,10 @@ class Fcf(CohortStrategy):
         factors = theta[FACTORS].astype(np.float64)
         gradient = self.gradient(factors, summed(aggregate, theta, len(self.cohorts.clients)))
         if self._first is None or self._second is None:
-            self._first, self._second = np.zeros_like(gradient), np.zeros_like(gradient)
-        config, self._steps = self.config, self._steps + 1
+            self._first = np.zeros_like(gradient)
+            self._second = np.zeros_like(gradient)
+        config = self.config
+        self._steps = self._steps + 1
         self._first = config.beta1 * self._first + (1 - config.beta1) * gradient
         self._second = config.beta2 * self._second + (1 - config.beta2) * gradient**2
         mean = self._first / (1 - config.beta1**self._steps)
@@ -89,7 +94,8 @@ class Fcf(CohortStrategy):
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Restore what `state` returned."""
         if state:
-            self._first, self._second = state["first"], state["second"]
+            self._first = state["first"]
+            self._second = state["second"]
             self._steps = int(state["steps"])
 
 

@@ -59,7 +59,8 @@ class FedAdam(CohortStrategy):
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """The next global parameters from the present ones and a round's aggregate with at least
         one client."""
-        config, start = self.config, 0.0 if self.config.bias_correction else self.config.tau**2
+        config = self.config
+        start = 0.0 if self.config.bias_correction else self.config.tau**2
         self._steps += 1
         rate = config.rate(aggregate.round)
         whole = [

@@ -61,7 +61,8 @@ class FedAls(CohortStrategy):
         noisy = self.privacy is not None
         gram = _semidefinite((sums[GRAM] + sums[GRAM].T) / 2, noisy)
         width = len(gram)
-        at_once, found = max(1, _NUMBERS_AT_ONCE // width**2), []
+        at_once = max(1, _NUMBERS_AT_ONCE // width**2)
+        found = []
         for start in range(0, len(sums[RIGHT]), at_once):
             part = slice(start, start + at_once)
             moments = _semidefinite(unpacked(sums[MOMENTS][part]), noisy)

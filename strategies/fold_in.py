@@ -40,7 +40,8 @@ class FoldIn(ProductsStrategy):
 
     Config = FoldInConfig
     paper = "fold-in of iALS (Hu et al. 2008) and EASE's Gram matrix (Steck 2019), from one release"
-    products, model = PRODUCTS, "fold-in"
+    products = PRODUCTS
+    model = "fold-in"
     config: FoldInConfig
 
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:

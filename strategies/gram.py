@@ -49,12 +49,14 @@ class Gram(ProductsStrategy):
 
     Config = GramConfig
     paper = "EASE (Steck 2019), equation 8"
-    products, model = WEIGHTS, "item-weights"
+    products = WEIGHTS
+    model = "item-weights"
     config: GramConfig
 
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
         """The weights, in the items' own scale, `float32 [items, items]` of the chosen items."""
-        config, scale = self.config, products.scale
+        config = self.config
+        scale = products.scale
         weights = solved_weights(
             products.gram,
             products.edge,

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from statistics import median
 
 import pytest
+
+from benchmarks.size import Size, folder_size, size_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
@@ -158,15 +159,24 @@ def test_a_circle_of_folders_is_found():
     assert circles(sources | {"fedrec.b.three": "from fedrec.a import two"}, files)
 
 
-def test_no_folder_and_no_file_grows_beyond_reading():
-    files = modules()
-    folders = Counter(file.parent for file in files.values())
-    crowded = [f"{folder}: {count} files" for folder, count in folders.items() if count > 15]
-    lengths = {
-        file: len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files.values()
+def test_no_folder_has_more_files_than_can_be_overseen():
+    folders = Counter(file.parent for file in modules().values())
+    assert not {str(folder): count for folder, count in folders.items() if count > 15}
+
+
+def test_no_function_is_longer_than_a_page():
+    """Lines of a body without its docstring."""
+    sizes = {
+        file: size_of((ROOT / file).read_text(encoding="utf-8")) for file in modules().values()
     }
-    long = [f"{file}: {length} lines" for file, length in lengths.items() if length > 350]
-    assert not crowded + long and median(lengths.values()) <= 120
+    assert not {
+        str(file): size.longest_body for file, size in sizes.items() if size.longest_body > 60
+    }
+
+
+def test_no_two_statements_are_packed_into_one_tuple():
+    size = sum((folder_size(ROOT / package) for package in PACKAGES), Size())
+    assert 1000 * size.packed < size.lines
 
 
 def test_data_know_no_perturbation():

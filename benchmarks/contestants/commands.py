@@ -41,7 +41,8 @@ class Task:
 def commands(task: Task) -> dict[str, tuple[str, list[str]]]:
     """Contestant -> its environment ("" for fedrec's own) and the arguments of that environment's
     Python."""
-    work, where = task.work, [task.device, str(task.memory_gib)]
+    work = task.work
+    where = [task.device, str(task.memory_gib)]
     ours = ["-m", f"{HOME}.ours", work, str(task.cohort), str(task.items)]
     loop = ["-m", f"{HOME}.loop", work, task.device]
     on_both = {

@@ -95,7 +95,8 @@ def main(path: str, backend: str) -> None:
         )
     # placed like later rounds' means, or one step compiles twice
     params = jax.device_put(work.initial(), jax.devices()[0])
-    state, key = server.init(params), jax.random.PRNGKey(0)
+    state = server.init(params)
+    key = jax.random.PRNGKey(0)
     clock = RoundClock()
     for number in range(rounds):
         clock.begin()

@@ -37,8 +37,10 @@ class Clock(Callback):
 def main(path: str, cohort: int, items: int, engine: str, device: str, memory_gib: float) -> None:
     """Do the work and print when the rounds were and how far the parameters went."""
     with np.load(path) as file:
-        rounds, clip = len(file["cohorts"]), float(file["clip"])
-    watch, table = Clock(), experiment(cohort, items, rounds, engine, device, memory_gib, clip)
+        rounds = len(file["cohorts"])
+        clip = float(file["clip"])
+    watch = Clock()
+    table = experiment(cohort, items, rounds, engine, device, memory_gib, clip)
     with tempfile.TemporaryDirectory() as folder:
         result = run(table, output=Path(folder) / "run", callbacks=[watch])
     initial = Arrays(

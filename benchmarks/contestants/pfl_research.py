@@ -96,7 +96,8 @@ def main(path: str, sparse: bool) -> None:
         itertools.cycle(places).__next__,
         user_id_to_weight={place: int(work["lengths"][place]) for place in places},
     )
-    timer, postprocessors = Timer(), [NormClippingOnly(2.0, work.clip)] if work.clip else []
+    timer = Timer()
+    postprocessors = [NormClippingOnly(2.0, work.clip)] if work.clip else []
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=rounds,

@@ -43,7 +43,8 @@ def section_of(node: Node, step: str) -> Section:
 def orders(node: Node, step: str, users: int, rounds: int, **changes: Any) -> list[TrainOrder]:
     """Training orders for a number of users, drawn in each round with the same seed for every
     contestant."""
-    section, random = section_of(node, step), np.random.default_rng(0)
+    section = section_of(node, step)
+    random = np.random.default_rng(0)
     settings = {"name": section.name, **section.options, **changes}
     drawn = (
         np.sort(random.choice(node.training, min(users, len(node.training)), replace=False))

@@ -62,10 +62,8 @@ class PrivRecNet(nn.Module):
             self.features.append(
                 (f"item_{feature.name}", codes.clamp(min=0), (codes >= 0).float().unsqueeze(-1))
             )
-        self.depth, self.activation = (
-            len(model.config.hidden) + 1,
-            ACTIVATIONS[model.config.activation],
-        )
+        self.depth = len(model.config.hidden) + 1
+        self.activation = ACTIVATIONS[model.config.activation]
 
     def forward(self, user: list[Tensor], items: Tensor) -> Tensor:
         parts = [
@@ -118,7 +116,9 @@ class PlainLoop:
     """
 
     def __init__(self, node: Node, step: Sgd, start: Numbers) -> None:
-        self.node, self.step, self.start = node, step, start
+        self.node = node
+        self.step = step
+        self.start = start
         model = node.model
         self.net = MfNet(model, start) if isinstance(model, Mf) else PrivRecNet(model, start)
         self.measure = (
@@ -130,7 +130,8 @@ class PlainLoop:
         self.rates = {value: sgd.rate(name) for name, value in by_name.items() if sgd.rate(name)}
         for value in by_name.values():
             value.requires_grad_(value in self.rates)
-        self.private, self.kept = set(step.private_names(list(start))), {}
+        self.private = set(step.private_names(list(start)))
+        self.kept = {}
 
     def round(self, order: TrainOrder) -> tuple[float, Numbers]:
         """Seconds of a round, and the sums of updates."""
@@ -151,7 +152,8 @@ class PlainLoop:
         with torch.no_grad():
             for name, value in start.items():
                 self.net.values[name.replace(".", "_")].copy_(self.kept.get((client, name), value))
-        data, config = self.node.population.client(client), self.step.config
+        data = self.node.population.client(client)
+        config = self.step.config
         user = [torch.from_numpy(codes) for codes in data.features]
         early = torch.optim.SGD(self._groups(late=False), lr=1.0)
         every = torch.optim.SGD(self._groups(late=True), lr=1.0)
@@ -186,7 +188,9 @@ class SumLoop:
     """
 
     def __init__(self, node: Node, step: Counts | Gram, start: Numbers) -> None:
-        self.node, self.step, self.start = node, step, start
+        self.node = node
+        self.step = step
+        self.start = start
         products = isinstance(step, Gram)
         self.name = step.products if products else str(step.config.parameter)
         bias = torch.from_numpy(start[BIAS][:, 0]) if BIAS in start else None
@@ -208,7 +212,8 @@ class SumLoop:
             data = self.node.population.client(client)
             items, weights = data.weighted_items(self.step.config.low_rated)
             rows = self.rows[items]
-            weights, rows = weights[rows >= 0].astype(np.float64), rows[rows >= 0]
+            weights = weights[rows >= 0].astype(np.float64)
+            rows = rows[rows >= 0]
             if isinstance(self.step, Counts):
                 own[rows, 0] += weights
             else:
@@ -223,7 +228,8 @@ def rounds_of(
     """Seconds and sums of some rounds, by the plain loop or, for other models, by the reference
     path."""
     node = node_of(name, "reference")
-    arrays, given = initial(node), orders(node, step, users, rounds, **changes)
+    arrays = initial(node)
+    given = orders(node, step, users, rounds, **changes)
     made = node.step(Section.model_validate(given[0].step))
     if isinstance(made, Counts | Gram):
         sums = SumLoop(node, made, arrays)

@@ -24,7 +24,8 @@ from benchmarks.archive import RoundClock, loaded
 from benchmarks.contestants.plain_torch import Net, batches, train, update
 
 USERS = 4800
-client_app, server_app = ClientApp(), ServerApp()
+client_app = ClientApp()
+server_app = ServerApp()
 
 
 @client_app.train()
@@ -36,7 +37,8 @@ def local(message: Message, context: Context) -> Message:
     net = Net(work, sparse=False)
     theta = message.content["arrays"].to_torch_state_dict()
     net.load_state_dict(theta)
-    cohort, place = work["cohorts"].shape[1], int(config["place"])
+    cohort = work["cohorts"].shape[1]
+    place = int(config["place"])
     train(
         net,
         torch.from_numpy(work["users"].reshape(-1, work["users"].shape[-1])[place]),

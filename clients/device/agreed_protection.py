@@ -41,7 +41,8 @@ def refuse_less_protection(
         RefusalError: it has less noise, another clip, more parameters, or no protection where the
             experiment has some.
     """
-    ordered, privacy = order.protection, experiment.privacy
+    ordered = order.protection
+    privacy = experiment.privacy
     if privacy is None or not privacy.covers(phase.name):
         if ordered is not None:
             raise _other("a protection that the experiment does not have")

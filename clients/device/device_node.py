@@ -82,11 +82,15 @@ class DeviceNode(Node):
                 fix="start a new run",
             )
         super().__init__(experiment, self.memory.place() if place is None else place, 1, None)
-        self.run, self.data, self.catalogue, self.named_by_number = run, data, catalogue, numbers
+        self.run = run
+        self.data = data
+        self.catalogue = catalogue
+        self.named_by_number = numbers
         self.private = PrivateState(state / "private" / f"{run}.sqlite")
         self.uploads = UploadLedger(state / "private" / "uploads.sqlite")
         self.session_secrets = SessionSecrets(state / "private" / f"secure-{run}.sqlite")
-        self.least_nodes, self.least_clients = self.policy.least_nodes, 1
+        self.least_nodes = self.policy.least_nodes
+        self.least_clients = 1
         if experiment.secure_aggregation:
             self.identity = _identity(join)
 

@@ -60,7 +60,8 @@ def cut_blocks(
             len(block) == largest or taken + need > budget or width[place] != width[block[0]]
         ):
             yield block
-            block, taken = [], 0.0
+            block = []
+            taken = 0.0
         block.append(place)
         taken += need
     if block:

@@ -71,7 +71,9 @@ class Node:
     def __init__(
         self, experiment: Experiment, partition: int, nodes: int, private: Path | None
     ) -> None:
-        self.experiment, self.partition, self.nodes = experiment, partition, nodes
+        self.experiment = experiment
+        self.partition = partition
+        self.nodes = nodes
         self.private = PrivateState(private / f"node-{partition}.sqlite") if private else None
         self.uploads = UploadLedger(private / f"uploads-{partition}.sqlite" if private else None)
         self.session_secrets = SessionSecrets(
@@ -100,7 +102,8 @@ class Node:
     ) -> Iterator[list[int]]:
         """The blocks of clients that are trained at once, see `cut_blocks`: as many as fit into
         this node's memory, or its cache."""
-        memory, largest = self.experiment.engine.memory_gib, largest_block(self.device, path)
+        memory = self.experiment.engine.memory_gib
+        largest = largest_block(self.device, path)
         return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 
     def products(self) -> AbstractContextManager[object]:
@@ -194,10 +197,8 @@ class Node:
             ExperimentError: two steps train a parameter of one name and different shapes, or a
             private parameter does not exist.
         """
-        seed, model = (
-            self.experiment.seed,
-            self.model.initial(torch_stream(self.experiment.seed, "init")),
-        )
+        seed = self.experiment.seed
+        model = self.model.initial(torch_stream(self.experiment.seed, "init"))
         parameters = dict(model)
         steps = [self.step(section) for section in self.steps]
         for section, step in zip(self.steps, steps, strict=True):

@@ -64,7 +64,8 @@ def refuse_wrong_block(
             expected = "a fedrec.cohort.results.Trained, or another Outcome"
             refuse_wrong(STEP, step, doing, expected=expected, got=type(trained).__name__)
         return
-    cohort, rows = len(trained.block), trained.block.touched.shape[1]
+    cohort = len(trained.block)
+    rows = trained.block.touched.shape[1]
     expected = {
         name: (cohort, rows, *value.shape[1:])
         if name in trained.item_tables
@@ -167,7 +168,8 @@ def tried(model: Model) -> Model:
     """
     if registry.ours(registry.MODEL, type(model)):
         return model
-    kind, doing = "model", "in its trial"
+    kind = "model"
+    doing = "in its trial"
     with component_errors(kind, model, doing):
         initial = model.initial(torch.Generator().manual_seed(0))
         wrong = not isinstance(initial, dict) or not initial

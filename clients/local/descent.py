@@ -46,7 +46,8 @@ class LocalDescent:
     """
 
     def __init__(self, start: Mapping[str, Tensor], sgd: SgdSettings) -> None:
-        self.start, self.sgd = start, sgd
+        self.start = start
+        self.sgd = sgd
         self.values = {name: value.detach().unsqueeze(0).clone() for name, value in start.items()}
         self._buffers = (
             {name: torch.zeros_like(v) for name, v in self.values.items()} if sgd.momentum else {}
@@ -103,7 +104,8 @@ def in_batches(
     Returns:
         The number of examples and the mean loss of the last epoch; 0 and NaN without any.
     """
-    examples, loss = 0, math.nan
+    examples = 0
+    loss = math.nan
     for epoch in epochs:
         items, labels = (torch.from_numpy(array).to(device) for array in epoch)
         examples = len(items)

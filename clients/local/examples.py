@@ -30,11 +30,13 @@ def labelled(
         low_rated: how rows that are not positive are used (ranking only).
         random: source of the negatives.
     """
-    items, labels = data.items, data.labels
+    items = data.items
+    labels = data.labels
     if schema.task == "rating":
         return items, labels
     if low_rated == "ignore":
-        items, labels = items[labels > 0], labels[labels > 0]
+        items = items[labels > 0]
+        labels = labels[labels > 0]
     count = negatives * int((labels > 0).sum())
     if not count:
         return items, labels

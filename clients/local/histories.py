@@ -112,22 +112,19 @@ class HistoryBlock(Block):
         own = [batch for batch in batches if isinstance(batch, HistoryBatches)]
         if model is None or len(own) != len(batches):
             raise TypeError("Expected HistoryBatches and the model that they are for.")
-        steps, items, latent = (
-            max(1, *(len(batch.sizes) for batch in own)),
-            model.schema.num_items,
-            model.config.latent,
-        )
+        steps = max(1, *(len(batch.sizes) for batch in own))
+        items = model.schema.num_items
+        latent = model.config.latent
         histories = np.zeros((len(own), items), dtype=np.float32)
-        kept, noise = (
-            np.zeros((steps, *histories.shape), dtype=bool),
-            np.zeros((steps, len(own), latent), np.float32),
-        )
+        kept = np.zeros((steps, *histories.shape), dtype=bool)
+        noise = np.zeros((steps, len(own), latent), np.float32)
         drawn = np.zeros((len(own), max(1, *(len(batch.drawn) for batch in own))), dtype=np.int64)
         for place, batch in enumerate(own):
             count = len(batch.sizes)
             histories[place, batch.history] = batch.amounts
             if count:
-                kept[:count, place, batch.history], noise[:count, place] = batch.kept, batch.noise
+                kept[:count, place, batch.history] = batch.kept
+                noise[:count, place] = batch.noise
             drawn[place, : len(batch.drawn)] = batch.drawn
         plain = Block.of(users, batches, device)
         shared = {field.name: getattr(plain, field.name) for field in fields(Block)}
@@ -171,14 +168,17 @@ class HistoryObjective:
     """
 
     def __init__(self, model: Vae, beta: float, per_item: bool) -> None:
-        self.model, self.beta, self.per_item = model, beta, per_item
+        self.model = model
+        self.beta = beta
+        self.per_item = per_item
 
     def __call__(
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
     ) -> Tensor:
         if not isinstance(block, HistoryBlock):
             raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
-        drawn, prior = block.draw(step), block.prior
+        drawn = block.draw(step)
+        prior = block.prior
         draw = Draw(drawn.kept[:active], drawn.noise[:active])
         prior = None if prior is None else Prior(prior.mean[:active], prior.variance[:active])
         histories = block.histories[:active, None]

@@ -47,12 +47,11 @@ class FactoredGradients:
         An example of weight 0 adds nothing, even if its gradient is not finite. Parameters outside
         of layers get zeros.
         """
-        clients, found = weights.shape[1], {}
+        clients = weights.shape[1]
+        found = {}
         for name, (inputs, weighted) in self.weighted(weights).items():
-            found[f"{name}.weight"], found[f"{name}.bias"] = (
-                inputs[:, :, None] * weighted[:, None, :],
-                weighted,
-            )
+            found[f"{name}.weight"] = inputs[:, :, None] * weighted[:, None, :]
+            found[f"{name}.bias"] = weighted
         return {
             n: found[n] if n in found else v.new_zeros(clients, *v.shape)
             for n, v in parameters.items()
@@ -61,7 +60,8 @@ class FactoredGradients:
     def weighted(self, weights: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """The same as factors: by layer x `[C, in]` and the weighted sum of g `[C, out]`,
         `float32`."""
-        counts, found = (weights != 0).any(0)[:, None], {}
+        counts = (weights != 0).any(0)[:, None]
+        found = {}
         for name, outputs in self.outputs.items():
             each = torch.where(weights[..., None] != 0, weights[..., None] * outputs.double(), 0.0)
             found[name] = torch.where(counts, self.inputs[name], 0.0), each.sum(0).float()
@@ -76,9 +76,11 @@ class FactoredGradients:
             squares and of the magnitudes of each column in squared L2 and L1 norms of whole
             gradients.
         """
-        columns, counts = [], []
+        columns = []
+        counts = []
         for name, outputs in self.outputs.items():
-            own, inputs = outputs[:examples, client].double(), self.inputs[name][client].double()
+            own = outputs[:examples, client].double()
+            inputs = self.inputs[name][client].double()
             both = torch.stack([inputs.square().sum() + 1, inputs.abs().sum() + 1])
             columns.append(own)
             counts.append(both[:, None].expand(2, own.shape[1]))
@@ -98,7 +100,8 @@ class Recorder:
         see `fedrec.models.vae.Tap`."""
         if not outputs.requires_grad:
             outputs.requires_grad_()
-        self.inputs[name], self.outputs[name] = inputs.detach()[0], outputs
+        self.inputs[name] = inputs.detach()[0]
+        self.outputs[name] = outputs
         return outputs
 
     def gradients(self, losses: Tensor) -> FactoredGradients:

@@ -96,7 +96,8 @@ class SufficientStatistics(CohortStep):
         """What every client of a block adds."""
         if not block.active:
             return self._outcome(parameters, block, *_NOTHING)
-        items, weights = block.items[0].numpy(force=True), block.labels[0].numpy(force=True)
+        items = block.items[0].numpy(force=True)
+        weights = block.labels[0].numpy(force=True)
         real = np.arange(items.shape[1]) < np.array(block.examples)[:, None]
         return self._outcome(parameters, block, items[real], weights[real])
 
@@ -130,7 +131,8 @@ class SufficientStatistics(CohortStep):
     ) -> VectorUpdates:
         """The updates of a block from the items of its clients, given one after the other."""
         name, rows, values = self.entries(parameters, items, weights)
-        sent, clients = rows >= 0, np.arange(len(block) + 1)
+        sent = rows >= 0
+        clients = np.arange(len(block) + 1)
         places = np.repeat(clients[:-1], block.examples)[sent]
         offsets = np.searchsorted(places, clients)
         return VectorUpdates(parameters, block, name, offsets, rows[sent], values[sent], self.outer)

@@ -225,7 +225,8 @@ class FactoredUpdates:
         """One client's whole parameters, `[1, ...]` each."""
         own = {name: value.unsqueeze(0) for name, value in self.start.items()}
         for layer, (inputs, outputs) in self.factors.items():
-            weight, bias = f"{layer}.weight", f"{layer}.bias"
+            weight = f"{layer}.weight"
+            bias = f"{layer}.bias"
             own[weight] = own[weight] + torch.outer(inputs[place], outputs[place])
             own[bias] = own[bias] + outputs[place]
         return own

@@ -120,7 +120,8 @@ def changed(table: Tensor, rows: np.ndarray, values: np.ndarray, outer: bool) ->
         values: `float64 [n]`.
         outer: whether the outer product is added.
     """
-    found, places = table.clone(), torch.from_numpy(rows).to(table.device)
+    found = table.clone()
+    places = torch.from_numpy(rows).to(table.device)
     if outer:
         found[places[:, None], places] += torch.from_numpy(np.outer(values, values)).to(found)
     else:

@@ -55,7 +55,8 @@ class Contrastive(CohortStep):
         """Train on one client's data, starting from the global `parameters` (without cohort
         dimension, unchanged). An example is a pair of views."""
         descent = LocalDescent(self._trained(parameters), self.config.sgd())
-        examples, loss = 0, float("nan")
+        examples = 0
+        loss = float("nan")
         for views in self._epochs(data, random):
             examples = len(views)
             parts = np.array_split(views, -(-examples // self.config.batch_size) or 1)

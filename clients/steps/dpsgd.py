@@ -123,10 +123,8 @@ class DpSgd(OwnNoiseStep):
         if not self.config.upload:
             return Update(delta, 1, math.nan)
         gradients, loss = self.gradients({**parameters, **own}, data, examples, random)
-        norms, bound = (
-            gradients.double().norm(dim=1),
-            self.bound(parameters, gradients, data.client),
-        )
+        norms = gradients.double().norm(dim=1)
+        bound = self.bound(parameters, gradients, data.client)
         uploaded = self.uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
         reported = loss if self.config.mode == "paper" else math.nan
         return Update(delta | self.shaped(uploaded, self.shared(parameters)), 1, reported)
@@ -145,7 +143,8 @@ class DpSgd(OwnNoiseStep):
     ) -> tuple[Tensor, float]:
         """What is clipped, `float32 [J, l]` or `[1, l]`, the shared parameters end to end; and the
         mean loss."""
-        shared, (items, labels) = self.shared(parameters), examples
+        shared = self.shared(parameters)
+        (items, labels) = examples
         if not len(items):
             return torch.zeros(
                 0, sum(value.numel() for value in shared.values()), device=self.device
@@ -181,7 +180,8 @@ class DpSgd(OwnNoiseStep):
         random: np.random.Generator,
     ) -> dict[str, Tensor]:
         """The private parameters after their epochs."""
-        names, (items, labels) = self.private_names(list(parameters)), examples
+        names = self.private_names(list(parameters))
+        (items, labels) = examples
         if not names:
             return {}
         fixed = {

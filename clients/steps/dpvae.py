@@ -94,10 +94,8 @@ class DpVae(CohortStep, OwnNoiseStep):
                 {name: torch.zeros_like(value) for name, value in parameters.items()}, 1, math.nan
             )
         gradients, loss = self.gradients(parameters, data, random)
-        norms, bound = (
-            gradients.double().norm(dim=1),
-            self.bound(parameters, gradients, data.client),
-        )
+        norms = gradients.double().norm(dim=1)
+        bound = self.bound(parameters, gradients, data.client)
         uploaded = self.uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
         return Update(
             self.shaped(uploaded, _network(parameters)),
@@ -110,7 +108,8 @@ class DpVae(CohortStep, OwnNoiseStep):
     ) -> tuple[Tensor, float]:
         """What is clipped, `float32 [J, l]` or `[1, l]`, the network's parameters end to end; and
         the mean loss."""
-        network, number = _network(parameters), len(data.positives)
+        network = _network(parameters)
+        number = len(data.positives)
         if not number:
             return torch.zeros(
                 0, sum(v.numel() for v in network.values()), device=self.device
@@ -137,16 +136,16 @@ class DpVae(CohortStep, OwnNoiseStep):
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All batches of one client's local work, from the same random draws as `update`, except
         for the noise, which is drawn when it is added."""
-        number, draws, items = len(data.positives), [], data.positives[:0]
+        number = len(data.positives)
+        draws = []
+        items = data.positives[:0]
         if number and self.config.epochs:
             items = random.choice(
                 data.positives, size=min(self.config.examples, number), replace=False
             )
             draws = [self.vae.draw((1, 1), generator_of(random))]
-        amounts, prior = (
-            data.amounts(self.vae.rated),
-            None if self.priors is None else self.priors.of(data),
-        )
+        amounts = data.amounts(self.vae.rated)
+        prior = None if self.priors is None else self.priors.of(data)
         return HistoryBatches.of(
             data.positives,
             amounts,
@@ -171,11 +170,13 @@ class DpVae(CohortStep, OwnNoiseStep):
         """Train every client of a block. One backward pass for all examples of all clients."""
         if not isinstance(block, HistoryBlock):
             raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
-        network, recorder = _network(parameters), Recorder()
+        network = _network(parameters)
+        recorder = Recorder()
         losses, real = self._losses(network, block, recorder)
         gradients = recorder.gradients(losses)
         bounds = self._bounds(gradients, block, real, parameters)
-        norms, counts = gradients.norms(), real.sum(1).clamp(min=1)
+        norms = gradients.norms()
+        counts = real.sum(1).clamp(min=1)
         factors = torch.where(norms > bounds, bounds * ROUNDING / norms, 1.0)
         usable = real.T & norms.isfinite()
         means = gradients.combined(torch.where(usable, factors, 0.0) / counts, network)

@@ -59,7 +59,8 @@ class Gram(SufficientStatistics):
         self, parameters: Mapping[str, Tensor], items: np.ndarray, weights: np.ndarray
     ) -> tuple[str, np.ndarray, np.ndarray]:
         """The weight of each chosen item times its scale, in the item's row of the products."""
-        catalogue, size = self.model.schema.num_items, len(parameters[self.products])
+        catalogue = self.model.schema.num_items
+        size = len(parameters[self.products])
         bias = parameters[BIAS][:, 0].cpu() if BIAS in parameters else torch.zeros(catalogue)
         chosen = chosen_items(bias, size)
         scale = item_scale(bias[chosen], self.config.exponent).numpy()

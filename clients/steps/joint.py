@@ -54,12 +54,14 @@ class Joint(Sgd):
     ) -> Update:
         """Train on one client's data, starting from the global `parameters` (without cohort
         dimension, unchanged). Views count as examples only for a client without labelled ones."""
-        sgd, size = self._settings(list(parameters)), self.config.batch_size
+        sgd = self._settings(list(parameters))
+        size = self.config.batch_size
         descent = LocalDescent(parameters, sgd)
         users = tuple(
             torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
         )
-        examples, loss = 0, float("nan")
+        examples = 0
+        loss = float("nan")
         for epoch, ((items, labels), views) in enumerate(self._joint_epochs(data, random)):
             held = self._held(sgd, epoch)
             examples = len(items) or len(views)
@@ -119,10 +121,8 @@ class Joint(Sgd):
         self, users: tuple[Tensor, ...], items: np.ndarray, labels: np.ndarray, views: np.ndarray
     ) -> Callable[[dict[str, Tensor]], Tensor]:
         """The loss of one client on a batch, as a function of its parameters."""
-        batch, recommending = (
-            torch.tensor(views[None], device=self.device),
-            self._loss(users, items, labels),
-        )
+        batch = torch.tensor(views[None], device=self.device)
+        recommending = self._loss(users, items, labels)
 
         def loss(parameters: dict[str, Tensor]) -> Tensor:
             supervised = self.config.lambda_dssm * recommending(parameters) if len(items) else 0.0

@@ -77,7 +77,9 @@ class PnbmStep(CohortStep):
         own: Mapping[str, Tensor] | None = None,
     ) -> PartialUpdates:
         """Train the clients of a block one after the other."""
-        shared, changes, losses = _Shared(self.pnbm, parameters), [], []
+        shared = _Shared(self.pnbm, parameters)
+        changes = []
+        losses = []
         for place, steps in enumerate(block.steps):
             count = int(block.sizes[0, place]) if steps else 0
             items, ratings = (
@@ -123,12 +125,16 @@ class _Shared:
         """The change of a client's parts after some steps, and its mean squared error before the
         last one."""
         slots = self._slots[items]
-        inside, deviations = slots >= 0, ratings - self._means[items]
+        inside = slots >= 0
+        deviations = ratings - self._means[items]
         if not inside.any():
             return {}, math.nan
-        rows, means, start = slots[inside], self._means[items[inside]], self._config.start
+        rows = slots[inside]
+        means = self._means[items[inside]]
+        start = self._config.start
         low, high = (bound - means for bound in self._config.scale)
-        weight, total = start * (~inside).sum(), start * deviations[~inside].sum()
+        weight = start * (~inside).sum()
+        total = start * deviations[~inside].sum()
         rest = Rest(self._config.prior, weight, total, low, high)
         if self._config.rank is None:
             before = {
@@ -136,7 +142,8 @@ class _Shared:
             }
         else:
             before = {name: table[rows].astype(np.float64) for name, table in self._learned.items()}
-        after, errors = {name: value.copy() for name, value in before.items()}, np.zeros(1)
+        after = {name: value.copy() for name, value in before.items()}
+        errors = np.zeros(1)
         for _ in range(epochs):
             errors = self._descend(after, deviations[inside], rest, rate)
         placed = torch.from_numpy(rows)
@@ -155,9 +162,11 @@ class _Shared:
             gradient, errors = own_gradient(own["similarity"], deviations, rest)
             own["similarity"] -= rate * gradient
             return errors
-        left, right = own["similarity.left"], own["similarity.right"]
+        left = own["similarity.left"]
+        right = own["similarity.right"]
         gradient, errors = own_gradient(self._config.start + left @ right.T, deviations, rest)
-        to_left, to_right = gradient @ right, gradient.T @ left
+        to_left = gradient @ right
+        to_right = gradient.T @ left
         left -= rate * to_left
         right -= rate * to_right
         return errors

@@ -68,7 +68,8 @@ class RatingSums(Step):
                 fix="set model.name = 'pnbm'",
             )
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        items, ratings = data.positives, data.amounts(rated=True)
+        items = data.positives
+        ratings = data.amounts(rated=True)
         if self.config.epochs and len(items):  # 0 changes nothing, as in any step
             drawn = np.arange(len(items))
             if self.config.most_ratings is not None and len(items) > self.config.most_ratings:

@@ -82,7 +82,8 @@ class Sgd(CohortStep):
         users = tuple(
             torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
         )
-        examples, loss = 0, float("nan")
+        examples = 0
+        loss = float("nan")
         for epoch, (items, labels) in enumerate(self._epochs(data, random)):
             held = self._held(sgd, epoch)
             examples = len(items)
@@ -125,7 +126,8 @@ class Sgd(CohortStep):
             train_block,  # imports Numba, which the other paths do not need
         )
 
-        declared, trained = self.model.declared_kernel(), recommender_part(parameters)
+        declared = self.model.declared_kernel()
+        trained = recommender_part(parameters)
         if declared is None:
             raise TypeError(
                 f"Expected a model that declares a kernel, got {type(self.model).__name__}."
@@ -151,7 +153,8 @@ class Sgd(CohortStep):
 
     def _settings(self, names: list[str]) -> SgdSettings:
         """Settings of the gradient steps for the parameters of these names."""
-        late, late_epochs = self._late(names), self.config.late_epochs
+        late = self._late(names)
+        late_epochs = self.config.late_epochs
         return replace(
             self.config.sgd(),
             rates=rates_by_name(names, self.config.rates),
@@ -190,10 +193,8 @@ class Sgd(CohortStep):
         self, users: tuple[Tensor, ...], items: np.ndarray, labels: np.ndarray
     ) -> Callable[[dict[str, Tensor]], Tensor]:
         """The loss of one client on a batch, as a function of its parameters."""
-        batch, targets = (
-            torch.tensor(items[None], device=self.device),
-            torch.tensor(labels[None], device=self.device),
-        )
+        batch = torch.tensor(items[None], device=self.device)
+        targets = torch.tensor(labels[None], device=self.device)
         return lambda parameters: self.model.loss(
             self.model.predict(parameters, users, batch), targets
         )

@@ -86,14 +86,10 @@ class VaeStep(CohortStep):
                 {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
             )
         descent = LocalDescent(parameters, SgdSettings(self.config.learning_rate))
-        history, loss = (
-            self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device),
-            math.nan,
-        )
-        beta, prior = (
-            self.config.beta,
-            None if self.priors is None else self.priors.prior(data, self.device),
-        )
+        history = self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device)
+        loss = math.nan
+        beta = self.config.beta
+        prior = None if self.priors is None else self.priors.prior(data, self.device)
         share = 1 / len(data.positives) if self.config.per_item else 1.0
         for _ in range(self.config.epochs):
             draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
@@ -133,7 +129,8 @@ class VaeStep(CohortStep):
             return descend(
                 self.model, parameters, block, SgdSettings(config.learning_rate), objective
             )
-        recorder, trains = Recorder(), block.histories.any(1)
+        recorder = Recorder()
+        trains = block.histories.any(1)
         log_chances, distances = block.parts(self.vae, parameters, recorder)
         losses = objective.shares(block) * (
             config.beta * distances - (log_chances * block.histories).sum(-1)

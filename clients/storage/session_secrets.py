@@ -27,7 +27,8 @@ class SessionSecrets:
     """
 
     def __init__(self, file: Path | None) -> None:
-        self.file, self._kept = file, PrivateFile(file)
+        self.file = file
+        self._kept = PrivateFile(file)
 
     def channel(self, fresh: bytes) -> bytes:
         """The private channel key; if there is none yet, `fresh` is stored as the key."""

@@ -32,7 +32,8 @@ class UploadLedger:
     """
 
     def __init__(self, file: Path | None) -> None:
-        self.file, self._kept = file, PrivateFile(file)
+        self.file = file
+        self._kept = PrivateFile(file)
 
     def take(
         self, clients: np.ndarray, round_number: int, limit: int, *, fresh: bool

@@ -37,7 +37,8 @@ def _rounds(node: Node) -> int:
     with the parameters of an earlier round.
     """
     experiment = node.experiment
-    watch, back = experiment.early_stopping, 0
+    watch = experiment.early_stopping
+    back = 0
     if watch is not None:
         back = rounds_before_last_phase(experiment) + watch.every * (watch.patience + 1)
     return experiment.checkpoint.every * experiment.checkpoint.keep + 2 + back

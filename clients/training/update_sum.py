@@ -45,8 +45,11 @@ class UpdateSum:
         round_: int,
         device: torch.device | None = None,
     ) -> None:
-        self.arrays, self.weighting, self.protection = arrays, weighting, protection
-        self.source, self.round = source, round_
+        self.arrays = arrays
+        self.weighting = weighting
+        self.protection = protection
+        self.source = source
+        self.round = round_
         sent = arrays if protection is None else protection.names
         self._noisy = protection is not None and protection.noise_scale > 0  # noise is on every row
         tables = [] if self._noisy else [name for name in sent if name in item_tables]
@@ -56,8 +59,12 @@ class UpdateSum:
             for name in sent
             if name not in tables
         }
-        self.clients, self.weight, self.examples, self.unclipped = 0, 0.0, 0, 0
-        self.loss, self.losses = 0.0, 0
+        self.clients = 0
+        self.weight = 0.0
+        self.examples = 0
+        self.unclipped = 0
+        self.loss = 0.0
+        self.losses = 0
 
     def add(self, client: int, update: Update) -> None:
         """One client's update."""
@@ -157,4 +164,5 @@ class UpdateSum:
         self.weight += sum(shares) if self.protection is None else len(shares)
         self.examples += sum(examples)
         finite = [loss for loss in losses if math.isfinite(loss)]
-        self.loss, self.losses = self.loss + sum(finite), self.losses + len(finite)
+        self.loss = self.loss + sum(finite)
+        self.losses = self.losses + len(finite)

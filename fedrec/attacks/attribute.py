@@ -110,7 +110,8 @@ def infer_attribute(
     fold = stratified_folds(labels, folds, seed)
     chances = np.empty((len(labels), len(counts)))
     for place in range(folds):
-        known, asked = fold != place, fold == place
+        known = fold != place
+        asked = fold == place
         learn, test = _scaled(described[known], described[asked], scaling)
         model = Classifier(
             attacker, described.shape[1], len(counts), training or Training(), seed, place
@@ -122,7 +123,8 @@ def infer_attribute(
 def stratified_folds(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
     """`int64 [users]`: each user's fold; in every fold each class has its share of users, to within
     one."""
-    random, fold = stream(seed, "attribute-folds"), np.empty(len(labels), dtype=np.int64)
+    random = stream(seed, "attribute-folds")
+    fold = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
         fold[members] = np.arange(len(members)) % folds
@@ -137,7 +139,8 @@ def _scaled(
             part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
             for part in (known, asked)
         )  # type: ignore[return-value]
-    mean, sd = known.mean(axis=0), known.std(axis=0)
+    mean = known.mean(axis=0)
+    sd = known.std(axis=0)
     moves = sd > 1e-6 * max(float(sd.max(initial=0)), 1e-30)
     return tuple(
         np.where(moves, (part - mean) / np.where(moves, sd, 1), 0).clip(-10, 10)
@@ -182,7 +185,9 @@ def _mean_area(scores: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> floa
     compared."""
     areas = []
     for place in range(int(fold.max()) + 1):
-        own, positive = scores[fold == place], labels[fold == place] == 1
-        first, second = int(positive.sum()), int((~positive).sum())
+        own = scores[fold == place]
+        positive = labels[fold == place] == 1
+        first = int(positive.sum())
+        second = int((~positive).sum())
         areas.append((rankdata(own)[positive].sum() - first * (first + 1) / 2) / (first * second))
     return float(np.mean(areas))

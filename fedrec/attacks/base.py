@@ -51,7 +51,8 @@ class Attack(ABC):
     paper: ClassVar[str] = ""
 
     def __init__(self, config: Config, seed: int) -> None:
-        self.config, self.seed = config, seed
+        self.config = config
+        self.seed = seed
 
     @abstractmethod
     def suspicion(self, attacked: Attacked) -> np.ndarray:

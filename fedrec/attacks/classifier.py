@@ -67,7 +67,8 @@ class Classifier:
         seed: int,
         *address: int,
     ) -> None:
-        self.classes, self.training = classes, training
+        self.classes = classes
+        self.training = training
         self._random = torch_stream(seed, "attribute-classifier", *address)
         widths = [columns, training.hidden, classes] if attacker == "neural" else [columns, classes]
         self._layers = [
@@ -82,16 +83,21 @@ class Classifier:
             described: `float32 [users, columns]`.
             labels: `int64 [users]`, each in `[0, classes)`.
         """
-        inputs, targets = torch.from_numpy(described), torch.from_numpy(labels)
+        inputs = torch.from_numpy(described)
+        targets = torch.from_numpy(labels)
         counts = torch.bincount(targets, minlength=self.classes).clamp(min=1)
         weight = len(labels) / (self.classes * counts.float())
         order = torch.randperm(len(labels), generator=self._random)
         held = max(1, round(self.training.validation * len(labels)))
-        check, learn = order[:held], order[held:]
+        check = order[:held]
+        learn = order[held:]
         leaves = [value.requires_grad_() for layer in self._layers for value in layer]
-        rate, decay = self.training.learning_rate, self.training.weight_decay
+        rate = self.training.learning_rate
+        decay = self.training.weight_decay
         optimiser = torch.optim.AdamW(leaves, lr=rate, weight_decay=decay)
-        best, kept, waited = float("inf"), [leaf.detach().clone() for leaf in leaves], 0
+        best = float("inf")
+        kept = [leaf.detach().clone() for leaf in leaves]
+        waited = 0
         for _ in range(self.training.epochs):
             shuffled = learn[torch.randperm(len(learn), generator=self._random)]
             for batch in shuffled.split(self.training.batch):
@@ -105,7 +111,9 @@ class Classifier:
                     F.cross_entropy(self._logits(inputs[check]), targets[check], weight=weight)
                 )
             if loss < best:
-                best, kept, waited = loss, [leaf.detach().clone() for leaf in leaves], 0
+                best = loss
+                kept = [leaf.detach().clone() for leaf in leaves]
+                waited = 0
             elif (waited := waited + 1) > self.training.patience:
                 break
         self._layers = list(zip(kept[::2], kept[1::2], strict=True))

@@ -52,7 +52,8 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
     if not trials:
         return 0.0, 1.0
     z = float(ndtri((1 + confidence) / 2))
-    share, square = successes / trials, z * z / trials
+    share = successes / trials
+    square = z * z / trials
     centre = (share + square / 2) / (1 + square)
     half = z * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
     return (0.0 if successes == 0 else centre - half), (
@@ -74,7 +75,9 @@ def mean_of(proportions: Sequence[tuple[int, int]], confidence: float = 0.95) ->
     for successes, trials in proportions:
         share = successes / trials if trials else 0.5
         below, above = wilson(successes, trials, confidence)
-        centre, low, high = centre + share, low + (share - below) ** 2, high + (above - share) ** 2
+        centre = centre + share
+        low = low + (share - below) ** 2
+        high = high + (above - share) ** 2
     count = len(proportions)
     return (centre - math.sqrt(low)) / count, (centre + math.sqrt(high)) / count
 

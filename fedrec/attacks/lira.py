@@ -52,7 +52,8 @@ def lira_scores(
     Raises:
         ValueError: shapes differ, or a user has too few systems of a kind.
     """
-    target, shadows = np.asarray(target, np.float64), np.asarray(shadows, np.float64)
+    target = np.asarray(target, np.float64)
+    shadows = np.asarray(shadows, np.float64)
     if shadows.shape != member.shape or shadows.shape[1:] != target.shape:
         raise ValueError(
             f"Expected [users] and [runs, users] twice, got {target.shape}, {shadows.shape},"

@@ -50,7 +50,8 @@ class Describer:
     def __init__(
         self, users: FeatureTable, items: FeatureTable, popularity: np.ndarray, encoding: Encoding
     ) -> None:
-        self.users, self.encoding = users, encoding
+        self.users = users
+        self.encoding = encoding
         self._items = np.concatenate(
             [
                 np.empty((items.rows, 0), np.float32),

@@ -100,7 +100,8 @@ def measure(
     Raises:
         ValueError: lengths differ, a score is NaN, or there are no members or no others.
     """
-    scores, member = np.asarray(scores, dtype=np.float64), np.asarray(member, dtype=bool)
+    scores = np.asarray(scores, dtype=np.float64)
+    member = np.asarray(member, dtype=bool)
     if (
         scores.shape != member.shape
         or scores.ndim != 1
@@ -109,9 +110,12 @@ def measure(
         or not member.any()
     ):
         raise ValueError("Expected one number per user, and users of both kinds.")
-    inside, outside = scores[member], scores[~member]
-    right_in, right_out = int((inside > threshold).sum()), int((outside <= threshold).sum())
-    sizes, users = (len(inside), len(outside)), len(scores)
+    inside = scores[member]
+    outside = scores[~member]
+    right_in = int((inside > threshold).sum())
+    right_out = int((outside <= threshold).sum())
+    sizes = (len(inside), len(outside))
+    users = len(scores)
     cut = _cut(outside, wanted)
     caught = int((inside > cut).sum())
     return Success(
@@ -159,9 +163,11 @@ def _cut(outside: np.ndarray, wanted: float) -> float:
 def _area(inside: np.ndarray, outside: np.ndarray, confidence: float) -> Figure:
     """Area under the ROC curve; its variance from each user's own share of won comparisons."""
     ranks = rankdata(np.concatenate([inside, outside]))
-    n, m = len(inside), len(outside)
+    n = len(inside)
+    m = len(outside)
     won = (ranks[:n] - rankdata(inside)) / m
     lost = 1 - (ranks[n:] - rankdata(outside)) / n
     variance = sum(np.var(part, ddof=1) / len(part) for part in (won, lost) if len(part) > 1)
-    area, half = float(won.mean()), float(ndtri((1 + confidence) / 2)) * math.sqrt(variance)
+    area = float(won.mean())
+    half = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance)
     return Figure(area, max(0.0, area - half), min(1.0, area + half))

@@ -78,7 +78,8 @@ def evaluate_baselines(
     )
     found = {}
     for name, options in _that_fit(names, lists, say).items():
-        baseline, statistics = make_baseline(name, options), lists.statistics()
+        baseline = make_baseline(name, options)
+        statistics = lists.statistics()
         lists.fit(baseline)
         metrics = lists.rank(baseline, statistics=statistics)
         found[name] = {metric: float(values.nanmean()) for metric, values in metrics.items()}

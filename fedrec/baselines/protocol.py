@@ -131,7 +131,9 @@ class RankingProtocol:
                 got="none",
                 fix="hold out a larger share, or lower the rating above which a row is positive",
             )
-        self._population, self._ks, self._protocol = population, ks, protocol
+        self._population = population
+        self._ks = ks
+        self._protocol = protocol
         self._held_out: Literal["test", "validation"] = held_out
         self._masked: Masked = masked
         self._blocks = [
@@ -177,7 +179,8 @@ class RankingProtocol:
             progress: called with (clients done, all clients) after every block.
             statistics: the lists are added to them.
         """
-        tables, done = [], 0
+        tables = []
+        done = 0
         for number, part in enumerate(self._blocks):
             liked = _histories(self._population, part)
             scores = _scores(baseline, liked)
@@ -278,7 +281,8 @@ def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
     untouched = Unchanged({"items": liked.items, "offsets": liked.offsets})
     with component_errors(BASELINE.name, baseline, "in scores"):
         scores = baseline.scores(liked)
-        expected, shape = (liked.num_users, liked.num_items), tuple(getattr(scores, "shape", ()))
+        expected = (liked.num_users, liked.num_items)
+        shape = tuple(getattr(scores, "shape", ()))
         if not isinstance(scores, torch.Tensor) or shape != expected:
             got = f"{type(scores).__name__} {list(shape)}"
             refuse_wrong(

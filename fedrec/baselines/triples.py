@@ -31,7 +31,10 @@ class Triples:
         self, liked: Sparse, draw: Literal["users", "pairs"], random: np.random.Generator
     ) -> None:
         counts = np.diff(liked.indptr)
-        self._liked, self._counts, self._draw, self._random = liked, counts, draw, random
+        self._liked = liked
+        self._counts = counts
+        self._draw = draw
+        self._random = random
         self._owner = np.repeat(np.arange(len(counts)), counts)
         self._free = liked.shape[1] - counts
         self._users = np.flatnonzero((counts > 0) & (self._free > 0))
@@ -49,14 +52,16 @@ class Triples:
     def epoch(self, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """The triples of an epoch in batches, as many as there are liked pairs: users, liked items
         and others, `int64 [batch]` each."""
-        random, total = self._random, len(self._pairs)
+        random = self._random
+        total = len(self._pairs)
         if self._draw == "users":
             users = random.choice(self._users, total)
             places = self._liked.indptr[users] + random.integers(0, self._counts[users])
         else:
             places = random.permutation(self._pairs)
             users = self._owner[places]
-        good, others = self._liked.indices[places].astype(np.int64), self.others(users)
+        good = self._liked.indices[places].astype(np.int64)
+        others = self.others(users)
         for start in range(0, total, batch_size):
             batch = slice(start, start + batch_size)
             yield users[batch], good[batch], others[batch]
@@ -89,7 +94,9 @@ def _ranked_others(offsets, liked, users, ranks) -> np.ndarray:
     """
     found = np.empty(len(users), dtype=np.int64)
     for n in range(len(users)):
-        start, low, high = offsets[users[n]], offsets[users[n]], offsets[users[n] + 1]
+        start = offsets[users[n]]
+        low = offsets[users[n]]
+        high = offsets[users[n] + 1]
         # The number of liked items before the rank-th other item is the number of liked items with
         # at most `rank` others before them.
         while low < high:

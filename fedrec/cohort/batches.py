@@ -47,7 +47,8 @@ class Batches:
         sizes = np.full(total, batch_size, dtype=np.int64)
         start = 0
         for (epoch_items, epoch_labels), count in zip(epochs, steps, strict=True):
-            stop, length = start + count, len(epoch_items)
+            stop = start + count
+            length = len(epoch_items)
             items[start:stop].reshape(-1)[:length] = epoch_items
             labels[start:stop].reshape(-1)[:length] = epoch_labels
             if count:

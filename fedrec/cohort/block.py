@@ -69,7 +69,8 @@ class Block:
         needed = [batch.references() for batch in batches]
         items = np.zeros(shape, dtype=np.int64)
         rows = np.zeros((*shape[:2], max(own.shape[1] for own, _ in needed)), dtype=np.int64)
-        labels, sizes = np.zeros(shape, dtype=np.float32), np.zeros(shape[:2], dtype=np.int64)
+        labels = np.zeros(shape, dtype=np.float32)
+        sizes = np.zeros(shape[:2], dtype=np.int64)
         touched = []
         for place, batch in enumerate(batches):
             references, named = needed[place]
@@ -90,7 +91,8 @@ class Block:
             torch.from_numpy(array).to(device) for array in (items, rows, labels, sizes, table)
         )
         active = tuple(int((steps > step).sum()) for step in range(shape[0]))
-        counts, examples = tuple(map(len, touched)), tuple(batch.examples for batch in batches)
+        counts = tuple(map(len, touched))
+        examples = tuple(batch.examples for batch in batches)
         last_epoch = tuple(batch.last_epoch for batch in batches)
         return cls(codes, active, items, rows, labels, sizes, table, counts, examples, last_epoch)
 
@@ -99,7 +101,8 @@ class Block:
         """Clients of whom only the numbers of examples are given, for steps that need no batches;
         without features, steps and rows."""
         none = torch.zeros((0, len(examples), 0), dtype=torch.int64)
-        rows, zeros = torch.zeros((len(examples), 1), dtype=torch.int64), (0,) * len(examples)
+        rows = torch.zeros((len(examples), 1), dtype=torch.int64)
+        zeros = (0,) * len(examples)
         sizes = torch.zeros((0, len(examples)), dtype=torch.int64)
         return cls((), (), none, none, none.float(), sizes, rows, zeros, tuple(examples), zeros)
 
@@ -143,7 +146,8 @@ def _numbered(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     size = int(items.max(initial=-1)) + 1
     if size > _SPARSE * len(items):
         return np.unique(items, return_inverse=True)
-    named, places = np.zeros(size, dtype=bool), np.empty(size, dtype=np.int64)
+    named = np.zeros(size, dtype=bool)
+    places = np.empty(size, dtype=np.int64)
     named[items] = True
     distinct = np.flatnonzero(named)
     places[distinct] = np.arange(len(distinct))

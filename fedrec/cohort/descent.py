@@ -81,10 +81,8 @@ def descend(
         raise ValueError(
             "Expected item tables of one rate, all late or none, with decay, momentum or a pull."
         )
-    cohort, objective = (
-        _Cohort.of(start, own or {}, block, sgd, item_tables),
-        objective or Recommending(model),
-    )
+    cohort = _Cohort.of(start, own or {}, block, sgd, item_tables)
+    objective = objective or Recommending(model)
     losses = torch.zeros(len(block.active), len(block), device=block.touched.device)
     for step, active in enumerate(block.active):
         losses[step, :active] = cohort.step(objective, step, active)
@@ -120,7 +118,9 @@ class _Cohort:
         item_tables: Sequence[str],
     ) -> _Cohort:
         """Copies of the initial values for every client, or the client's own."""
-        cohort, tables, dense = len(block), {}, {}
+        cohort = len(block)
+        tables = {}
+        dense = {}
         for name, value in start.items():
             if name in item_tables:
                 rows = value[block.touched]

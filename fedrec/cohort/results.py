@@ -75,7 +75,8 @@ class Trained:
         for name, total in totals.items():
             if name not in self.values:
                 continue
-            values, start = self.values[name], self.start[name]
+            values = self.values[name]
+            start = self.start[name]
             if values.is_cpu:
                 from fedrec.nn.update_sums import (
                     add_dense,  # imports Numba, which is slow and not always needed
@@ -113,7 +114,8 @@ class Trained:
 
         counts = np.array(self.block.touched_counts, dtype=np.int64)
         total.reserve(int(counts.sum()))
-        sums, block = (total.values, total.slots, total.rows), self.block.touched.numpy()
+        sums = (total.values, total.slots, total.rows)
+        block = self.block.touched.numpy()
         given = self.start[name].numpy(), block, counts, self.values[name].numpy(), shares.numpy()
         total.used = add_rows(*sums, total.used, *given)
 
@@ -144,14 +146,13 @@ class Trained:
             name: an item table.
             counted: `bool [C]`, the clients that count; None: all.
         """
-        touched, width = self.block.touched, self.block.touched.shape[1]
+        touched = self.block.touched
+        width = self.block.touched.shape[1]
         real = torch.arange(width) < torch.tensor(self.block.touched_counts)[:, None]
         kept = real if counted is None else real & counted.cpu()[:, None]
         places = kept.flatten().nonzero()[:, 0].to(touched.device)
-        items, moved = (
-            touched.flatten()[places],
-            self.values[name].flatten(0, 1).index_select(0, places),
-        )
+        items = touched.flatten()[places]
+        moved = self.values[name].flatten(0, 1).index_select(0, places)
         return items, places // width, moved.sub_(self.start[name].index_select(0, items))
 
     def _table_powers(self, name: str, order: int) -> Tensor:

@@ -95,7 +95,8 @@ def _of_config(config: type[Config], within: str = "", *, nested: bool) -> Itera
 
 def words_of(annotation: Any) -> str:
     """A type in words."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin is Annotated:
         bounds = ", ".join(_bounds(arguments[1:]))
         return words_of(arguments[0]) + (f" {bounds}" if bounds else "")

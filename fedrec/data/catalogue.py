@@ -141,8 +141,6 @@ def _table(feature: Feature) -> dict[str, Any]:
 
 
 def _feature(entry: dict[str, Any]) -> Feature:
-    offsets, codes = (
-        np.array(entry["offsets"], dtype=np.int64),
-        np.array(entry["codes"], dtype=np.int64),
-    )
+    offsets = np.array(entry["offsets"], dtype=np.int64)
+    codes = np.array(entry["codes"], dtype=np.int64)
     return Feature(str(entry["name"]), tuple(entry["categories"]), offsets, codes)

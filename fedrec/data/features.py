@@ -114,7 +114,8 @@ class Feature:
         Returns:
             `float32 [distinct, categories]`, and the index of each row in it, `int32 [rows]`.
         """
-        padded, index = self.padded(), np.zeros(self.rows, dtype=np.int64)
+        padded = self.padded()
+        index = np.zeros(self.rows, dtype=np.int64)
         for column in padded.T:  # equal prefixes have equal numbers, in order of their first row
             index = pd.factorize(index * (len(self.categories) + 1) + column + 1)[0]
         _, first = np.unique(index, return_index=True)

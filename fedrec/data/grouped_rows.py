@@ -24,7 +24,8 @@ class GroupedRows:
         selected = np.arange(len(interactions)) if rows is None else rows
         users = interactions.users[selected]
         order = np.argsort(users, kind="stable")
-        self._items, self._rows = interactions.items, selected[order]
+        self._items = interactions.items
+        self._rows = selected[order]
         counts = np.bincount(users, minlength=interactions.num_users)
         self.offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 

@@ -73,7 +73,8 @@ class Perturbation(ABC):
     paper: ClassVar[str] = ""
 
     def __init__(self, config: Config, seed: int) -> None:
-        self.config, self.seed = config, seed
+        self.config = config
+        self.seed = seed
 
     @abstractmethod
     def perturb(self, data: TrainingData) -> Perturbed:

@@ -56,19 +56,19 @@ class Population:
                 got="interactions without ratings",
                 fix="use task = 'ranking' without positive-above",
             )
-        self.interactions, self.partition = interactions, partition
+        self.interactions = interactions
+        self.partition = partition
         self.task: Literal["ranking", "rating"] = task
         self.perturbed = perturbed
         self._labels = self._make_labels(interactions, positive_above)
         self._train = GroupedRows(interactions, partition.train_rows)
         if perturbed is None:
-            self._learned, self._learned_labels, self._learned_train = (
-                interactions,
-                self._labels,
-                self._train,
-            )
+            self._learned = interactions
+            self._learned_labels = self._labels
+            self._learned_train = self._train
         else:
-            self._learned, self._learned_train = perturbed.rows, GroupedRows(perturbed.rows, None)
+            self._learned = perturbed.rows
+            self._learned_train = GroupedRows(perturbed.rows, None)
             self._learned_labels = self._make_labels(perturbed.rows, positive_above)
         self._user_codes = [feature.padded() for feature in interactions.user_features.features]
 
@@ -83,7 +83,8 @@ class Population:
                 interactions
             )
         if not isinstance(partition, Partition):
-            expected, got = "a fedrec.data.split.Partition", type(partition).__name__
+            expected = "a fedrec.data.split.Partition"
+            got = type(partition).__name__
             refuse_wrong(
                 registry.SPLIT.name, split_class, "from split()", expected=expected, got=got
             )
@@ -116,7 +117,8 @@ class Population:
     def clients(self, clients: np.ndarray) -> list[ClientData]:
         """The training data of some clients `int64 [clients]`; faster than one client at a time."""
         place, rows = self._learned_train.entries(clients)
-        items, labels = self._learned.items[rows], self._learned_labels[rows]
+        items = self._learned.items[rows]
+        labels = self._learned_labels[rows]
         own = self._pairs(place, items)
         liked = distinct(own[labels > 0] if self.task == "ranking" else own)
         everyone = np.arange(len(clients) + 1)
@@ -128,10 +130,8 @@ class Population:
         ratings = None if self._learned.ratings is None else self._learned.ratings[rows]
         found = []
         for one, client in enumerate(clients.tolist()):
-            span, positives = (
-                slice(*row_ends[one : one + 2]),
-                liked[slice(*liked_ends[one : one + 2])],
-            )
+            span = slice(*row_ends[one : one + 2])
+            positives = liked[slice(*liked_ends[one : one + 2])]
             features = tuple(feature[one] for feature in codes)
             own_times, own_ratings = (
                 None if part is None else part[span] for part in (times, ratings)
@@ -192,10 +192,8 @@ class Population:
             their weights, `float32 [total]`.
         """
         place, rows = self._learned_train.entries(clients)
-        own, positive = (
-            self._pairs(place, self._learned.items[rows]),
-            self._learned_labels[rows] > 0,
-        )
+        own = self._pairs(place, self._learned.items[rows])
+        positive = self._learned_labels[rows] > 0
         pairs = liked = distinct(own[positive] if self.task == "ranking" else own)
         weights = np.ones(len(liked), dtype=np.float32)
         if low_rated and self.task == "ranking":
@@ -203,7 +201,8 @@ class Population:
             weights = np.concatenate([weights, np.full(len(others), low_rated, np.float32)])
             pairs = np.concatenate([liked, others])
             order = np.argsort(pairs)
-            pairs, weights = pairs[order], weights[order]
+            pairs = pairs[order]
+            weights = weights[order]
         catalogue = self.interactions.num_items
         offsets = np.searchsorted(pairs, np.arange(len(clients) + 1) * catalogue)
         return offsets, pairs % catalogue, weights
@@ -216,7 +215,9 @@ class Population:
         (`fedrec.data.time_weighting`); `low_rated`, >= 0, for other rated ones; 0 elsewhere."""
         place, rows = self._learned_train.entries(clients)
         positive = self._learned_labels[rows] > 0
-        place, rows, data = place[positive], rows[positive], self._learned
+        place = place[positive]
+        rows = rows[positive]
+        data = self._learned
         ratings, times = (
             None if part is None else part[rows] for part in (data.ratings, data.times)
         )
@@ -345,6 +346,7 @@ def read_interactions(experiment: Experiment) -> Interactions:
             experiment.dataset.name, experiment.settings(registry.DATASET)
         ).read()
     if not isinstance(interactions, Interactions):
-        expected, got = "fedrec.data.interactions.Interactions", type(interactions).__name__
+        expected = "fedrec.data.interactions.Interactions"
+        got = type(interactions).__name__
         refuse_wrong(registry.DATASET.name, reader_class, "from read()", expected=expected, got=got)
     return interactions

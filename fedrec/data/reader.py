@@ -47,7 +47,8 @@ class Reader(ABC):
     folder_name: ClassVar[str] = ""
 
     def __init__(self, name: str, config: ReaderConfig) -> None:
-        self.name, self.config = name, config
+        self.name = name
+        self.config = config
 
     @abstractmethod
     def read(self) -> Interactions:

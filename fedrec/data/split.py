@@ -71,7 +71,8 @@ class Split(ABC):
     simulations_only: ClassVar[bool] = False
 
     def __init__(self, config: Config, seed: int) -> None:
-        self.config, self.seed = config, seed
+        self.config = config
+        self.seed = seed
 
     @abstractmethod
     def split(self, interactions: Interactions) -> Partition:

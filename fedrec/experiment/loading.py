@@ -72,7 +72,8 @@ def _resolved(text: str) -> dict[str, Any]:
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        table, got = None, str(error)
+        table = None
+        got = str(error)
     else:
         got = type(table).__name__
     if not isinstance(table, dict):
@@ -95,7 +96,8 @@ def _read(source: str | Path) -> dict[str, Any]:
         path = Path(source).expanduser()
         found = path.is_file()
     except (OSError, ValueError, RuntimeError):  # too long, zero byte or unknown home folder
-        path, found = Path(), False
+        path = Path()
+        found = False
     if not found:
         shipped = shipped_experiments()
         if str(source) not in shipped:

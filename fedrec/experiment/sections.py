@@ -104,7 +104,8 @@ def _with_nested(settings: Config, at: str, seed: int | None) -> Config:
     settings = settings if seed is None else settings.seeded(seed)
     changes: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
-        value, key = getattr(settings, name), f"{at}.{name.replace('_', '-')}"
+        value = getattr(settings, name)
+        key = f"{at}.{name.replace('_', '-')}"
         kind = next((kind for kind in field.metadata if isinstance(kind, registry.Kind)), None)
         if kind is not None and isinstance(value, Section):
             changes[name] = resolved_section(kind, value, at=key, seed=seed)

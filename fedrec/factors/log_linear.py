@@ -48,9 +48,11 @@ class LogLinear:
         curvature = ((centred * shares[:, None]).T @ centred).double()
         # In single precision LAPACK returns NaN for some matrices that lack many ranks.
         values, axes = (part.to(embeddings) for part in torch.linalg.eigh(curvature))
-        self.curvature, self.embeddings = values, centred @ axes
+        self.curvature = values
+        self.embeddings = centred @ axes
         self.log_shares = torch.log_softmax(log_shares, 0)
-        self._iterations, self._tolerance = iterations, tolerance
+        self._iterations = iterations
+        self._tolerance = tolerance
         self._rounding = 8 * torch.finfo(embeddings.dtype).eps
 
     def tastes(self, liked: Tensor) -> Tensor:
@@ -64,9 +66,11 @@ class LogLinear:
         """
         found = liked.new_zeros(len(liked), self.embeddings.shape[1])
         left = torch.arange(len(liked), device=liked.device)
-        weights, sums = liked.sum(1, keepdim=True), liked @ self.embeddings
+        weights = liked.sum(1, keepdim=True)
+        sums = liked @ self.embeddings
         metric = weights * self.curvature.clamp(min=0) + 1
-        taste, length = torch.zeros_like(sums), torch.ones_like(weights)
+        taste = torch.zeros_like(sums)
+        length = torch.ones_like(weights)
         value, slope = self._objective(taste, weights, sums)
         for _ in range(self._iterations):
             open_ = (slope.square() / metric).sum(1) > self._tolerance**2

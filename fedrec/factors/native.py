@@ -25,7 +25,8 @@ def descend_factors(
     """
     for step in range(len(order)):
         rating = order[step]
-        own, other = user_factors[users[rating]], item_factors[items[rating]]
+        own = user_factors[users[rating]]
+        other = item_factors[items[rating]]
         guess = 0.0
         for k in range(len(own)):
             guess += own[k] * other[k]

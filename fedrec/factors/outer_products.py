@@ -19,10 +19,13 @@ def add_outer_products(total, offsets, rows, values, shares):
         shares: `float64 [C]`.
     """
     for client in range(len(shares)):
-        start, stop, share = offsets[client], offsets[client + 1], shares[client]
+        start = offsets[client]
+        stop = offsets[client + 1]
+        share = shares[client]
         if share == 0.0:
             continue
         for one in range(start, stop):
-            row, value = total[rows[one]], values[one]
+            row = total[rows[one]]
+            value = values[one]
             for other in range(start, stop):
                 row[rows[other]] += share * (value * values[other])

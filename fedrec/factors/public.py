@@ -82,7 +82,8 @@ def feature_embeddings(
 
 def _memberships(feature: Feature) -> np.ndarray:
     """`float64 [items, categories]`: 1 where an item has a category."""
-    table, codes = np.zeros((feature.rows, len(feature.categories))), feature.padded()
+    table = np.zeros((feature.rows, len(feature.categories)))
+    codes = feature.padded()
     for column in codes.T:
         known = np.flatnonzero(column >= 0)
         table[known, column[known]] = 1.0

@@ -59,7 +59,8 @@ class ThirdParty:
             own: its tokens, `int64 [slots]`, `NOTHING` where a slot is empty.
             embedding: `float32 [d]`.
         """
-        self._tokens[sender], self._embeddings[sender] = own, embedding
+        self._tokens[sender] = own
+        self._embeddings[sender] = embedding
 
     def found(self, asking: Sequence[int], slots: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Neighbours of some devices, for each of its tokens up to `neighbours` other devices.

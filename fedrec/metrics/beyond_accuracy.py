@@ -35,7 +35,8 @@ class ListStatistics:
     """
 
     def __init__(self, popularity: Tensor, ks: Sequence[int]) -> None:
-        self._popularity, self._ks = popularity.double(), tuple(ks)
+        self._popularity = popularity.double()
+        self._ks = tuple(ks)
         self._counts = {k: torch.zeros(len(popularity), dtype=torch.int64) for k in ks}
         self._means: dict[int, list[Tensor]] = {k: [] for k in ks}
         self._known: list[Tensor] = []
@@ -50,7 +51,8 @@ class ListStatistics:
         """
         longest = min(max(self._ks), scores.shape[1])
         candidates = scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill(known, -torch.inf)
-        lists, offered = best_items(candidates, longest), (~known).sum(1, keepdim=True)
+        lists = best_items(candidates, longest)
+        offered = (~known).sum(1, keepdim=True)
         # a user who knows nearly all items has a shorter list
         listed = torch.arange(longest) < offered
         shares = self._popularity[lists] * listed
@@ -66,7 +68,8 @@ class ListStatistics:
 
     def result(self) -> dict[str, float]:
         """The four metrics for each k; NaN if there are no lists."""
-        found, known = {}, torch.cat(self._known) if self._known else torch.zeros(0)
+        found = {}
+        known = torch.cat(self._known) if self._known else torch.zeros(0)
         for k in self._ks:
             own = torch.cat(self._means[k]) if self._means[k] else torch.zeros(0)
             found[f"coverage@{k}"] = float((self._counts[k] > 0).double().mean())
@@ -82,7 +85,8 @@ def gini(counts: Tensor) -> float:
     The mean difference of two of them, over twice their mean.
     """
     ascending = counts.double().sort().values
-    number, total = len(ascending), ascending.sum()
+    number = len(ascending)
+    total = ascending.sum()
     place = torch.arange(1, number + 1, dtype=torch.float64)
     return (
         float((2 * place - number - 1) @ ascending / (number * total))

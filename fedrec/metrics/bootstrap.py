@@ -44,7 +44,8 @@ def bootstrap_intervals(
         by_length.setdefault(len(values), []).append(place)
     if 0 in by_length:
         raise ValueError("Expected values, got none.")
-    tail, found = (1 - confidence) / 2, {}
+    tail = (1 - confidence) / 2
+    found = {}
     for places in by_length.values():
         table = np.stack([arrays[place] for place in places], axis=1)
         ends = np.quantile(_means(table, resamples, seed), [tail, 1 - tail], axis=0)
@@ -56,7 +57,8 @@ def _means(table: np.ndarray, resamples: int, seed: int) -> np.ndarray:
     """Means `[resamples, samples]` of resamples of the rows of `table [n, samples]`."""
     users = len(table)
     resamples = min(resamples, max(_FEWEST, _DRAWS // users))
-    random, found = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    found = []
     at_once = max(1, _CELLS // users)
     for start in range(0, resamples, at_once):
         count = min(at_once, resamples - start)

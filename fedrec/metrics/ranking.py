@@ -120,7 +120,8 @@ def _single_positive(
     discounts = _discounts(max(ks), scores.device)
     metrics = {}
     for k in ks:
-        first, last = higher.clamp(max=k), (higher + equal + 1).clamp(max=k)
+        first = higher.clamp(max=k)
+        last = (higher + equal + 1).clamp(max=k)
         share = weight / (equal + 1)
         metrics[f"hits@{k}"] = _sum_by_user(share * (last - first), users, len(scores)) / total
         metrics[f"ndcg@{k}"] = (
@@ -146,7 +147,9 @@ def _competitors(
     at_floor = (never_seen == floor[:, None]).count_nonzero(dim=1)
     value = scores[users, items]
     reaches = value >= floor[users]
-    users, value, weight = users[reaches], value[reaches, None], weight[reaches]
+    users = users[reaches]
+    value = value[reaches, None]
+    weight = weight[reaches]
     higher = (best[users] > value).sum(1)
     equal = torch.where(value[:, 0] == floor[users], at_floor[users], (best[users] == value).sum(1))
     return higher, equal, users, weight
@@ -165,7 +168,8 @@ def _whole_list(
     longest = min(max(ks), scores.shape[1])
     hit = (relevant & ~masked).gather(1, best_items(candidates, longest)).double()
     discounts = _discounts(max(ks), scores.device)
-    hits, dcg = hit.cumsum(1), (hit * discounts.diff()[:longest]).cumsum(1)
+    hits = hit.cumsum(1)
+    dcg = (hit * discounts.diff()[:longest]).cumsum(1)
     precisions = (hit * hits / torch.arange(1, longest + 1, device=hit.device)).cumsum(1)
     number = relevant.sum(1)
     # 0 / 0 gives NaN for a user without a positive; precision has no such denominator.
@@ -195,11 +199,13 @@ def best_items(values: Tensor, longest: int) -> Tensor:
     items = best.indices[:, :longest].sort(dim=1).values
     # topk keeps arbitrary ones of the items tied at the last place; if the next one is also tied,
     # the lowest indices are taken instead.
-    floor, after = best.values[:, longest - 1 : longest], best.values[:, longest:]
+    floor = best.values[:, longest - 1 : longest]
+    after = best.values[:, longest:]
     left_out = (after == floor).any(1)
     rows = (left_out & (floor[:, 0] > -torch.inf)).nonzero()[:, 0]
     if len(rows):
-        above, level = values[rows] > floor[rows], values[rows] == floor[rows]
+        above = values[rows] > floor[rows]
+        level = values[rows] == floor[rows]
         kept = above | (level & (level.cumsum(1) <= longest - above.sum(1, keepdim=True)))
         items[rows] = kept.nonzero()[:, 1].view(-1, longest)
     order = values.gather(1, items).sort(dim=1, descending=True, stable=True).indices

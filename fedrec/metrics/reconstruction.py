@@ -49,10 +49,14 @@ def reconstruction_metrics(scores: Tensor, history: Tensor, ks: Sequence[int]) -
     gains = (
         torch.arange(2, longest + 2, dtype=torch.float64, device=scores.device).log2().reciprocal()
     )
-    recalled, dcg, ideal = hits.cumsum(1), (hits * gains).cumsum(1), gains.cumsum(0)
-    number, found = history.sum(1), {}
+    recalled = hits.cumsum(1)
+    dcg = (hits * gains).cumsum(1)
+    ideal = gains.cumsum(0)
+    number = history.sum(1)
+    found = {}
     for k in ks:
-        end, best = min(k, longest) - 1, number.clamp(max=min(k, longest))
+        end = min(k, longest) - 1
+        best = number.clamp(max=min(k, longest))
         nothing = torch.where(number > 0, 0.0, torch.nan)
         found[f"{PREFIX}recall@{k}"] = recalled[:, end] / best.clamp(min=1) + nothing
         found[f"{PREFIX}ndcg@{k}"] = dcg[:, end] / ideal[best.clamp(min=1) - 1] + nothing

@@ -71,15 +71,18 @@ def _competitors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Numbers of never-seen items above and tied with each positive, and in total, each `int64
     [positives]`."""
-    higher, equal = torch.empty_like(users), torch.empty_like(users)
+    higher = torch.empty_like(users)
+    equal = torch.empty_like(users)
     # The n-th positives of all users are compared with whole rows at once.
     counts = torch.bincount(users, minlength=len(scores))
     place = torch.arange(len(users), device=users.device) - (counts.cumsum(0) - counts)[users]
     never = ~seen
     for number in range(int(counts.max()) if len(users) else 0):
         chosen = (place == number).nonzero()[:, 0]
-        own, value = users[chosen], scores[users[chosen], items[chosen]][:, None]
-        rows, free = scores[own], never[own]
+        own = users[chosen]
+        value = scores[users[chosen], items[chosen]][:, None]
+        rows = scores[own]
+        free = never[own]
         higher[chosen] = ((rows > value) & free).sum(1)
         equal[chosen] = ((rows == value) & free).sum(1)
     return higher, equal, never.sum(1)[users]
@@ -107,7 +110,8 @@ def _hypergeometric(higher: Tensor, available: Tensor, longest: int, sampled: in
     """`float64 [n, longest]`: probabilities of j `higher` items in a sample of the `available`
     ones."""
     drawn = available.clamp(max=sampled)[:, None]
-    higher, available = higher[:, None], available[:, None]
+    higher = higher[:, None]
+    available = available[:, None]
     j = torch.arange(longest, dtype=torch.float64, device=higher.device)[None]
     rest = available - higher
     possible = (j <= higher) & (j <= drawn) & (drawn - j <= rest)

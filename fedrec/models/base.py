@@ -57,7 +57,8 @@ class Model(ABC):
     by_features: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:
-        self.config, self.schema = config, schema
+        self.config = config
+        self.schema = schema
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
@@ -115,7 +116,8 @@ class Model(ABC):
         """Scores of the whole catalogue for each slice of the cohort dimension,
         `[C, num_items]`."""
         some = next(iter(parameters.values()))
-        clients, items = some.shape[0], torch.arange(self.schema.num_items, device=some.device)
+        clients = some.shape[0]
+        items = torch.arange(self.schema.num_items, device=some.device)
         # concatenating parts at the end would need more memory
         found = some.new_empty(clients, len(items))
         at_once = max(1, _SCORED_AT_ONCE // clients)

@@ -30,7 +30,9 @@ from fedrec.factors.log_linear import LogLinear
 from fedrec.factors.public import PublicPriorConfig, feature_embeddings
 from fedrec.models.base import Parameters, ProductsConfig, ProductsModel
 
-PUBLIC, LEARNED, PRODUCTS = "item.public", "item.learned", "item.products"
+PUBLIC = "item.public"
+LEARNED = "item.learned"
+PRODUCTS = "item.products"
 
 
 class FoldInConfig(PublicPriorConfig, ProductsConfig):

@@ -82,7 +82,8 @@ class Ials(Model):
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal item factors and their Gram matrix; zeros for the user and for all sums."""
-        items, width = self.schema.num_items, self.config.factors
+        items = self.schema.num_items
+        width = self.config.factors
         factors = torch.randn(items, width, generator=generator) * (self.config.spread / width**0.5)
         drawn = {
             "item.factors": factors,

@@ -83,7 +83,8 @@ class MetaMf(Model):
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """The server's parameters: normal user embeddings and memory (Glorot), uniform layers as in
         PyTorch."""
-        config, schema = self.config, self.schema
+        config = self.config
+        schema = self.schema
         users = torch.randn(schema.num_users, config.user, generator=generator) * config.user_std
         memory = torch.randn(config.user, config.memory, generator=generator)
         parameters = {
@@ -176,12 +177,14 @@ def generate(
         )
         for name in ("layer0.weight", "layer0.bias", "layer1.weight", "layer1.bias", "item.rise")
     }
-    rank, width = parameters["item.low.matrix"].shape[1], flat["layer0.bias"].shape[1]
+    rank = parameters["item.low.matrix"].shape[1]
+    width = flat["layer0.bias"].shape[1]
     shapes = {"layer0.weight": (-1, width), "layer1.weight": (-1, 1), "item.rise": (rank, -1)}
     values = {
         name: value.view(len(clients), *shapes.get(name, (-1,))) for name, value in flat.items()
     }
-    table, offset = parameters["item.low.matrix"], parameters["item.low.offset"]
+    table = parameters["item.low.matrix"]
+    offset = parameters["item.low.offset"]
     if requests is None:
         low = (
             F.linear(hidden["item"], table.view(-1, table.shape[2])).view(len(clients), -1, rank)
@@ -217,7 +220,8 @@ class _LowRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore
         table, hidden, items = ctx.saved_tensors
-        to_table, to_hidden = torch.zeros_like(table), torch.zeros_like(hidden)
+        to_table = torch.zeros_like(table)
+        to_hidden = torch.zeros_like(hidden)
         parts = zip(items.split(ctx.counts), gradient.split(ctx.counts), strict=True)
         for client, (own, part) in enumerate(parts):
             to_hidden[client] = part.reshape(-1) @ table[own].view(-1, table.shape[2])

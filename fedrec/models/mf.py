@@ -66,7 +66,9 @@ class Mf(Model):
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal factors, zero biases."""
-        items, width, std = self.schema.num_items, self.config.factors, self.config.std
+        items = self.schema.num_items
+        width = self.config.factors
+        std = self.config.std
         drawn = {
             "bias": torch.full((1,), self.config.center),
             "user.factors": torch.randn(width, generator=generator) * std,

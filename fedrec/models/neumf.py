@@ -64,7 +64,8 @@ class Neumf(Model):
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal rows, Glorot-uniform layers `[in, out]`, zero biases."""
-        config, found = self.config, dict[str, Tensor]()
+        config = self.config
+        found = dict[str, Tensor]()
         widths = {"factors": config.factors, "tower": config.tower[0] // 2 if config.tower else 0}
         for part, width in widths.items():
             if width:
@@ -85,8 +86,10 @@ class Neumf(Model):
         rows: Tensor | None = None,
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
-        rows, config = items if rows is None else rows, self.config
-        weight, total = parameters["output.weight"], parameters["output.bias"]
+        rows = items if rows is None else rows
+        config = self.config
+        weight = parameters["output.weight"]
+        total = parameters["output.bias"]
         if config.factors:
             own = (parameters["user.factors"] * weight[:, : config.factors, 0]).unsqueeze(-1)
             total = total + torch.bmm(gather_rows(parameters["item.factors"], rows), own).squeeze(

@@ -95,7 +95,8 @@ class Pnbm(HistoryModel):
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Means in the middle of the scale, no counts, and similarities that are all `start`, or
         nearly so."""
-        items, config = self.schema.num_items, self.config
+        items = self.schema.num_items
+        config = self.config
         found = {
             "item.mean": torch.full((items, 1), sum(config.scale) / 2),
             "item.count": torch.zeros(items, 1),
@@ -116,7 +117,8 @@ class Pnbm(HistoryModel):
         """`[C, size, size]`, the learned similarities."""
         if self.config.rank is None:
             return parameters["similarity"]
-        left, right = parameters["similarity.left"], parameters["similarity.right"]
+        left = parameters["similarity.left"]
+        right = parameters["similarity.right"]
         return self.config.start + left @ right.transpose(-1, -2)
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:

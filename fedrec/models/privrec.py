@@ -97,7 +97,8 @@ class PrivRec(Model):
         tables = {f"user.{name}": size for name, size in self.schema.user_features}
         tables["item.id"] = self.schema.num_items
         tables |= {f"item.{f.name}": len(f.categories) for f in self.schema.item_features.features}
-        width, std = self.config.embedding, self.config.embedding_std
+        width = self.config.embedding
+        std = self.config.embedding_std
         parameters = {
             name: torch.randn(size, width, generator=generator).mul_(std)
             for name, size in tables.items()
@@ -217,11 +218,13 @@ class _ItemFeature:
 
     def __init__(self, feature: Feature) -> None:
         self.name = f"item.{feature.name}"
-        self._feature, self._few = feature, len(feature.categories) <= _FEW_CATEGORIES
+        self._feature = feature
+        self._few = len(feature.categories) <= _FEW_CATEGORIES
 
     def rows(self, parameters: Parameters, items: Tensor) -> Tensor:
         """Means of the rows of its table that items `int64 [C, B]` name, `[C, B, d]`."""
-        table, own = parameters[self.name], self._of(items)
+        table = parameters[self.name]
+        own = self._of(items)
         return mixed_rows([own], [table]) if self._few else pooled_rows(table, own)
 
     def _of(self, items: Tensor) -> Tensor:
@@ -229,7 +232,8 @@ class _ItemFeature:
         themselves if there are many categories."""
         if self._tables[0].device != items.device:
             self._tables = tuple(table.to(items.device) for table in self._tables)
-        own, rows = self._tables[0], items.reshape(-1)
+        own = self._tables[0]
+        rows = items.reshape(-1)
         for index in self._tables[1:]:
             rows = index.index_select(0, rows)
         return own.index_select(0, rows).view(*items.shape, -1)

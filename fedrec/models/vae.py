@@ -103,7 +103,9 @@ class Vae(HistoryModel):
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Glorot-uniform weights `[in, out]`, zero biases."""
-        items, hidden, latent = self.schema.num_items, self.config.hidden, self.config.latent
+        items = self.schema.num_items
+        hidden = self.config.hidden
+        latent = self.config.latent
         shapes = {
             "encoder": (items, hidden),
             "mean": (hidden, latent),

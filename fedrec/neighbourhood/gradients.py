@@ -76,7 +76,8 @@ def predicted(
     )
 
     own = known.centred(means)
-    above, below = np.empty(len(users)), np.empty(len(users))
+    above = np.empty(len(users))
+    below = np.empty(len(users))
     weighted_sums(similarity, own.offsets, own.items, own.values, users, items, limit, above, below)
     below += prior
     return means[items] + np.divide(above, below, out=np.full(len(users), np.nan), where=below > 0)
@@ -91,7 +92,9 @@ class Examples:
     """
 
     def __init__(self, profiles: Profiles, means: np.ndarray) -> None:
-        self.means, self.own, self.users = means, profiles.centred(means), profiles.users
+        self.means = means
+        self.own = profiles.centred(means)
+        self.users = profiles.users
 
     def __len__(self) -> int:
         return len(self.users)
@@ -112,7 +115,8 @@ class Examples:
         from fedrec.neighbourhood.native import add_gradients
 
         found = np.zeros_like(similarity)
-        own, users = self.own, self.users[drawn]
+        own = self.own
+        users = self.users[drawn]
         loss = add_gradients(
             similarity,
             own.offsets,

@@ -17,7 +17,8 @@ from fedrec.neighbourhood.profiles import Profiles
 def scaled(values: np.ndarray, scale: tuple[float, float]) -> np.ndarray:
     """Ratings mapped from the scale to [-1, 1], `float64` in their shape `[...]`; values outside
     the scale are clipped."""
-    middle, half = (scale[0] + scale[1]) / 2, (scale[1] - scale[0]) / 2
+    middle = (scale[0] + scale[1]) / 2
+    half = (scale[1] - scale[0]) / 2
     return np.clip((values.astype(np.float64) - middle) / half, -1.0, 1.0)
 
 
@@ -52,5 +53,6 @@ def means_of(sums: np.ndarray, damping: float, scale: tuple[float, float]) -> np
     found = np.divide(
         sums[:, 0] + damping * overall, weights, out=np.full(len(sums), overall), where=weights > 0
     )
-    middle, half = (scale[0] + scale[1]) / 2, (scale[1] - scale[0]) / 2
+    middle = (scale[0] + scale[1]) / 2
+    half = (scale[1] - scale[0]) / 2
     return middle + half * np.clip(found, -1.0, 1.0)

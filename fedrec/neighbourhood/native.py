@@ -25,21 +25,21 @@ def weighted_sums(similarity, offsets, items, deviations, users, targets, limit,
         above, below: `float64 [n]`, outputs: numerators and denominators.
     """
     for place in range(len(users)):
-        first, last, row = (
-            offsets[users[place]],
-            offsets[users[place] + 1],
-            similarity[targets[place]],
-        )
+        first = offsets[users[place]]
+        last = offsets[users[place] + 1]
+        row = similarity[targets[place]]
         least = (
             _least(row, items[first:last], targets[place], limit) if last - first > limit else 0.0
         )
-        total, weight = 0.0, 0.0
+        total = 0.0
+        weight = 0.0
         for entry in range(first, last):
             value = row[items[entry]]
             if items[entry] != targets[place] and abs(value) >= least:
                 total += value * deviations[entry]
                 weight += abs(value)
-        above[place], below[place] = total, weight
+        above[place] = total
+        below[place] = weight
 
 
 @njit(**FAST)
@@ -73,10 +73,13 @@ def add_gradients(similarity, offsets, items, deviations, means, users, examples
     most, widest, floor, prior, low, high = bounds
     loss = 0.0
     for place in range(len(examples)):
-        own, example = users[place], examples[place]
+        own = users[place]
+        example = examples[place]
         target = items[example]
-        row, into = similarity[target], gradient[target]
-        total, weight = 0.0, 0.0
+        row = similarity[target]
+        into = gradient[target]
+        total = 0.0
+        weight = 0.0
         for entry in range(offsets[own], offsets[own + 1]):
             value = row[items[entry]]
             if entry != example:

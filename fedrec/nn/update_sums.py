@@ -23,9 +23,11 @@ def add_dense(totals, start, values, shares):
     """
     for begin in range(0, totals.size, _SPAN):
         end = min(begin + _SPAN, totals.size)
-        sums, before = totals[begin:end], start[begin:end]
+        sums = totals[begin:end]
+        before = start[begin:end]
         for client in range(len(shares)):
-            share, own = shares[client], values[client, begin:end]
+            share = shares[client]
+            own = values[client, begin:end]
             if share != 0:
                 for i in range(sums.size):
                     sums[i] += share * (np.float64(own[i]) - np.float64(before[i]))
@@ -59,9 +61,12 @@ def add_rows(totals, slots, rows, used, start, touched, counts, values, shares):
         for place in range(counts[client]):
             item = touched[client, place]
             if slots[item] < 0:
-                slots[item], rows[used] = used, item
+                slots[item] = used
+                rows[used] = item
                 used += 1
-            total, before, own = totals[slots[item]], start[item], values[client, place]
+            total = totals[slots[item]]
+            before = start[item]
+            own = values[client, place]
             for i in range(total.size):
                 total[i] += share * (np.float64(own[i]) - np.float64(before[i]))
     return used
@@ -73,7 +78,8 @@ def powers(start, values, order):
     `[C, n] -> float64 [C]`."""
     found = np.zeros(len(values))
     for client in range(len(values)):
-        own, total = values[client], 0.0
+        own = values[client]
+        total = 0.0
         if order == 2:
             for i in range(start.size):
                 total += np.float64(own[i] - start[i]) ** 2

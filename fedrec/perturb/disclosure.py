@@ -66,7 +66,8 @@ def disclosure(real: Interactions, perturbed: Perturbed, seed: int) -> Disclosur
         perturbed: the training rows after.
         seed: of the half of the users that the attacker knows.
     """
-    before, after = binary(real), binary(perturbed.rows)
+    before = binary(real)
+    after = binary(perturbed.rows)
     own = before.multiply(after).sum()
     users = np.flatnonzero((np.diff(before.indptr) > 0) & (np.diff(after.indptr) > 0))
     foreign = np.asarray(before[perturbed.rows.users, perturbed.rows.items]).ravel() == 0
@@ -127,7 +128,8 @@ def recovery(
         Shares by the number of tries, of the attacker and of predicting the most frequent
         originals.
     """
-    rows, origin = perturbed.rows, np.asarray(perturbed.origin)
+    rows = perturbed.rows
+    origin = np.asarray(perturbed.origin)
     replaced = np.flatnonzero(origin >= 0)
     replaced = replaced[real.items[origin[replaced]] != rows.items[replaced]]
     known_user = stream(seed, "disclosure").random(real.num_users) < 0.5
@@ -138,7 +140,8 @@ def recovery(
     originals = real.items[origin[replaced]]
     inputs = _described(rows, replaced, width)
     map_ = _ridge(inputs[known], originals[known], real.num_items, penalty)
-    asked, truth = inputs[~known], originals[~known]
+    asked = inputs[~known]
+    truth = originals[~known]
     ranks = [
         _ranks(asked[at : at + 4096] @ map_, truth[at : at + 4096])
         for at in range(0, len(asked), 4096)

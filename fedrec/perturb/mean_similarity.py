@@ -75,7 +75,8 @@ def measured_similarity(
     """
     origin = np.asarray(perturbed.origin)
     rows = np.flatnonzero(origin >= 0)
-    originals, substitutes = real.items[origin[rows]], perturbed.rows.items[rows]
+    originals = real.items[origin[rows]]
+    substitutes = perturbed.rows.items[rows]
     moved = originals != substitutes
     if not moved.any():
         return {}

@@ -44,12 +44,11 @@ class SessionBatches(Batches):
         """
         width = plain.items.shape[1]
         if len(plain.sizes):
-            steps, examples = [plain.last_epoch] * len(views), plain.examples
+            steps = [plain.last_epoch] * len(views)
+            examples = plain.examples
         else:
-            steps, examples = (
-                [-(-len(own) // views_per_step) for own in views],
-                len(views[-1]) if len(views) else 0,
-            )
+            steps = [-(-len(own) // views_per_step) for own in views]
+            examples = len(views[-1]) if len(views) else 0
             none = np.zeros((sum(steps), width))
             plain = Batches(
                 none.astype(np.int64), none.astype(np.float32), np.zeros(len(none), np.int64), 0, 0
@@ -95,10 +94,8 @@ class SessionBlock(Block):
         """Build a block from the data of some clients, whose batches are `SessionBatches`; `users`
         are each client's category codes per user feature, `int64 [width]` each."""
         own = [batch for batch in batches if isinstance(batch, SessionBatches)]
-        steps, most = (
-            max(len(batch.views) for batch in own),
-            max(batch.views.shape[1] for batch in own),
-        )
+        steps = max(len(batch.views) for batch in own)
+        most = max(batch.views.shape[1] for batch in own)
         views = np.full((steps, len(own), most, own[0].views.shape[2]), -1, dtype=np.int64)
         for place, batch in enumerate(own):
             views[: len(batch.views), place, : batch.views.shape[1]] = batch.views
@@ -120,7 +117,9 @@ class SessionObjective:
     def __init__(
         self, task: SessionTask, recommending: Recommending | None = None, weight: float = 1.0
     ) -> None:
-        self.task, self.recommending, self.weight = task, recommending, weight
+        self.task = task
+        self.recommending = recommending
+        self.weight = weight
 
     def __call__(
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int

@@ -44,7 +44,9 @@ def initial_encoder(width: int, hidden: int, generator: torch.Generator) -> dict
     def uniform(bound: float, *shape: int) -> Tensor:
         return (2 * torch.rand(*shape, generator=generator) - 1) * bound
 
-    gru, first, second = 1 / math.sqrt(hidden), math.sqrt(6 / width), math.sqrt(6 / (2 * hidden))
+    gru = 1 / math.sqrt(hidden)
+    first = math.sqrt(6 / width)
+    second = math.sqrt(6 / (2 * hidden))
     return {
         f"{PREFIX}gru.input.weight": uniform(gru, width, 3 * hidden),
         f"{PREFIX}gru.input.bias": uniform(gru, 3 * hidden),
@@ -73,10 +75,8 @@ def encode_sessions(
     inputs = _linear(parameters, "gru.input", embeddings.transpose(1, 2).flatten(1, 2)).unflatten(
         1, (steps, sessions)
     )
-    weight, bias = (
-        parameters[f"{PREFIX}gru.state.weight"],
-        parameters[f"{PREFIX}gru.state.bias"].unsqueeze(1),
-    )
+    weight = parameters[f"{PREFIX}gru.state.weight"]
+    bias = parameters[f"{PREFIX}gru.state.bias"].unsqueeze(1)
     hidden = weight.shape[1]
     state = inputs.new_zeros(cohort, sessions, hidden)
     for given, real in zip(inputs.unbind(1), present.unbind(2), strict=True):
@@ -101,5 +101,6 @@ def encode_items(parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor
 
 
 def _linear(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
-    weight, bias = parameters[f"{PREFIX}{name}.weight"], parameters[f"{PREFIX}{name}.bias"]
+    weight = parameters[f"{PREFIX}{name}.weight"]
+    bias = parameters[f"{PREFIX}{name}.bias"]
     return torch.baddbmm(bias.unsqueeze(1), inputs, weight)

@@ -81,7 +81,9 @@ class SessionTask:
                 got=repr(config.item_table),
                 fix=did_you_mean(config.item_table, model.item_tables),
             )
-        self.config, self.table, self._num_items = config, config.item_table, model.schema.num_items
+        self.config = config
+        self.table = config.item_table
+        self._num_items = model.schema.num_items
         self.layout = ViewLayout(
             config.session_length,
             config.item_negatives,

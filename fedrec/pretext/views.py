@@ -103,7 +103,8 @@ def cut_sessions(items: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
     """
     count = -(-items // longest)
     bounds = np.arange(count + 1) * items // max(count, 1)
-    starts, lengths = bounds[:-1], np.diff(bounds)
+    starts = bounds[:-1]
+    lengths = np.diff(bounds)
     return starts[lengths > 1], lengths[lengths > 1]
 
 
@@ -174,7 +175,8 @@ def _other_segments(
     drawn = np.full((len(session), count), -1, dtype=np.int64)
     for size in np.unique(sizes).tolist():
         views = np.flatnonzero(sizes == size)
-        own, begin = session[views], begins[views]
+        own = session[views]
+        begin = begins[views]
         windows = np.maximum(lengths - size + 1, 0)
         before = np.cumsum(windows) - windows
         low = before[own] + np.maximum(begin - size + 1, 0)

@@ -65,7 +65,8 @@ def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
     Raises:
         DataError: the line of a word has no numbers, or a different count than the others.
     """
-    wanted, found = set(words), {}
+    wanted = set(words)
+    found = {}
     with path.open(encoding="utf-8") as file:
         for line in file:
             word, _, rest = line.rstrip().partition(" ")
@@ -141,7 +142,8 @@ def _projection(seed: int, length: int, numbers: int) -> np.ndarray:
     equal."""
     if length == numbers:
         return np.eye(length)
-    longer, shorter = max(length, numbers), min(length, numbers)
+    longer = max(length, numbers)
+    shorter = min(length, numbers)
     square, triangle = np.linalg.qr(
         stream(seed, "prior-projection").standard_normal((longer, shorter))
     )
@@ -151,7 +153,8 @@ def _projection(seed: int, length: int, numbers: int) -> np.ndarray:
 
 def _stretched(table: np.ndarray) -> np.ndarray:
     """Each column rescaled to [0, 1]; constant columns are 1/2."""
-    low, high = table.min(0), table.max(0)
+    low = table.min(0)
+    high = table.max(0)
     width = np.where(high > low, high - low, math.inf)
     return np.where(high > low, (table - low) / width, 0.5)
 

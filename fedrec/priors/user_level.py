@@ -49,7 +49,9 @@ class UserPriors:
         config: PriorsConfig,
         settings: PersonalNoise | None,
     ) -> None:
-        self.vectors, self.features, self.config = vectors, features, config
+        self.vectors = vectors
+        self.features = features
+        self.config = config
         self.settings = settings if config.noise else None
         self.means = [own.mean(0) for own in vectors]
         self.highest = np.sum(self.means, axis=0)  # of mu_kj, as every m_kwj is at most 1
@@ -78,10 +80,8 @@ class UserPriors:
             mean = mean + mean_std * random.standard_normal(len(mean))
             variance = variance + variance_std * random.standard_normal(len(mean))
         smallest = self.config.smallest_variance
-        mean, variance = (
-            mean.clip(0, self.highest),
-            variance.clip(smallest, np.maximum(smallest, self._widest)),
-        )
+        mean = mean.clip(0, self.highest)
+        variance = variance.clip(smallest, np.maximum(smallest, self._widest))
         return mean.astype(np.float32), variance.astype(np.float32)
 
     def prior(self, data: ClientData, device: torch.device) -> Prior:

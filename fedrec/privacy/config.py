@@ -105,9 +105,12 @@ class PrivacyConfig(Config):
 
     def _rules(self) -> list[tuple[str, bool]]:
         """Constraints between settings, and whether they are violated."""
-        calibrated, adaptive = self.epsilon is not None, self.adaptive_clip is not None
-        laplace, by_clients = self.mechanism == "laplace", self.placement != "central"
-        distributed, paper = self.placement == "distributed", self.paper_noise_order
+        calibrated = self.epsilon is not None
+        adaptive = self.adaptive_clip is not None
+        laplace = self.mechanism == "laplace"
+        by_clients = self.placement != "central"
+        distributed = self.placement == "distributed"
+        paper = self.paper_noise_order
         return [
             (
                 "exactly one of noise-multiplier and epsilon",

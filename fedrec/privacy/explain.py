@@ -59,7 +59,8 @@ def lines(report: Report, adjacency: Adjacency) -> list[str]:
         )
         said.append(_strength(report.epsilon))
     if report.attack is not None and math.isfinite(report.epsilon):
-        proven, reached = f"{report.epsilon:.4g}", f"{report.attack:.4g}"
+        proven = f"{report.epsilon:.4g}"
+        reached = f"{report.attack:.4g}"
         said.append(
             f"The true epsilon is {proven}, to four digits: it is proven, and an attack reaches it."
             if proven == reached

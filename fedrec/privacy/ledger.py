@@ -61,7 +61,9 @@ class Ledger:
         budget: float | None = None,
         delta: float = 0.0,
     ) -> None:
-        self.path, self.budget, self.delta = path, budget, delta
+        self.path = path
+        self.budget = budget
+        self.delta = delta
         self.accountant = Accountant(backend)
         self.charges: list[Charge] = []
         self._size = 0
@@ -130,7 +132,8 @@ def _read(path: Path) -> Iterator[tuple[Charge, int]]:
     if not path.exists():
         return
     try:
-        data, end = path.read_bytes(), 0
+        data = path.read_bytes()
+        end = 0
     except OSError as error:
         raise RunError(
             f"cannot read {path}", expected="a ledger", got=error.strerror or str(error)

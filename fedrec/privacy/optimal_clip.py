@@ -89,14 +89,13 @@ def optimal_clip(
     def error(place: int) -> float:
         return clip_error(norms[place], gradients, noise_multiplier, counts, coordinates)
 
-    first, last = 0, len(norms)  # places first to last - 1 are left
+    first = 0
+    last = len(norms)  # places first to last - 1 are left
     while last - first > 2:
         middle = first + (last - first) // 2
-        left, here, right = (
-            error(middle - 1),
-            error(middle),
-            error(middle + 1) if middle + 1 < last else math.inf,
-        )
+        left = error(middle - 1)
+        here = error(middle)
+        right = error(middle + 1) if middle + 1 < last else math.inf
         if here <= left and here <= right:
             return norms[middle]
         first, last = (middle + 1, last) if right <= here <= left else (first, middle)

@@ -209,7 +209,8 @@ class Plan:
         Noise is longer with a probability of at most e^-72 (Laurent and Massart 2000, lemma 1;
         Boucheron, Lugosi and Massart 2013, section 2.4, for Laplace noise).
         """
-        updates, scale = self.clip_norm * clients, self.client_noise_scale
+        updates = self.clip_norm * clients
+        scale = self.client_noise_scale
         if self.config.mechanism == "laplace":  # the L1 norm of n values has Gamma's distribution
             values = clients * coordinates
             noise = scale * (values + math.sqrt(2 * values * _TAIL) + _TAIL)

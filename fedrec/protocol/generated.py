@@ -13,7 +13,8 @@ import numpy as np
 
 from fedrec.prefixes import together, under
 
-_VALUE, _ROW = "value/", "row/"
+_VALUE = "value/"
+_ROW = "row/"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +62,8 @@ class ItemRequests:
     def rows_of(self, places: np.ndarray) -> np.ndarray:
         """`int64 [rows]`: which of the P rows belong to the clients at the given positions, in
         their order."""
-        starts, counts = self.offsets[places], self.offsets[places + 1] - self.offsets[places]
+        starts = self.offsets[places]
+        counts = self.offsets[places + 1] - self.offsets[places]
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.repeat(starts, counts) + within
 

@@ -39,17 +39,15 @@ from fedrec.protocol.secure import MaskOrder, ShareOrder, UnmaskOrder
 from fedrec.protocol.sparse_update import Change, SparseUpdate
 from fedrec.protocol.zero_copy import to_record
 
-HELLO, INITIAL, ITEMS = "query.hello", "query.initial", "query.items"
-SECURE_CHANNEL, SECURE_SHARES, SECURE_UNMASK = (
-    "query.secure_channel",
-    "query.secure_shares",
-    "query.secure_unmask",
-)
-_ROWS, _VALUES, _TABLE = (
-    "#rows",
-    "#values",
-    "#table",
-)  # a table of which only some rows changed, in three arrays
+HELLO = "query.hello"
+INITIAL = "query.initial"
+ITEMS = "query.items"
+SECURE_CHANNEL = "query.secure_channel"
+SECURE_SHARES = "query.secure_shares"
+SECURE_UNMASK = "query.secure_unmask"
+_ROWS = "#rows"
+_VALUES = "#values"
+_TABLE = "#table"  # a table of which only some rows changed, in three arrays
 _SECURE = "secure-"  # prefix of the settings of a training order for secure aggregation
 OVERRIDES = ("proximal-mu",)
 """Additional settings that some of Flower's strategies send."""
@@ -245,7 +243,8 @@ def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], Evaluat
     part: Any = config.get("held-out")
     if part not in (None, "test", "validation"):
         raise ValueError(f"held-out rows {part!r}")
-    clients, step = _clients_of(config), _step_of(config)
+    clients = _clients_of(config)
+    step = _step_of(config)
     return own_arrays(content), EvaluateOrder(int(number), clients, step, bool(each), part)
 
 
@@ -285,11 +284,13 @@ def pack_presence(presence: Presence) -> RecordDict:
 
 def unpack_presence(content: RecordDict) -> Presence:
     """A node's description of itself."""
-    arrays, metrics = own_arrays(content), content[METRICS]
+    arrays = own_arrays(content)
+    metrics = content[METRICS]
     partition = int(metrics["partition-id"])  # type: ignore[index]
     memory = float(metrics["memory-mib"])  # type: ignore[index]
     paths = json.loads(str(config_of(content).get("paths", "{}")))
-    work, validated = arrays.get("work"), arrays.get("validated")
+    work = arrays.get("work")
+    validated = arrays.get("validated")
     return Presence(
         partition, arrays["training"], arrays["evaluated"], work, memory, paths, validated
     )
@@ -321,7 +322,8 @@ def _changes(arrays: dict[str, np.ndarray]) -> dict[str, Change]:
             found[key] = array
         elif key.endswith(_TABLE):
             *shape, drift = array.tolist()
-            rows, values = arrays[name + _ROWS], arrays[name + _VALUES]
+            rows = arrays[name + _ROWS]
+            values = arrays[name + _VALUES]
             found[name] = SparseUpdate(tuple(int(length) for length in shape), rows, values, drift)
     return found
 

@@ -8,7 +8,9 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedrec.protocol.zero_copy import from_record, zero_copy_arrays
 
-ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+ARRAYS = "arrays"
+CONFIG = "config"
+METRICS = "metrics"
 
 
 def own_arrays(content: RecordDict) -> dict[str, np.ndarray]:

@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-SESSION_BYTES, SEED_BYTES, KEY_BYTES = 16, 16, 32
+SESSION_BYTES = 16
+SEED_BYTES = 16
+KEY_BYTES = 32
 COUNT_BYTES = 4
-NONCE_BYTES, _TAG_BYTES = 12, 16  # of ChaCha20-Poly1305
+NONCE_BYTES = 12
+_TAG_BYTES = 16  # of ChaCha20-Poly1305
 SEALED_BYTES = NONCE_BYTES + 2 * SEED_BYTES + KEY_BYTES + _TAG_BYTES
 """Length of what one node sends another: a nonce, two shares, its public mask key, and a tag."""
 _LENGTH_BYTES = 4
@@ -152,7 +155,8 @@ def unlisted(text: bytes) -> list[bytes]:
     Raises:
         ValueError: the bytes are malformed.
     """
-    found, place = [], 0
+    found = []
+    place = 0
     while place < len(text):
         start = place + _LENGTH_BYTES
         place = start + int.from_bytes(text[place:start], "little")

@@ -62,7 +62,8 @@ def unpack_channel(content: RecordDict) -> tuple[bytes, bytes]:
         ValueError: it is malformed.
     """
     config = config_of(content)
-    key, proof = config.get("channel"), config.get("proof")
+    key = config.get("channel")
+    proof = config.get("proof")
     if (
         not isinstance(key, bytes)
         or len(key) != KEY_BYTES

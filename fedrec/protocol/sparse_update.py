@@ -42,7 +42,8 @@ class SparseUpdate:
 
     def apply(self, table: np.ndarray, rate: float) -> np.ndarray:
         """Add `rate` times the change to a table `[items, d]`, in place; returns the table."""
-        rows, factor = np.asarray(table)[self.rows], 1 + rate * self.drift
+        rows = np.asarray(table)[self.rows]
+        factor = 1 + rate * self.drift
         moved = rate * self.values.astype(np.float64, copy=False)
         moved += factor * rows.astype(np.float64) if self.drift else rows
         if self.drift:
@@ -129,7 +130,8 @@ class SparseAccumulator:
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape, self.drift = shape, 0.0
+        self.shape = shape
+        self.drift = 0.0
         self.slots = np.full(shape[0], -1, dtype=np.int64)
         self.rows = np.empty(0, dtype=np.int64)
         self.values = np.zeros((0, *shape[1:]))
@@ -174,6 +176,9 @@ class SparseAccumulator:
         if size <= len(self.rows):
             return
         grown = min(max(size, 2 * len(self.rows)), self.shape[0])
-        rows, values = np.empty(grown, dtype=np.int64), np.zeros((grown, *self.shape[1:]))
-        rows[: self.used], values[: self.used] = self.rows[: self.used], self.values[: self.used]
-        self.rows, self.values = rows, values
+        rows = np.empty(grown, dtype=np.int64)
+        values = np.zeros((grown, *self.shape[1:]))
+        rows[: self.used] = self.rows[: self.used]
+        values[: self.used] = self.values[: self.used]
+        self.rows = rows
+        self.values = values

@@ -87,7 +87,8 @@ def systems_together(run: RunFolder) -> list[str]:
         ]
     if systems < 2:
         return []
-    total, start = total_of([run], chosen=False), f"The {systems} private systems of this run"
+    total = total_of([run], chosen=False)
+    start = f"The {systems} private systems of this run"
     if total.epsilon is None:
         return [f"{start} have no epsilon together: {total.why_none}."]
     if math.isinf(total.epsilon):
@@ -101,7 +102,8 @@ def systems_together(run: RunFolder) -> list[str]:
 
 
 def _shown(runs: Sequence[RunFolder]) -> str:
-    total, data = total_of(runs, chosen=False), runs[0].experiment.dataset.name
+    total = total_of(runs, chosen=False)
+    data = runs[0].experiment.dataset.name
     start = f"The {total.runs} private runs on {data} that are shown"
     if total.epsilon is None:
         return f"{start} have no epsilon together: {total.why_none}."

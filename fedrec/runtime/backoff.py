@@ -15,7 +15,9 @@ class Backoff:
     """
 
     def __init__(self, first: float, longest: float, growth: float = 1.1) -> None:
-        self._first, self._longest, self._growth = first, longest, growth
+        self._first = first
+        self._longest = longest
+        self._growth = growth
         self._next = first
 
     def next(self) -> float:

@@ -90,7 +90,8 @@ class _Locator(_CacheLocator):
     """Numba's locator of cached code."""
 
     def __init__(self, name: str, sources: Path) -> None:
-        self._name, self._sources = name, sources
+        self._name = name
+        self._sources = sources
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> _Locator | None:

@@ -28,7 +28,9 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedrec.protocol.secure import listed, unlisted
 
-KEY, CERTIFICATE, AUTHORITY = "signing.key", "signing.crt", "ca.crt"
+KEY = "signing.key"
+CERTIFICATE = "signing.crt"
+AUTHORITY = "ca.crt"
 REVOKED = "revoked.txt"
 """Names of nodes whose certificates are not accepted any more, one a line; from the operator, like
 the authority's certificate."""
@@ -55,7 +57,8 @@ class Identity:
         found = load_pem_private_key(key, None)
         if not isinstance(found, EllipticCurvePrivateKey):
             raise ValueError("the node's signing key is no ECDSA key")
-        self._key, self._authority = found, x509.load_pem_x509_certificate(authority)
+        self._key = found
+        self._authority = x509.load_pem_x509_certificate(authority)
         self._revoked = frozenset(revoked)
         self._certificate = x509.load_pem_x509_certificate(certificate).public_bytes(Encoding.DER)
 

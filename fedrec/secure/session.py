@@ -57,8 +57,12 @@ class Session:
         proofs: Sequence[bytes] = (),
     ) -> None:
         self.identifier = secrets.token_bytes(SESSION_BYTES)
-        self.channels, self.quorum, self.bits = list(channels), quorum, bits
-        self.counts, self.proofs, self.training = list(counts), list(proofs), training
+        self.channels = list(channels)
+        self.quorum = quorum
+        self.bits = bits
+        self.counts = list(counts)
+        self.proofs = list(proofs)
+        self.training = training
         self.dealt: dict[int, ShareReply] = {}
 
     @property

@@ -37,11 +37,14 @@ class Progress(Callback):
         self._bars: RichProgress | None = None
         self._started = self._said = time.monotonic()
         self._task: Any = None
-        self._rounds, self._first = 0, 1
+        self._rounds = 0
+        self._first = 1
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
-        self._rounds, self._first, self._started = rounds, first_round, time.monotonic()
+        self._rounds = rounds
+        self._first = first_round
+        self._started = time.monotonic()
         left = f"rounds {first_round} to {rounds}" if first_round <= rounds else "no round left"
         self._say(f"{run.experiment.name}: {left}, folder {run.path}")
         self._show("training", rounds, first_round - 1)

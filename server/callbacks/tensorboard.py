@@ -42,7 +42,8 @@ class TensorBoard(Callback):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise missing("tensorboard") from None
-        self._make, self._writer = SummaryWriter, None
+        self._make = SummaryWriter
+        self._writer = None
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""

@@ -43,7 +43,9 @@ class SampledCohorts:
         sampler: Section | None = None,
         grid: Grid | None = None,
     ) -> None:
-        self.experiment, self.roster, self.grid = experiment, roster, grid
+        self.experiment = experiment
+        self.roster = roster
+        self.grid = grid
         self._everybody = clients is None
         self.section = experiment.sampler if sampler is None else sampler
         self._parts: list[SampledCohorts] = []

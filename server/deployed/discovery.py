@@ -71,13 +71,11 @@ class Discovery:
         most: int = MOST_CLIENTS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.grid, self.file, self.timeout, self.most, self._sleep = (
-            grid,
-            file,
-            timeout,
-            most,
-            sleep,
-        )
+        self.grid = grid
+        self.file = file
+        self.timeout = timeout
+        self.most = most
+        self._sleep = sleep
         self._known: dict[int, Presence] = _read(file)
         self._silent: dict[int, int] = {}
         self._trouble: dict[int, str] = {}  # the last error of each node that has not joined

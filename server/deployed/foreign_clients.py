@@ -187,7 +187,8 @@ def _sum_of(
     loss = next((float(value) for name, value in metrics.items() if "loss" in name), None)
     silent = protection is not None and protection.silent
     reported = None if silent else loss
-    shown, losses = 0 if silent else examples, int(reported is not None)
+    shown = 0 if silent else examples
+    losses = int(reported is not None)
     return TrainSum(total, 1, weight, shown, reported or 0.0, losses)  # type: ignore[arg-type]
 
 

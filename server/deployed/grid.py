@@ -23,7 +23,9 @@ from fedrec.runtime.backoff import Backoff
 from server.exchange.wrapped_grid import WrappedGrid
 
 log = logging.getLogger("fedrec")
-_FIRST_POLL, _LAST_POLL, _GROWTH = 0.1, 2.0, 1.3
+_FIRST_POLL = 0.1
+_LAST_POLL = 2.0
+_GROWTH = 1.3
 _LONGEST_PAUSE = 16
 _AT_ONCE = 4
 """Number of messages that are announced at a time. A node polls for the pieces of its message once
@@ -53,7 +55,8 @@ class DeployedGrid(WrappedGrid):
     ) -> None:
         super().__init__(grid)
         self.most_clients = most_clients
-        self._clock, self._sleep = clock, sleep
+        self._clock = clock
+        self._sleep = sleep
         self._there: set[int] = set()
         self._missed: dict[int, int] = {}
         self._pauses: dict[int, int] = {}
@@ -158,7 +161,8 @@ class DeployedGrid(WrappedGrid):
     def _patiently(self, call: Callable[[], list[Any]]) -> list[Any]:
         """A call of Flower's, repeated when the SuperLink fails; Flower itself repeats only calls
         that reach no server."""
-        until, pauses = self._clock() + _SERVER_PATIENCE, Backoff(1.0, 10.0, growth=2.0)
+        until = self._clock() + _SERVER_PATIENCE
+        pauses = Backoff(1.0, 10.0, growth=2.0)
         while True:
             try:
                 return call()

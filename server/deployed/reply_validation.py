@@ -36,7 +36,8 @@ from strategies.dp import is_change
 
 log = logging.getLogger("fedrec")
 ROWS = "rows"
-_FAR_ERROR, _FAR_ROWS = 1000.0, 100.0
+_FAR_ERROR = 1000.0
+_FAR_ROWS = 100.0
 """How many times the usual error, or number of held-out rows, a client may have."""
 _UNBOUNDED = ("mae", "rmse", ROWS)  # metrics that are not in [0, 1]
 _LARGEST_LOSS = 1e6  # per client; the mean loss is only reported
@@ -116,7 +117,8 @@ class ReplyValidator:
         norms = self._norms[step].factors({node: norm for node, (norm, _) in sizes.items()})
         counts = self._examples[step].factors({node: count for node, (_, count) in sizes.items()})
         for node in sorted({*norms, *counts}):
-            update, examples = norms.get(node, 1.0), counts.get(node, 1.0)
+            update = norms.get(node, 1.0)
+            examples = counts.get(node, 1.0)
             reason = _words(sizes[node], update, examples)
             log.warning("node %d: %s", node, reason)
             self._dropped.bounded(node, reason)
@@ -179,7 +181,8 @@ def of_usual_size(table: pd.DataFrame) -> pd.DataFrame:
     outliers."""
     kept = np.ones(len(table), dtype=bool)
     for name in table.columns.intersection(list(_UNBOUNDED)):
-        values, larger = table[name].to_numpy(), _FAR_ROWS if name == ROWS else _FAR_ERROR
+        values = table[name].to_numpy()
+        larger = _FAR_ROWS if name == ROWS else _FAR_ERROR
         kept &= (
             ~(values > larger * max(np.nanmedian(values), np.finfo(float).tiny))
             if len(values)
@@ -195,10 +198,8 @@ def metrics_of(experiment: Experiment) -> list[str]:
     settings = experiment.evaluation
     if experiment.task == "rating":
         return [*rating_errors(np.zeros(1), np.zeros(1)), ROWS]
-    scores, nothing = (
-        torch.zeros(1, max(settings.ks)),
-        torch.zeros(1, max(settings.ks), dtype=torch.bool),
-    )
+    scores = torch.zeros(1, max(settings.ks))
+    nothing = torch.zeros(1, max(settings.ks), dtype=torch.bool)
     if settings.protocol == "reconstruction":
         return list(reconstruction_metrics(scores, nothing, settings.ks))
     found = list(

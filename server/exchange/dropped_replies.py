@@ -33,7 +33,8 @@ class DroppedReplies(RunExtension):
     name = "replies"
 
     def __init__(self, *, always: bool = False, names: bool = True) -> None:
-        self._always, self._names = always, names
+        self._always = always
+        self._names = names
         self._round: list[tuple[str, str]] = []  # what happened, and to whom, in this round
         self._counts: Counter[str] = Counter()  # replies by what happened, and rounds
         self._nodes: Counter[str] = Counter()
@@ -53,7 +54,8 @@ class DroppedReplies(RunExtension):
 
     def columns(self) -> dict[str, Any]:
         """Numbers of replies in the round that ends, and the nodes."""
-        found, self._round = self._round, []
+        found = self._round
+        self._round = []
         if not (found or self._always):
             return {}
         self._always = True
@@ -78,7 +80,8 @@ class DroppedReplies(RunExtension):
 
     def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """A sentence with the totals, the final evaluation included; none without such replies."""
-        dropped, bounded = self._counts["dropped"], self._counts["bounded"]
+        dropped = self._counts["dropped"]
+        bounded = self._counts["bounded"]
         if not dropped + bounded:
             return [], {}
         words = (

@@ -73,7 +73,8 @@ def estimate(
     if work is None or not work.sum() or not epochs:
         return None
     trials: list[tuple[float, float]] = []
-    by_work, record = np.argsort(work, kind="stable"), to_record(parameters)
+    by_work = np.argsort(work, kind="stable")
+    record = to_record(parameters)
     for trial, clients in enumerate(_sizes(len(cohort))):
         chosen = by_work[np.linspace(0, len(cohort) - 1, clients).astype(int)]
         seconds = _trial(experiment, roster, grid, record, cohort[chosen])

@@ -29,7 +29,8 @@ from strategies.base import CohortStrategy
 from strategies.dp import DpFedAvg
 
 log = logging.getLogger("fedrec")
-_CHARGES, _SPENT = "charges", "spent"
+_CHARGES = "charges"
+_SPENT = "spent"
 _DAMAGE = (OSError, ValueError, AttributeError, TypeError, ArithmeticError, RecursionError)
 
 
@@ -61,7 +62,9 @@ class Guard(RunExtension):
     costly = True
 
     def __init__(self, run: RunFolder, config: PrivacyConfig, strategy: CohortStrategy) -> None:
-        self.run, self.config, self.strategy = run, config, strategy
+        self.run = run
+        self.config = config
+        self.strategy = strategy
         experiment = run.experiment
         phases = PhasePlans.of(experiment, config, strategy, self._populations())
         source = source_of(config.mode, experiment.seed)
@@ -74,7 +77,8 @@ class Guard(RunExtension):
             delta=self.phases.delta,
         )
         self._beside: list[str] = []
-        self._counted, self._spent = 0, 0.0  # cost of the charges so far
+        self._counted = 0
+        self._spent = 0.0  # cost of the charges so far
         self._lines_before = 0  # lines of the ledger before the present round
         if config.mode == "reproducible":
             log.info(
@@ -113,7 +117,8 @@ class Guard(RunExtension):
 
     def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """The privacy cost of the run, as sentences and as JSON values."""
-        report, accountants = self.phases.report(self.ledger.accountant), self._accountants()
+        report = self.phases.report(self.ledger.accountant)
+        accountants = self._accountants()
         first, *rest = self.phases.lines(report)
         words = [first, *accountants, *self._beside, *rest]
         return words, {
@@ -176,7 +181,8 @@ class Guard(RunExtension):
     def epsilon(self) -> float:
         """The epsilon spent so far."""
         if self._charges != self._counted:
-            self._counted, self._spent = self._charges, self.ledger.spent(self.delta).epsilon
+            self._spent = self.ledger.spent(self.delta).epsilon
+            self._counted = self._charges
         return self._spent
 
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:

@@ -90,15 +90,16 @@ class PersonalAccounts(RunExtension):
     def __init__(
         self, run: RunFolder, settings: PersonalNoise, cohorts: Cohorts | None, clients: np.ndarray
     ) -> None:
-        self.run, self.settings, self.cohorts, self.clients = run, settings, cohorts, clients
+        self.run = run
+        self.settings = settings
+        self.cohorts = cohorts
+        self.clients = clients
         self._file = run.path / "uploads.txt"
         self._asked = np.zeros(len(clients), dtype=np.int64)
         for line in promises(settings):
             log.warning(line) if settings.mode == "paper" else log.info(line)
-        planned, drawn = (
-            settings.participations,
-            run.experiment.sampler.options.get("participations"),
-        )
+        planned = settings.participations
+        drawn = run.experiment.sampler.options.get("participations")
         if planned is not None and (drawn is None or drawn > planned):
             log.warning(
                 "the sampler may draw a user more often than its budget covers (%d): devices will"
@@ -164,7 +165,8 @@ class PersonalAccounts(RunExtension):
         asked = np.zeros(len(known), dtype=np.int64)
         asked[np.searchsorted(known, self.clients)] = self._asked
         asked[np.searchsorted(known, clients)] += times
-        self.clients, self._asked = known, asked
+        self.clients = known
+        self._asked = asked
 
     def before_upload(self, round_number: int) -> None:
         """Charge the clients of a round, and record that they are asked, before they are; synced to

@@ -165,7 +165,8 @@ class PhasePlans:
         """Number of rounds that the budget covers; further rounds are not run."""
         if self.budget is None:
             return len(self.order)
-        low, high = 0, len(self.order)
+        low = 0
+        high = len(self.order)
         while low < high:  # epsilon grows with every round
             middle = (low + high + 1) // 2
             fits = self._accountant(middle).epsilon(self.delta).epsilon <= self.budget
@@ -207,7 +208,8 @@ class PhasePlans:
         """A line for each phase, and one for the rounds that the budget does not cover."""
         paid = self.paid_rounds()
         for phase, rounds in Counter(self.order[:paid]).items():
-            plan, noisy = self.plans[phase], self.config.covers(phase)
+            plan = self.plans[phase]
+            noisy = self.config.covers(phase)
             yield f"Phase {phase}: {rounds} round{'s' if rounds > 1 else ''}, {_drawn(plan)}; " + (
                 _noise(plan)
                 if noisy
@@ -314,7 +316,8 @@ def _noise(plan: Plan) -> str:
 def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -> list[str]:
     numbers = sum(theta[name].size for name in plan.trained(theta))
     per_number = plan.mean_noise_std * plan.denominator
-    noise, signal = per_number * math.sqrt(numbers), plan.clip_norm * plan.denominator
+    noise = per_number * math.sqrt(numbers)
+    signal = plan.clip_norm * plan.denominator
     if not noise:
         return []
     return [

@@ -62,7 +62,8 @@ log = logging.getLogger("fedrec")
 FEDERATION = 1
 """Flower's id of the server, used for all nodes together."""
 _UNREADABLE = 0  # Flower's code of an unknown error
-_FIRST_LOOK, _LAST_LOOK = 0.2, 2.0  # seconds between checks of which nodes are online
+_FIRST_LOOK = 0.2
+_LAST_LOOK = 2.0  # seconds between checks of which nodes are online
 Read = TypeVar("Read")
 
 
@@ -117,8 +118,12 @@ class SecureSums:
         dropped: DroppedReplies | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._sleep, self.dropped = sleep, dropped or DroppedReplies()
-        self.experiment, self.settings, self.grid, self.roster = experiment, settings, grid, roster
+        self._sleep = sleep
+        self.dropped = dropped or DroppedReplies()
+        self.experiment = experiment
+        self.settings = settings
+        self.grid = grid
+        self.roster = roster
         self._channels: dict[int, tuple[bytes, bytes]] = {}
 
     @property
@@ -206,7 +211,8 @@ class SecureSums:
         """The online ones of some nodes; if they are too few for a sum, this waits for more, up to
         the deadline. Otherwise rounds without a sum would follow each other immediately, and each
         would be charged."""
-        waited, pause = 0.0, _FIRST_LOOK
+        waited = 0.0
+        pause = _FIRST_LOOK
         while True:
             there = set(self.grid.get_node_ids())
             found = [node for node in nodes if node in there]
@@ -216,7 +222,8 @@ class SecureSums:
             ):
                 return found
             self._sleep(pause)
-            waited, pause = waited + pause, min(2 * pause, _LAST_LOOK)
+            waited = waited + pause
+            pause = min(2 * pause, _LAST_LOOK)
 
     def _meet(self, nodes: Iterable[int]) -> list[Message]:
         """Ask new nodes for their channel keys; returns the errors among the replies."""

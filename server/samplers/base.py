@@ -28,7 +28,9 @@ class Sampler(ABC):
     paper: ClassVar[str] = ""
 
     def __init__(self, config: Config, clients: np.ndarray, seed: int) -> None:
-        self.config, self.clients, self.seed = config, clients, seed
+        self.config = config
+        self.clients = clients
+        self.seed = seed
 
     def sample(self, round_number: int) -> np.ndarray:
         """The cohort of a round: `int64 [clients]`, ascending, distinct; the same for the same seed

@@ -98,7 +98,8 @@ def attack_attribute(
     users, labels, categories = _attacked(population, options.attribute)
     recommends: dict[str, float] = {}
     if options.source == "profiles":
-        described, scaling = _profiles(population, users), "rows"
+        described = _profiles(population, users)
+        scaling = "rows"
     else:
         run = run_once(
             derived(experiment, "target", experiment.seed, {}, every=0),
@@ -107,15 +108,11 @@ def attack_attribute(
         )
         recommends = dict(run.read_result().metrics)
         if options.source == "recommendations":
-            described, scaling = (
-                _lists(experiment, population, parameters_of(run), users, options),
-                "rows",
-            )
+            described = _lists(experiment, population, parameters_of(run), users, options)
+            scaling = "rows"
         else:
-            described, scaling = (
-                np.stack(list(_updates(experiment, parameters_of(run), users, options))),
-                "columns",
-            )
+            described = np.stack(list(_updates(experiment, parameters_of(run), users, options)))
+            scaling = "columns"
     success = infer_attribute(
         described,
         labels,
@@ -141,7 +138,8 @@ def _attacked(
             got=attribute,
             fix=did_you_mean(attribute, known) if known else "choose another dataset",
         )
-    feature, users = data.user_features[attribute], population.partition.training_clients
+    feature = data.user_features[attribute]
+    users = population.partition.training_clients
     codes = feature.padded()[users, 0]
     present, labels = np.unique(codes[codes >= 0], return_inverse=True)
     return (
@@ -225,9 +223,11 @@ def _generated_updates(
     from fedrec.protocol.generated import Generated
     from fedrec.protocol.orders import ItemQuery, TrainOrder
 
-    experiment, rows = node.experiment, node.population.interactions.num_items
+    experiment = node.experiment
+    rows = node.population.interactions.num_items
     own = {name: torch.from_numpy(np.asarray(value)) for name, value in parameters.items()}
-    round_, step = experiment.rounds + 1, section(experiment, "step")
+    round_ = experiment.rounds + 1
+    step = section(experiment, "step")
     for part in np.array_split(users, -(-len(users) // _AT_ONCE)):
         clients = np.sort(part)
         requests = requested_items(node, ItemQuery(round_, clients, "train", step))

@@ -76,7 +76,8 @@ class Watch(Callback):
     """
 
     def __init__(self, plans: Mapping[str, CanaryPlan], file: Path) -> None:
-        self._plans, self._file = plans, file
+        self._plans = plans
+        self._file = file
         self._found: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {n: {} for n in plans}
         self._directions: dict[str, Directions] = {}
 
@@ -95,7 +96,8 @@ class Watch(Callback):
             )
         experiment = run.experiment
         self._private = experiment.privacy is not None
-        self._phases, self._rate = phases_of(experiment), server_rate(experiment)
+        self._phases = phases_of(experiment)
+        self._rate = server_rate(experiment)
         model = resolve(MODEL, experiment.model.name)
         schema = Population.of(experiment).schema()
         self._room = getattr(model(experiment.settings(MODEL), schema), "room", {})
@@ -144,7 +146,8 @@ class Watch(Callback):
 
 def server_rate(experiment: Experiment) -> Callable[[int], float]:
     """Factor of a round's noisy mean in the strategy, by the number of the round, from 1."""
-    strategy, settings = resolve(STRATEGY, experiment.strategy.name), experiment.settings(STRATEGY)
+    strategy = resolve(STRATEGY, experiment.strategy.name)
+    settings = experiment.settings(STRATEGY)
     if not issubclass(strategy, CohortStrategy):
         return lambda round_number: 1.0
     return lambda round_number: strategy.server_rate(settings, round_number)

@@ -166,7 +166,9 @@ def _impossible(problem: str, got: str) -> DataError:
 def _warnings_shown() -> Iterator[None]:
     """Warnings (a damaged checkpoint, a failed node) go to standard error too, each text once,
     however many runs a command has; errors are printed by `main`."""
-    logger, handler, shown = logging.getLogger("fedrec"), logging.StreamHandler(), set[str]()
+    logger = logging.getLogger("fedrec")
+    handler = logging.StreamHandler()
+    shown = set[str]()
 
     def new_warning(record: logging.LogRecord) -> bool:
         text = record.getMessage()

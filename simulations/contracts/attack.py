@@ -40,7 +40,8 @@ class AttackContract(Contract):
 
     def test_suspicion_is_one_finite_number_per_user(self) -> None:
         """`[users]`, finite; the threshold is a number."""
-        attacked, attack = self.attacked(), self._attack()
+        attacked = self.attacked()
+        attack = self._attack()
         found = attack.suspicion(attacked)
         right = (
             isinstance(found, np.ndarray)

@@ -206,10 +206,8 @@ def assert_close(
     """Fail unless named arrays are equal up to rounding, which is relative to the largest number of
     an array."""
     for name in other:
-        found, wanted = (
-            np.asarray(one[name], dtype=np.float64),
-            np.asarray(other[name], dtype=np.float64),
-        )
+        found = np.asarray(one[name], dtype=np.float64)
+        wanted = np.asarray(other[name], dtype=np.float64)
         scale = max(1.0, float(np.nanmax(np.abs(wanted), initial=0.0)))
         if not np.allclose(found, wanted, rtol=rtol, atol=2e-6 * scale, equal_nan=True):
             apart = float(np.nanmax(np.abs(found - wanted)))

@@ -40,7 +40,8 @@ class BaselineContract(Contract):
     def test_fitting_twice_gives_the_same_scores(self) -> None:
         """Two objects, and one object that is fitted again; of a predictor of ratings the same
         predictions."""
-        first, other = self.cls(self.config()), self.cls(self.config())
+        first = self.cls(self.config())
+        other = self.cls(self.config())
         scores = _learned(first)
         assert_that(torch.equal(_learned(other), scores), "two objects give other scores")
         assert_that(torch.equal(_learned(first), scores), "fitted again, it gives other scores")
@@ -113,7 +114,8 @@ def _learned(baseline: Baseline) -> torch.Tensor:
     if not isinstance(baseline, RatingBaseline):
         baseline.fit(_histories())
         return baseline.scores(_histories()).clone()
-    rows, random = _histories(), np.random.default_rng(4)
+    rows = _histories()
+    random = np.random.default_rng(4)
     values = random.integers(1, 6, len(rows.items)).astype(np.float64)
     ratings = Ratings(rows.num_users, rows.num_items, rows.rows(), rows.items, values)
     baseline.fit_ratings(ratings)

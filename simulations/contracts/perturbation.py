@@ -21,7 +21,8 @@ class PerturbationContract(RunContract):
 
     def test_perturbed_rows_can_be_trained_on(self) -> None:
         """Rows of the same users and items, each with an origin among the training rows or none."""
-        data, found = self._data(), self._perturbed(0)
+        data = self._data()
+        found = self._perturbed(0)
         assert_that(len(found.rows) > 0, "nothing is left to learn from")
         sizes = (found.rows.num_users, found.rows.num_items)
         assert_that(sizes == (data.rows.num_users, data.rows.num_items), f"{sizes} users and items")
@@ -33,7 +34,9 @@ class PerturbationContract(RunContract):
 
     def test_it_is_a_function_of_the_seed(self) -> None:
         """The same seed gives the same rows, another seed others."""
-        first, again, other = self._perturbed(0), self._perturbed(0), self._perturbed(1)
+        first = self._perturbed(0)
+        again = self._perturbed(0)
+        other = self._perturbed(1)
         assert_that(_same(first.rows, again.rows), "one seed gives two results")
         assert_that(
             not self.random or not _same(first.rows, other.rows), "the seed makes no difference"
@@ -59,10 +62,8 @@ class PerturbationContract(RunContract):
     def test_clients_train_on_it_and_are_tested_on_real_rows(self) -> None:
         """In an experiment, clients train on its result, and the held-out rows are the real
         ones."""
-        population, plain = (
-            Population.of(self.small()),
-            Population.of(self.small().model_copy(update={"perturb": None})),
-        )
+        population = Population.of(self.small())
+        plain = Population.of(self.small().model_copy(update={"perturb": None}))
         clients = population.partition.training_clients
         counts = [len(data.items) for data in population.clients(clients)]
         learned = np.bincount(
@@ -97,7 +98,8 @@ def _columns(rows: Interactions) -> dict[str, np.ndarray]:
 
 
 def _same(one: Interactions, other: Interactions) -> bool:
-    mine, theirs = _columns(one), _columns(other)
+    mine = _columns(one)
+    theirs = _columns(other)
     return set(mine) == set(theirs) and all(
         np.array_equal(mine[name], theirs[name]) for name in mine
     )

@@ -29,7 +29,8 @@ class SamplerContract(RunContract):
     def test_cohorts_are_distinct_clients_in_order(self) -> None:
         """`int64 [clients]`, ascending, distinct, a subset of the clients; every client can be
         drawn."""
-        sampler, drawn = self.sampler(), []
+        sampler = self.sampler()
+        drawn = []
         for number in range(1, ROUNDS + 1):
             cohort = sampler.sample(number)
             right = isinstance(cohort, np.ndarray) and cohort.dtype == np.int64 and cohort.ndim == 1
@@ -50,7 +51,8 @@ class SamplerContract(RunContract):
         """The same when sampled again, in another order or by another object; another seed gives
         other cohorts."""
         forward = [self.sampler().sample(number) for number in (1, 2, 3, 4)]
-        backward, other = self.sampler(), self.sampler(seed=1)
+        backward = self.sampler()
+        other = self.sampler(seed=1)
         again = [backward.sample(number) for number in (4, 3, 2, 1)][::-1]
         pairs = zip(forward, again, strict=True)
         assert_that(

@@ -19,7 +19,8 @@ class SplitContract(RunContract):
 
     def test_parts_are_rows_of_the_data_and_some_are_held_out(self) -> None:
         """Rows and clients in range, no row in two parts, held-out rows, and clients that train."""
-        data, partition = read_interactions(self.small()), self._split(0)
+        data = read_interactions(self.small())
+        partition = self._split(0)
         rows = np.concatenate(
             [partition.train_rows, partition.validation_rows, partition.test_rows]
         )
@@ -38,7 +39,9 @@ class SplitContract(RunContract):
 
     def test_it_is_a_function_of_the_seed(self) -> None:
         """The same seed gives the same parts, another seed others."""
-        first, again, other = self._split(0), self._split(0), self._split(1)
+        first = self._split(0)
+        again = self._split(0)
+        other = self._split(1)
         assert_that(_same(first, again), "one seed gives two splits")
         assert_that(not self.random or not _same(first, other), "the seed makes no difference")
 

@@ -25,7 +25,8 @@ from fedrec.protocol.sparse_update import dense_change
 from fedrec.rng import stream
 from simulations.contracts.base import RunContract, assert_close, assert_that, refused, same_bits
 
-CLIP_NORM, FEW = 0.01, 5
+CLIP_NORM = 0.01
+FEW = 5
 
 
 class StepContract(RunContract):
@@ -61,7 +62,8 @@ class StepContract(RunContract):
         """The same stream gives the same bits, another stream another update; there is no state
         between calls."""
         node, start = self._node_and_start()
-        step, differ = node.step(node.experiment.step).in_round(1), False
+        step = node.step(node.experiment.step).in_round(1)
+        differ = False
         for client in node.training.tolist()[:FEW]:
             first, again = (self._update(node, start, client, step=step).delta for _ in range(2))
             assert_that(
@@ -102,7 +104,8 @@ class StepContract(RunContract):
     def test_a_client_without_data_is_no_error(self) -> None:
         """A new user without any interaction."""
         node, start = self._node_and_start()
-        none, real = np.empty(0, np.int64), node.population.client(int(node.training[0]))
+        none = np.empty(0, np.int64)
+        real = node.population.client(int(node.training[0]))
         times = None if real.times is None else none
         data = ClientData(real.client, real.features, none, np.empty(0, np.float32), none, times)
         delta = self._update(node, start, real.client, data).delta
@@ -137,7 +140,8 @@ class StepContract(RunContract):
         """Sensitivity: S when a client is left out, 2 S (or sqrt(2) S, if the step is
         `non-negative`) when it is replaced."""
         node = self.node(private=tmp_path)
-        clients, norm = node.training[:FEW], Clip(CLIP_NORM, 2).measure
+        clients = node.training[:FEW]
+        norm = Clip(CLIP_NORM, 2).measure
         everyone = self._sums(node, clients, CLIP_NORM)
         lacking = [self._sums(node, np.delete(clients, place), CLIP_NORM) for place in range(3)]
         for one in lacking:

@@ -29,7 +29,8 @@ from simulations.engines.flwr_private import identify_server
 from strategies.base import Aggregate, CohortStrategy
 from strategies.dp import DpFedAvg
 
-CLIENTS, CLIP_NORM = 6, 2.0
+CLIENTS = 6
+CLIP_NORM = 2.0
 SHAPES = {"item.id": (9, 3), "item.bias": (9, 1), "layer.weight": (4, 2), "layer.bias": (2,)}
 # updates of one client that try to move the sum by more than the clip norm allows
 ODD: dict[str, Any] = {
@@ -196,7 +197,8 @@ class Everyone:
     section = Section(name="fixed-size")
 
     def __init__(self, nodes: int) -> None:
-        self.clients, self.nodes = np.arange(CLIENTS), nodes
+        self.clients = np.arange(CLIENTS)
+        self.nodes = nodes
 
     def sample(self, round_number: int) -> np.ndarray:
         """All clients, `int64 [clients]`."""

@@ -35,12 +35,11 @@ ELSEWHERE = "${FEDREC_DEPLOYMENT:?run fedrec deploy compose}"
 ANY_BIND = "${FEDREC_BIND:-127.0.0.1}"
 """The address for a compose file that no deployment has written."""
 # a process that needs more is ended and started again, and the machine's others are not
-_MEMORY, _SMALL = "${FEDREC_MEMORY:-4g}", "1g"
-_SECRETS, _STATE, _RUNS = (
-    Path("/run/secrets"),
-    Path("/var/lib/fedrec/state"),
-    "/var/lib/fedrec/runs",
-)
+_MEMORY = "${FEDREC_MEMORY:-4g}"
+_SMALL = "1g"
+_SECRETS = Path("/run/secrets")
+_STATE = Path("/var/lib/fedrec/state")
+_RUNS = "/var/lib/fedrec/runs"
 _DATA = Path("/data/data.csv")
 _HEALTH = {"interval": "10s", "timeout": "10s", "retries": 6, "start_period": "60s"}
 
@@ -252,7 +251,8 @@ def _operator(deployment: str) -> dict[str, Any]:
 def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
     """A node's two containers: one reaches the gateway and not the data, the other the data and not
     the gateway."""
-    name, folder = f"node-{number}", f"{deployment}/nodes/node-{number}"
+    name = f"node-{number}"
+    folder = f"{deployment}/nodes/node-{number}"
     meeting = f"{name}-meeting:{_STATE / 'meeting'}"
     joined = [
         f"{folder}/{file}:/join/{file}:ro" for file in ("ca.crt", "node.toml", "catalogue.json")

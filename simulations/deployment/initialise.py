@@ -128,7 +128,8 @@ def _write(folder: Path, name: str, issued: Issued) -> None:
 
 
 def _nginx_rules(deployment: Deployment) -> str:
-    settings, server = deployment.settings, deployment.server
+    settings = deployment.settings
+    server = deployment.server
     return rules(
         listen=f"{settings.bind}:{settings.port}",
         upstream=deployment.superlink,

@@ -157,7 +157,8 @@ def _restart_words(deployment: Deployment, experiment: Experiment) -> str:
 
 def _end_of(deployment: Deployment, run: int, poll: float) -> RunState:
     """The final status of a run in Flower; waits for a SuperLink that is restarted in between."""
-    control, heard = Control(deployment.superlink, deployment.authority), time.monotonic()
+    control = Control(deployment.superlink, deployment.authority)
+    heard = time.monotonic()
     try:
         while True:
             try:

@@ -18,7 +18,8 @@ from fedrec.errors import RunError
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.secure.identity import REVOKED
 
-DATA, CATALOGUE = "FEDREC_NODE_DATA", "FEDREC_NODE_CATALOGUE"
+DATA = "FEDREC_NODE_DATA"
+CATALOGUE = "FEDREC_NODE_CATALOGUE"
 """Environment variables of the files that a client's executor reads before the first message."""
 REVOKED_KEY = "node.pub.revoked"
 """Public key of a revoked node, in its folder; the gateway reads `node.pub` only."""
@@ -141,7 +142,8 @@ class Deployment:
             self.path = path.expanduser().resolve()
             found = self.settings_file.is_file()
         except (OSError, ValueError, RuntimeError) as error:  # too long, a zero byte, no such home
-            found, got = False, getattr(error, "strerror", None) or str(error)
+            found = False
+            got = getattr(error, "strerror", None) or str(error)
         if not found:
             raise RunError(
                 f"{str(path)[:200]} is not a deployment",

@@ -193,7 +193,8 @@ def _wait_for(deployment: Deployment, processes: Sequence[Process], deadline: fl
 def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None:
     from simulations.deployment.flower.control import Control
 
-    control, online = Control(deployment.superlink, deployment.authority), 0
+    control = Control(deployment.superlink, deployment.authority)
+    online = 0
     try:
         while True:
             # the SuperLink is busy when many nodes connect at the same time

@@ -69,12 +69,14 @@ def cut(experiment: Experiment, folders: list[Path]) -> list[int]:
 
 def _rows(population: Population) -> pd.DataFrame:
     """Every row that the split uses, in the dataset's order."""
-    data, partition = population.interactions, population.partition
+    data = population.interactions
+    partition = population.partition
     part = np.full(len(data), "", dtype="<U10")
     trains = np.zeros(data.num_users, dtype=bool)
     trains[partition.training_clients] = True
     part[partition.train_rows] = np.where(trains[data.users[partition.train_rows]], "train", "tune")
-    part[partition.validation_rows], part[partition.test_rows] = "validation", "test"
+    part[partition.validation_rows] = "validation"
+    part[partition.test_rows] = "test"
     columns: dict[str, np.ndarray] = {
         "user": data.users,
         "item": data.item_ids.astype(str)[data.items],

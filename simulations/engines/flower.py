@@ -38,7 +38,8 @@ from simulations.engines import process_groups
 from simulations.engines.ray_alone import settings_of_a_local_ray
 from simulations.telemetry import disable_telemetry
 
-_SUPERLINK_START_SECONDS, _STOP_SECONDS = 60.0, 10.0
+_SUPERLINK_START_SECONDS = 60.0
+_STOP_SECONDS = 10.0
 _PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
 
 
@@ -54,7 +55,8 @@ def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
     for callback in callbacks:
         callback.on_start(run, already + 1, run.experiment.rounds)
     with tempfile.TemporaryDirectory(prefix="fedrec-flower-") as scratch:
-        home, port = Path(scratch) / "home", _free_port()
+        home = Path(scratch) / "home"
+        port = _free_port()
         environment = _environment(home, port)
         app = app_folder(Path(scratch) / "fedrec")
         with _superlink(run, environment, port):

@@ -27,7 +27,8 @@ class LocalGrid(Grid):
 
     def __init__(self, nodes: int) -> None:
         identify_server()
-        self._nodes, self._sent = nodes, 0
+        self._nodes = nodes
+        self._sent = 0
         self._run: Any = None
 
     @abstractmethod

@@ -36,7 +36,8 @@ class Placement:
         self._start = start
         self.actors = [start(place) for place in range(nodes)]
         self._starting = list(range(nodes))
-        self._tries, self._patience = tries, patience
+        self._tries = tries
+        self._patience = patience
 
     def started(self) -> list[Any]:
         """The actors, in the order of the nodes, once all have started.

@@ -22,7 +22,9 @@ class _Process(NamedTuple):
 
 def below(pid: int) -> set[int]:
     """Groups of a process and of all that it has started, directly or not."""
-    found, groups, more = list(_processes()), set(), {pid}
+    found = list(_processes())
+    groups = set()
+    more = {pid}
     known = set(more)
     while more:
         groups |= {one.group for one in found if one.pid in more}

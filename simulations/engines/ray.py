@@ -116,7 +116,9 @@ class RayGrid(LocalGrid):
 
     def __init__(self, placement: Placement, here: SerialGrid, *, local: bool) -> None:
         super().__init__(len(placement.actors))
-        self._placement, self._here, self._local = placement, here, local
+        self._placement = placement
+        self._here = here
+        self._local = local
         self._pending: dict[Any, tuple[Message, reply_buffers.ReplyBuffer | None]] = {}
         self._pool = reply_buffers.BufferPool()
 
@@ -282,7 +284,8 @@ def connect(address: str | None, nodes: int, data_bytes: int) -> None:
         "include_dashboard": False,
         "object_store_memory": _OBJECT_STORE_BYTES + data_bytes,
     }
-    trouble, ours = "", not ray.is_initialized()
+    trouble = ""
+    ours = not ray.is_initialized()
     for _ in range(1 if address else _STARTS):
         try:
             ray.init(**({"address": address} if address else local), **quiet)

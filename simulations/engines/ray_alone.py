@@ -19,7 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_LOOPBACK, _MODE, _TOKEN = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_MODE = "RAY_AUTH_MODE"
+_TOKEN = "RAY_AUTH_TOKEN"
 _TOKEN_BYTES = 32
 
 

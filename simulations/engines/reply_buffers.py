@@ -74,7 +74,8 @@ class ReplyBuffer:
         # every array keeps this one alive, and nothing else does
         whole = self._bytes.view(np.ndarray)
         whole.flags.writeable = False
-        self._assigned, self._read = False, weakref.ref(whole)
+        self._assigned = False
+        self._read = weakref.ref(whole)
         return {
             record: to_record({spot.name: _at(whole, spot) for spot in own})
             for record, own in spots.items()
@@ -114,7 +115,8 @@ def put(content: RecordDict, place: Place) -> Spots:
     Returns:
         For `ReplyBuffer.take_back`; nothing if nothing was moved.
     """
-    memory, given = kept_open(*place, to_write=True), _arrays(content)
+    memory = kept_open(*place, to_write=True)
+    given = _arrays(content)
     if not _SMALLEST <= _size(given) <= memory.nbytes:
         return {}
     found: Spots = {}

@@ -26,7 +26,8 @@ class SerialGrid(LocalGrid):
 
     def __init__(self, app: ClientApp, contexts: list[Context]) -> None:
         super().__init__(len(contexts))
-        self._app, self._contexts = app, contexts
+        self._app = app
+        self._contexts = contexts
         self._replies: dict[str, Message] = {}
 
     def _submit(self, batch: list[Message]) -> None:

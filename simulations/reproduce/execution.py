@@ -39,7 +39,9 @@ class StudyFolder:
     """
 
     def __init__(self, path: Path, study: Study, *, quick: bool) -> None:
-        self.path, self.study, self.quick = path.expanduser().resolve(), study, quick
+        self.path = path.expanduser().resolve()
+        self.study = study
+        self.quick = quick
         about = {"paper": study.paper, "item": study.item, "quick": quick}
         file = self.path / "study.json"
         known = _read(file) if file.is_file() else None

@@ -17,7 +17,9 @@ DATA = {
     "mean-interactions": 14,
     "min-interactions": 8,
 }
-_ROUNDS, _COHORT, _USERS = 2, 6, 10
+_ROUNDS = 2
+_COHORT = 6
+_USERS = 10
 _SMALL: dict[str, Any] = {"epochs": 1, "items": 20, "factors": 2, "steps": 2, "iterations": 1}
 
 _ABSENT = ("eras", "item.c")  # features of MovieLens-1M and of Frappe

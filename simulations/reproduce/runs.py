@@ -65,7 +65,8 @@ def finished(job: Job, source: str | Mapping[str, Any], overrides: Sequence[str]
         RunError: another run is in the job's folder, for example with settings of an earlier
             version.
     """
-    path, table = job.folder / "run", read(source, overrides)
+    path = job.folder / "run"
+    table = read(source, overrides)
     if job.quick:
         table = shrunk(table)
     experiment = load(table, [f"seed={job.seed}", "engine.name=serial"])

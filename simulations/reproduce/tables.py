@@ -58,7 +58,8 @@ def _interval(found: Sequence[Found]) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     numbers = np.array([one.value for one in found])
     if len(found) == 1:
-        low, high = found[0].low, found[0].high
+        low = found[0].low
+        high = found[0].high
         return (
             float(numbers[0]),
             math.nan if low is None else low,

@@ -47,7 +47,8 @@ def write_package(kind_name: str, name: str, folder: Path) -> Path:
         raise ExperimentError(
             f"unknown kind {kind_name!r}", got=kind_name, fix=did_you_mean(kind_name, known)
         )
-    module, target = _module_of(name), folder / name
+    module = _module_of(name)
+    target = folder / name
     _refuse_taken(name, module, builtin_names(kind), target)
     cls = "".join(part.capitalize() for part in name.split("-"))
     names = {"name": name, "module": module, "cls": cls, "kind": kind.name}
@@ -90,7 +91,9 @@ def experiment_text(kind_name: str, name: str, data: str = "plays.csv") -> str:
 
 def _texts(names: dict[str, str], target: Path) -> dict[str, str]:
     """All files of the package, by path."""
-    name, module, kind = names["name"], names["module"], names["kind"]
+    name = names["name"]
+    module = names["module"]
+    kind = names["kind"]
     run = f"fedrec run {name}.toml"
     if kind == "attack":
         run = f"fedrec attack run {name} {name}.toml"
@@ -148,11 +151,14 @@ def _module_of(name: str) -> str:
 
 def _refuse_taken(name: str, module: str, built_in: list[str], target: Path) -> None:
     if name in built_in:
-        got, fix = "a built-in of fedrec", "choose another name: the built-in would hide it"
+        got = "a built-in of fedrec"
+        fix = "choose another name: the built-in would hide it"
     elif importlib.util.find_spec(module) is not None:
-        got, fix = f"a package {module!r} that can be imported already", "choose another name"
+        got = f"a package {module!r} that can be imported already"
+        fix = "choose another name"
     elif target.exists():
-        got, fix = f"{target} exists already", "choose another name, or --into another folder"
+        got = f"{target} exists already"
+        fix = "choose another name, or --into another folder"
     else:
         return
     raise ExperimentError(f"the name {name!r} is taken", expected="a new name", got=got, fix=fix)

@@ -94,7 +94,8 @@ class _Execution:
     """
 
     def __init__(self, folder: SweepFolder, retry_failed: bool) -> None:
-        self.folder, self.plan = folder, folder.plan
+        self.folder = folder
+        self.plan = folder.plan
         self._retry = retry_failed
 
     def run(self, workers: int, address: str | None, quiet: bool) -> SweepResult:
@@ -116,7 +117,8 @@ class _Execution:
         return result_of(self.folder)
 
     def _work(self, hands: Workers, progress: SweepProgress) -> None:
-        left, running = self._jobs(), 0
+        left = self._jobs()
+        running = 0
         while True:
             job = next(left, None) if running < hands.size else None
             if job is not None:

@@ -101,7 +101,8 @@ class SweepFolder:
         return cls(path)
 
     def _go_on_with(self, plan: Plan) -> None:
-        known, asked = self.plan.record(), plan.record()
+        known = self.plan.record()
+        asked = plan.record()
         longer = plan.method != "grid" and plan.trials > self.plan.trials
         other = [
             key for key in known if known[key] != asked[key] and not (longer and key == "trials")

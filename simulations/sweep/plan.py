@@ -118,7 +118,8 @@ def plan_of(
         ExperimentError: something does not fit together, or a setting would be chosen by test
         users.
     """
-    table, space = read(source, fixed), space_of(vary)
+    table = read(source, fixed)
+    space = space_of(vary)
     base = load(table)
     _refuse_what_does_not_fit(space, seeds, trials, optimise, choose)
     method: Method = "optimise" if optimise else "random" if trials else "grid"
@@ -145,7 +146,8 @@ def _refuse_what_does_not_fit(
     optimise: Sequence[str],
     choose: Sequence[str],
 ) -> None:
-    both, many = bool(optimise and choose), len(optimise or choose) > 2
+    both = bool(optimise and choose)
+    many = len(optimise or choose) > 2
     rules = [
         (
             not 1 <= seeds <= MOST,

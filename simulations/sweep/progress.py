@@ -26,7 +26,9 @@ class SweepProgress:
 
     def __init__(self, total: int, done: int, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet)
-        self._total, self._before, self._done = total, done, done
+        self._total = total
+        self._before = done
+        self._done = done
         self._running: dict[str, float] = {}
         self._started = self._said = time.monotonic()
         self._bar: RichProgress | None = None

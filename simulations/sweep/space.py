@@ -63,7 +63,8 @@ class Range:
         """A value, uniformly on the range's scale."""
         if self.whole and not self.log:
             return int(generator.integers(int(self.low), int(self.high), endpoint=True))
-        low, high = self.low - 0.5 * self.whole, self.high + 0.5 * self.whole
+        low = self.low - 0.5 * self.whole
+        high = self.high + 0.5 * self.whole
         low, high = (math.log(low), math.log(high)) if self.log else (low, high)
         value = generator.uniform(low, high)
         value = math.exp(value) if self.log else float(value)
@@ -189,7 +190,9 @@ def _choice(text: str, values: list[Any]) -> Choice:
 
 
 def _range(text: str, table: Mapping[str, Any]) -> Range:
-    low, high, log = table.get("low", "none"), table.get("high", "none"), table.get("log", False)
+    low = table.get("low", "none")
+    high = table.get("high", "none")
+    log = table.get("log", False)
     numbers = all(isinstance(n, int | float) and not isinstance(n, bool) for n in (low, high))
     if not numbers or set(table) - {"low", "high", "log"} or not isinstance(log, bool):
         raise _error(

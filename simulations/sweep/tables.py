@@ -25,7 +25,8 @@ LEAK = "leak"
 def run_rows(sweep: SweepFolder) -> pd.DataFrame:
     """One row per run: `trial` (from 1), the varied keys, `seed`, `state`, `folder`, its metrics
     once finished, and `leak` where any of them leaks."""
-    trials, failures = sweep.trials(), sweep.failures()
+    trials = sweep.trials()
+    failures = sweep.failures()
     leaking = [sweep.plan.leaks(point) for point in trials]
     rows = []
     for job in sweep.jobs():

@@ -82,7 +82,8 @@ class OnRay(Workers):
     """
 
     def __init__(self, actors: list[Any]) -> None:
-        self.size, self._free = len(actors), list(actors)
+        self.size = len(actors)
+        self._free = list(actors)
         self._running: dict[Any, tuple[Job, Any, Path, int]] = {}
 
     def submit(self, job: Job, table: dict[str, Any], path: Path) -> None:
@@ -154,7 +155,9 @@ class _Rounds(Callback):
 
     def __init__(self, job: Job, report: Rounds) -> None:
         super().__init__()
-        self._job, self._report, self._rounds = job, report, 0
+        self._job = job
+        self._report = report
+        self._rounds = 0
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""

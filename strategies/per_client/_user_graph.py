@@ -50,7 +50,8 @@ class Changes:
         row = np.full(len(self.clients), -1)
         row[places] = np.arange(len(places))
         for _, own in self.per_item():
-            users, values = self.users[own], self.values[own]
+            users = self.users[own]
+            values = self.values[own]
             asked = row[users] >= 0
             if asked.any():
                 found[np.ix_(row[users[asked]], users)] += values[asked] @ values.T
@@ -72,9 +73,11 @@ class Changes:
             places: `int64 [places]`, places in `clients`, distinct.
             start: the shared table `[items, d]`; None: cosines between changes alone.
         """
-        found, squares = self.products(places), self.squares
+        found = self.products(places)
+        squares = self.squares
         if start is not None:
-            shared, along = np.square(start, dtype=np.float64).sum(), self.along(start)
+            shared = np.square(start, dtype=np.float64).sum()
+            along = self.along(start)
             found += shared + along[places, None] + along
             squares = np.maximum(shared + 2 * along + squares, 0)
         norms = np.maximum(np.sqrt(squares), 1e-12)
@@ -153,7 +156,8 @@ class Uploads:
         self._together = None
         for memory in (self._rows, self._changes):
             memory.pop(client, None)
-        self._rows[client], self._changes[client] = rows, change
+        self._rows[client] = rows
+        self._changes[client] = change
         if self.limit is not None and len(self._rows) > self.limit:
             oldest = next(iter(self._rows))
             del self._rows[oldest], self._changes[oldest]
@@ -184,10 +188,14 @@ class Uploads:
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore what `state` returned."""
-        self._rows, self._changes, self._together = {}, {}, None
+        self._rows = {}
+        self._changes = {}
+        self._together = None
         if "clients" not in state:
             return
         ends = np.cumsum(state["counts"])[:-1]
-        rows, changes = np.split(state["rows"], ends), np.split(state["changes"], ends)
+        rows = np.split(state["rows"], ends)
+        changes = np.split(state["changes"], ends)
         for client, own, change in zip(state["clients"].tolist(), rows, changes, strict=True):
-            self._rows[client], self._changes[client] = own, change
+            self._rows[client] = own
+            self._changes[client] = change

@@ -40,9 +40,12 @@ from strategies._server_rate import ServerRate
 from strategies.base import Cohorts
 from strategies.per_client.base import Memory, PerClientStrategy
 
-ITEMS, LAYERS = "item.id", ("items.", "users.")
-NEIGHBOURS, COUNTS = "third.neighbours", "third.counts"
-TOKENS, EMBEDDING = "third.tokens", "third.user"
+ITEMS = "item.id"
+LAYERS = ("items.", "users.")
+NEIGHBOURS = "third.neighbours"
+COUNTS = "third.counts"
+TOKENS = "third.tokens"
+EMBEDDING = "third.user"
 
 
 class FedgnnConfig(ServerRate):
@@ -95,7 +98,8 @@ class Fedgnn(PerClientStrategy):
             return [hidden, "FedGNN: messages had no noise; their values have no guarantee either."]
         sent = [v for n, v in parameters.items() if n == ITEMS or n.startswith(LAYERS)]
         size = sum(value.size for value in sent)
-        claim, once = 2 * step.clip_norm / step.noise, step.spent(size, 1)
+        claim = 2 * step.clip_norm / step.noise
+        once = step.spent(size, 1)
         return [
             hidden,
             f"FedGNN: the paper's formula gives epsilon = 2 S / b = {claim:g}. The values of one"
@@ -135,7 +139,8 @@ class Fedgnn(PerClientStrategy):
     def _sent(self, requests: ItemRequests) -> Generated:
         """The parameters for some clients: rows, layers, neighbours, and space for messages to the
         third party."""
-        clients, slots = requests.clients.tolist(), self.config.history
+        clients = requests.clients.tolist()
+        slots = self.config.history
         table = np.asarray(self._theta[ITEMS])
         given, counts = self._third.found(clients, slots, table.shape[1])
         layers = {
@@ -157,7 +162,8 @@ class Fedgnn(PerClientStrategy):
         Raises:
             ClientError: it answers for clients that were not asked, or a second time.
         """
-        requests, values = reply.gradients.requests, reply.gradients.values
+        requests = reply.gradients.requests
+        values = reply.gradients.values
         clients = self._answered(reply)
         learned = reply.examples > 0
         np.add.at(sums[ITEMS], requests.items, reply.gradients.rows[ITEMS])
@@ -165,6 +171,7 @@ class Fedgnn(PerClientStrategy):
             if name != ITEMS:
                 sums[name] += values[name].sum(axis=0, dtype=np.float64)
         for place in np.flatnonzero(learned).tolist():
-            own, embedding = values[TOKENS][place], values[EMBEDDING][place]
+            own = values[TOKENS][place]
+            embedding = values[EMBEDDING][place]
             self._third.register(clients[place], own.copy(), embedding.copy())
         return int(learned.sum())

@@ -47,7 +47,8 @@ from strategies.base import Cohorts
 from strategies.per_client._user_graph import Changes, Uploads, edges
 from strategies.per_client.base import Memory, PerClientStrategy
 
-ITEMS, GUIDE = "item.id", "item.guide"
+ITEMS = "item.id"
+GUIDE = "item.guide"
 
 
 class GpfedrecConfig(ServerRate):
@@ -137,7 +138,8 @@ class Gpfedrec(PerClientStrategy):
     def _mean_guidance(self, clients: Collection[int]) -> np.ndarray:
         """Mean over some clients of what their guidance differs from the shared embeddings,
         `float64 [items, d]`; those that are not remembered any more do not count."""
-        changes, items = self._uploads.changes(), self._theta[ITEMS]
+        changes = self._uploads.changes()
+        items = self._theta[ITEMS]
         if changes is None:
             return np.zeros(items.shape)
         known = np.intersect1d(changes.clients, list(clients))
@@ -164,7 +166,8 @@ class Gpfedrec(PerClientStrategy):
         """The rows that some clients start from, and their guidance: these rows for a client that
         is not remembered."""
         rows = np.asarray(self._theta[ITEMS])[requests.items].astype(np.float32)
-        guide, changes = rows.copy(), self._uploads.changes()
+        guide = rows.copy()
+        changes = self._uploads.changes()
         known = requests.clients[:0] if changes is None else changes.clients
         places = np.flatnonzero(np.isin(requests.clients, known))
         if changes is not None and len(places):
@@ -179,7 +182,8 @@ class Gpfedrec(PerClientStrategy):
         Raises:
             ClientError: it answers for clients that were not asked, or a second time.
         """
-        requests, gradients = reply.gradients.requests, reply.gradients.rows[ITEMS]
+        requests = reply.gradients.requests
+        gradients = reply.gradients.rows[ITEMS]
         clients = self._answered(reply)
         for place, client in enumerate(clients):
             own = slice(*requests.offsets[place : place + 2])

@@ -51,7 +51,8 @@ class GramStartConfig(FirstRoundConfig):
 class _Starting(ProductsStrategy):
     """Computes item factors from the sum of the clients' products."""
 
-    products, model = "item.products", "ials"
+    products = "item.products"
+    model = "ials"
 
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
         """The items' factors, leading ones last, and their Gram matrix."""

@@ -54,7 +54,8 @@ class _Averaging(CohortStrategy):
                 got=", ".join(theta),
                 fix="set model.name = 'pnbm', or another strategy",
             )
-        total, config = aggregate.total(theta), self.config
+        total = aggregate.total(theta)
+        config = self.config
         sums = np.concatenate([total["item.mean"], total["item.count"]], axis=1)
         if abs(float(theta["item.mean"].mean()) - sum(config.scale) / 2) > 1e-3:
             raise _other_scale(

@@ -52,7 +52,8 @@ class _Counting(CohortStrategy):
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         name = str(component_settings(registry.STEP, self.config.step).parameter)
-        counts, clients = aggregate.total(theta)[name], aggregate.clients
+        counts = aggregate.total(theta)[name]
+        clients = aggregate.clients
         if self.config.estimate == "posterior-mean":
             std = 0.0 if self.privacy is None else self.privacy.plan.mean_noise_std * clients
             return {**theta, name: np.log(expected_counts(counts, std) / clients)}

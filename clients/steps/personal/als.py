@@ -87,7 +87,8 @@ class SolvedUsers(Trained):
         if name != MOMENTS or self.moments is None:
             super().add_rows(name, total, shares)
             return
-        touched, counts = self.block.touched.numpy(force=True), np.array(self.block.touched_counts)
+        touched = self.block.touched.numpy(force=True)
+        counts = np.array(self.block.touched_counts)
         # a client of weight 0 must not add NaN
         counts = np.where(shares.numpy() != 0, counts, 0)
         items = touched[np.arange(touched.shape[1]) < counts[:, None]]
@@ -146,14 +147,16 @@ class Als(CohortStep):
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         if not len(data.positives) or not self.config.epochs:
             return Update(delta, 0, math.nan)
-        items, liked = parameters["item.factors"].double(), torch.from_numpy(data.positives)
+        items = parameters["item.factors"].double()
+        liked = torch.from_numpy(data.positives)
         target = torch.zeros(len(items), dtype=torch.float64, device=items.device)
         target[liked] = 1.0
         weights = 1 + (self.config.weight - 1) * target
         penalty = self.config.regularisation * torch.eye(items.shape[1]).to(items)
         matrix = items.T @ (weights[:, None] * items) + penalty
         own = torch.linalg.solve(matrix, items.T @ (weights * target))
-        outer, fitted = torch.outer(own, own), items @ own
+        outer = torch.outer(own, own)
+        fitted = items @ own
         delta["user.factors"] = own.to(parameters["user.factors"]) - parameters["user.factors"]
         delta["user.gram"] = outer.to(delta["user.gram"])
         if MOMENTS in parameters:
@@ -179,7 +182,8 @@ class Als(CohortStep):
     ) -> SolvedUsers:
         """Train every client of a block. The linear systems of all users are solved together."""
         solved = self._solve(parameters, block)
-        factors, some = solved.factors, solved.some.unsqueeze(-1)
+        factors = solved.factors
+        some = solved.some.unsqueeze(-1)
         outer = factors.unsqueeze(2) * factors.unsqueeze(1)
         kept = (
             factors if own is None else torch.where(self._idle(block), own["user.factors"], factors)
@@ -200,7 +204,8 @@ class Als(CohortStep):
         counts = torch.tensor(block.touched_counts, device=block.touched.device)
         some = (places < counts[:, None]).to(parameters["item.factors"])
         rows = parameters["item.factors"][block.touched] * some.unsqueeze(-1)
-        gram, extra = parameters["item.gram"], self.config.weight - 1
+        gram = parameters["item.gram"]
+        extra = self.config.weight - 1
         matrix = torch.baddbmm(
             gram.expand(len(rows), -1, -1), rows.transpose(1, 2), rows, alpha=extra
         )
@@ -215,11 +220,9 @@ class Als(CohortStep):
     ) -> np.ndarray:
         """Mean weighted squared error over the catalogue, `float64 [C]`; NaN for a client that
         likes nothing."""
-        factors, fitted, some = (
-            solved.factors.double(),
-            solved.fitted.double(),
-            solved.some.double(),
-        )
+        factors = solved.factors.double()
+        fitted = solved.fitted.double()
+        some = solved.some.double()
         every = ((factors @ parameters["item.gram"].double()) * factors).sum(1)
         liked = (some * (self.config.weight * (1 - fitted).square() - fitted.square())).sum(1)
         means = (every + liked) / self.model.schema.num_items

@@ -47,9 +47,13 @@ from fedrec.graphs.third_party import NOTHING, tokens
 from fedrec.models.base import Model
 from fedrec.models.personal.fedgnn import Fedgnn
 
-ITEMS, USER, VECTOR = "item.id", "user.id", "user.vector"
-NEIGHBOURS, COUNTS = "third.neighbours", "third.counts"
-TOKENS, EMBEDDING = "third.tokens", "third.user"
+ITEMS = "item.id"
+USER = "user.id"
+VECTOR = "user.vector"
+NEIGHBOURS = "third.neighbours"
+COUNTS = "third.counts"
+TOKENS = "third.tokens"
+EMBEDDING = "third.user"
 _PSEUDO = -1.0  # label of a pseudo item
 
 
@@ -250,7 +254,8 @@ class FedgnnStep(GeneratedStep):
         self, data: ClientData, random: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Distinct items and their labels: 1 and 0, and -1 for pseudo items."""
-        count, items = self.config.negatives, self.model.schema.num_items
+        count = self.config.negatives
+        items = self.model.schema.num_items
         chosen, labels = labelled(data, self.model.schema, count, "ignore", random)
         chosen, first = np.unique(chosen, return_index=True)
         labels = labels[first]

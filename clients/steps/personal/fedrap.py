@@ -44,7 +44,10 @@ from fedrec.models.base import Model
 from fedrec.models.personal.fedrap import Fedrap
 from fedrec.nn.layers import weighted_cross_entropy
 
-SHARED, PERSONAL, WEIGHT, BIAS = "item.id", "item.personal", "score.weight", "score.bias"
+SHARED = "item.id"
+PERSONAL = "item.personal"
+WEIGHT = "score.weight"
+BIAS = "score.bias"
 PRIVATE = (PERSONAL, WEIGHT, BIAS)
 
 
@@ -95,7 +98,8 @@ class FedrapStep(CohortStep):
 
     def in_round(self, round_number: int) -> FedrapStep:
         """The step as it is in a training round, from 1: with the round's weights and rate."""
-        config, past = self.config, round_number - 1
+        config = self.config
+        past = round_number - 1
         risen = math.tanh(past / config.turn) if config.schedule == "tanh" else 1.0
         changes = {
             "apart": config.apart * risen,
@@ -174,7 +178,8 @@ class FedrapStep(CohortStep):
         given = {name: value.unsqueeze(0) for name, value in leaves.items()}
         predicted = self.model.predict(given, (), items[None])[0]
         entropy = F.binary_cross_entropy_with_logits(predicted, labels)
-        shared, personal = leaves[SHARED][items], leaves[PERSONAL][items]
+        shared = leaves[SHARED][items]
+        personal = leaves[PERSONAL][items]
         loss = entropy - self.config.apart * (personal - shared).square().mean()
         loss = loss + self.config.sparse * shared.abs().mean()
         gradients = torch.autograd.grad(loss, list(leaves.values()))
@@ -186,7 +191,9 @@ class FedrapStep(CohortStep):
         self, values: dict[str, Tensor], block: Block, step: int, active: int
     ) -> Tensor:
         """The same of the first `active` clients; their cross-entropies `[active]`."""
-        config, rates, width = self.config, self._rates(), values[SHARED].shape[-1]
+        config = self.config
+        rates = self._rates()
+        width = values[SHARED].shape[-1]
         flat = {name: values[name].view(-1, width) for name in (SHARED, PERSONAL)}
         first = torch.arange(active, device=block.items.device)[:, None] * values[PERSONAL].shape[1]
         places = {
@@ -197,8 +204,10 @@ class FedrapStep(CohortStep):
             flat[name].index_select(0, places[name]).view(active, -1, width)
             for name in (SHARED, PERSONAL)
         )
-        labels, weights = block.labels[step, :active], block.weights[step, :active]
-        weight, added = values[WEIGHT][:active], shared + personal
+        labels = block.labels[step, :active]
+        weights = block.weights[step, :active]
+        weight = values[WEIGHT][:active]
+        added = shared + personal
         predicted = torch.bmm(added, weight).squeeze(-1) + values[BIAS][:active]
         losses = weighted_cross_entropy(predicted, labels, weights)
         error = (torch.sigmoid(predicted) - labels) * weights

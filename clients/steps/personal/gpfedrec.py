@@ -37,7 +37,9 @@ from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
 from fedrec.models.personal.gpfedrec import Gpfedrec
 
-ITEMS, GUIDE, OWN = "item.id", "item.guide", "item.own"
+ITEMS = "item.id"
+GUIDE = "item.guide"
+OWN = "item.own"
 PRIVATE = (OWN, "user.id", "layer*")
 
 
@@ -174,7 +176,8 @@ class GpfedrecStep(GeneratedStep):
     ) -> Tensor:
         """A gradient step and the pull of the first `active` clients, in place; their losses
         before, `[active]`. Only the rows of the batch take part in the gradient."""
-        table, width = values[ITEMS], block.items.shape[2]
+        table = values[ITEMS]
+        width = block.items.shape[2]
         places = block.places[step, :active, :width]
         shift = torch.arange(active, device=self.device)[:, None] * table.shape[1]
         real = block.weights[step, :active] > 0

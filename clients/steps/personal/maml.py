@@ -84,7 +84,8 @@ class Maml(CohortStep):
         )
         rates = self._rates(list(parameters))
         start = {n: v.detach().unsqueeze(0).clone().requires_grad_() for n, v in parameters.items()}
-        values, loss = start, torch.tensor(math.nan)
+        values = start
+        loss = torch.tensor(math.nan)
         for _ in range(self.config.epochs):
             loss = self._loss(values, users, support)
             values = self._adapted(values, loss, rates)
@@ -149,8 +150,10 @@ class Maml(CohortStep):
     ) -> tuple[dict[str, Tensor], Tensor]:
         """The updates of the first clients of a block, `[active, ...]` each, and their reported
         losses `[active]`."""
-        objective, values = Recommending(self.model), start
-        steps, loss = range(len(block.active)), torch.tensor(math.nan)
+        objective = Recommending(self.model)
+        values = start
+        steps = range(len(block.active))
+        loss = torch.tensor(math.nan)
         for step in steps[: self.config.epochs]:
             loss = objective(_gathered(values, block, step, active, tables), block, step, active)
             values = self._adapted(values, loss.sum(), rates)

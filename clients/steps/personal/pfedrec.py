@@ -35,7 +35,9 @@ from fedrec.models.base import Model
 from fedrec.models.pfedrec import Pfedrec
 from fedrec.nn.layers import weighted_cross_entropy
 
-WEIGHT, BIAS, ITEMS = "score.weight", "score.bias", "item.id"
+WEIGHT = "score.weight"
+BIAS = "score.bias"
+ITEMS = "item.id"
 
 
 class PfedrecStepConfig(StepConfig):
@@ -133,7 +135,8 @@ class PfedrecStep(CohortStep):
             predicted = self.model.predict(given, (), items[None])[0]
             return F.binary_cross_entropy_with_logits(predicted, labels)
 
-        first, rate = None, self.config.learning_rate
+        first = None
+        rate = self.config.learning_rate
         for names, size in (((WEIGHT, BIAS), rate), ((ITEMS,), rate * self.config.item_rate)):
             leaves = {
                 name: value.detach().requires_grad_(name in names) for name, value in values.items()
@@ -150,11 +153,14 @@ class PfedrecStep(CohortStep):
         self, score: dict[str, Tensor], table: Tensor, block: Block, step: int, active: int
     ) -> Tensor:
         """The same of the first `active` clients; their losses `[active]`."""
-        flat, rate = table.view(-1, table.shape[-1]), self.config.learning_rate
+        flat = table.view(-1, table.shape[-1])
+        rate = self.config.learning_rate
         places = block.places[step, :active].flatten()
         rows = flat.index_select(0, places).view(active, -1, table.shape[-1])
-        labels, weights = block.labels[step, :active], block.weights[step, :active]
-        weight, bias = score[WEIGHT][:active], score[BIAS][:active]
+        labels = block.labels[step, :active]
+        weights = block.weights[step, :active]
+        weight = score[WEIGHT][:active]
+        bias = score[BIAS][:active]
         predicted = torch.bmm(rows, weight).squeeze(-1) + bias
         losses = weighted_cross_entropy(predicted, labels, weights)
         error = (torch.sigmoid(predicted) - labels) * weights

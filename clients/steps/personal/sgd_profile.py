@@ -57,7 +57,8 @@ class SgdProfile(Sgd):
     ) -> Update:
         """Train on one client's data, starting from the global `parameters` (without cohort
         dimension, unchanged)."""
-        found, old = super().update(_network(parameters), data, random), parameters[PROFILE]
+        found = super().update(_network(parameters), data, random)
+        old = parameters[PROFILE]
         change = torch.zeros_like(old)
         if self.config.epochs:
             liked = torch.from_numpy(data.positives).to(self.device)
@@ -95,7 +96,8 @@ class SgdProfile(Sgd):
     ) -> Trained:
         """A trained block with the profiles of its clients, `[C, d]`, from the positives in their
         batches."""
-        block, table = found.block, found.values[ITEMS]
+        block = found.block
+        table = found.values[ITEMS]
         if self.config.epochs:
             liked = torch.zeros(table.shape[:2], dtype=torch.bool, device=table.device)
             places = block.places[:, :, : block.items.shape[2]]

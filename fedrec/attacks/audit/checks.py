@@ -133,13 +133,15 @@ def check_independence(seen: Observations, significance: float) -> Check:
     over the pairs)."""
     quiet = np.where(seen.taking_part, 0.0, seen.released)
     absent = (~seen.taking_part).astype(np.float64)
-    products, counts = quiet @ quiet.T, absent @ absent.T
+    products = quiet @ quiet.T
+    counts = absent @ absent.T
     norms = np.square(quiet) @ absent.T  # [t, u]: squares of round t where both are absent
     first, second = np.triu_indices(seen.rounds, k=1)
     used = counts[first, second] >= 3
     if not used.any():
         return Check("noise-correlation", math.nan, 0.0, 1.0, True, "")
-    first, second = first[used], second[used]
+    first = first[used]
+    second = second[used]
     scale = np.sqrt(norms[first, second] * norms[second, first])
     r = np.divide(products[first, second], scale, out=np.ones(len(first)), where=scale > 0)
     r = np.clip(r, -1.0, 1.0)
@@ -165,7 +167,8 @@ def check_reach(
     parameter, against S/M."""
     used = seen.groups == parameter if parameter else np.ones(seen.canaries, dtype=bool)
     signed = (seen.released * seen.signs)[seen.taking_part & used]
-    moved, counts = signed.mean(keepdims=True) if len(signed) else signed, np.array([len(signed)])
+    moved = signed.mean(keepdims=True) if len(signed) else signed
+    counts = np.array([len(signed)])
     name = f"reach-of-{parameter}" if parameter else "reach"
     return _reach(name, moved, counts[counts > 0], mechanism, significance)
 

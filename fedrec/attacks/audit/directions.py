@@ -69,7 +69,8 @@ class Directions:
     def __init__(
         self, plan: CanaryPlan, room: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        self.plan, self.signs = plan, plan.signs()
+        self.plan = plan
+        self.signs = plan.signs()
         trained = {
             name: shape
             for name, shape in shapes.items()
@@ -122,7 +123,8 @@ class Directions:
         self, trained: Mapping[str, tuple[int, ...]], room: Mapping[str, int]
     ) -> list[Pair]:
         """A row each: as many in every trained parameter, and the rest in the first."""
-        count, names = self.plan.count, [name for name in room if name in trained]
+        count = self.plan.count
+        names = [name for name in room if name in trained]
         if not names:
             return []
         own = {name: min(count // len(names), room[name]) for name in names}
@@ -135,7 +137,8 @@ class Directions:
             rows, *rest = trained[name]
             width = math.prod(rest)
             for row in range(rows - room[name], rows - room[name] + own[name]):
-                places, values = row * width + np.arange(width), np.full(width, width**-0.5)
+                places = row * width + np.arange(width)
+                values = np.full(width, width**-0.5)
                 pairs.append(Pair({name: (places, values)}, {name: (places, -values)}))
         return pairs
 
@@ -164,7 +167,8 @@ def _products(plan: CanaryPlan, table: str, trained: Mapping[str, tuple[int, ...
     for one, other in zip(firsts[drawn].tolist(), seconds[drawn].tolist(), strict=True):
         places = np.array([(size + 1) * one, (size + 1) * other])
         places = np.append(places, [size * one + other, size * other + one])
-        same, opposite = np.full(4, 0.5), np.array([0.5, 0.5, -0.5, -0.5])
+        same = np.full(4, 0.5)
+        opposite = np.array([0.5, 0.5, -0.5, -0.5])
         pairs.append(Pair({table: (places, same)}, {table: (places, opposite)}))
     return pairs
 

@@ -37,9 +37,11 @@ def first_below(spent: Callable[[float], float], delta: float, *, highest: float
     else infinity."""
     if spent(0.0) <= delta:
         return 0.0
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while spent(high) > delta:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
         if high > highest:
             return math.inf
     while high - low > 1e-9 * max(1.0, high):
@@ -61,7 +63,8 @@ def epsilon_of_normals(
     Returns:
         `float64 [n]`; infinity where a standard deviation is 0 and the means differ.
     """
-    (m0, m1), (s0, s1) = np.atleast_1d(*means), np.atleast_1d(*sds)
+    (m0, m1) = np.atleast_1d(*means)
+    (s0, s1) = np.atleast_1d(*sds)
     found = np.full(len(m0), np.inf)
     same = (m0 == m1) & (s0 == s1)
     found[same] = 0.0
@@ -77,13 +80,16 @@ def epsilon_of_normals(
 
 def _one_way(shift: np.ndarray, scale: np.ndarray, delta: float) -> np.ndarray:
     """Epsilon with which N(shift, scale^2) is hidden in N(0, 1), by bisection for all at once."""
-    low, high = np.zeros(len(shift)), np.ones(len(shift))
+    low = np.zeros(len(shift))
+    high = np.ones(len(shift))
     while (above := _spent(high, shift, scale) > delta).any() and high.max(initial=0.0) < _HIGHEST:
-        low, high = np.where(above, high, low), np.where(above, 2 * high, high)
+        low = np.where(above, high, low)
+        high = np.where(above, 2 * high, high)
     for _ in range(45):
         middle = (low + high) / 2
         above = _spent(middle, shift, scale) > delta
-        low, high = np.where(above, middle, low), np.where(above, high, middle)
+        low = np.where(above, middle, low)
+        high = np.where(above, high, middle)
     zero = _spent(np.zeros(len(shift)), shift, scale) <= delta
     return np.where(zero, 0.0, np.where(high < _HIGHEST, high, np.inf))
 
@@ -91,14 +97,17 @@ def _one_way(shift: np.ndarray, scale: np.ndarray, delta: float) -> np.ndarray:
 def _spent(epsilon: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """P(A) - e^eps Q(A) for P = N(shift, scale^2), Q = N(0, 1) and A where log dP/dQ > eps."""
     a = (1 - 1 / scale**2) / 2  # log dP/dQ = a x^2 + b x + c
-    b, c = shift / scale**2, -np.square(shift / scale) / 2 - np.log(scale) - epsilon
+    b = shift / scale**2
+    c = -np.square(shift / scale) / 2 - np.log(scale) - epsilon
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         flat = np.abs(a) < 1e-12
         root = np.sqrt(np.maximum(b * b - 4 * a * c, 0.0))
         # avoids the difference of two nearly equal numbers
         q = -(b + np.where(b < 0, -1.0, 1.0) * root) / 2
-        first, second = np.where(flat, -c / b, q / a), np.where(flat | (q == 0), np.inf, c / q)
-        left, right = np.minimum(first, second), np.maximum(first, second)
+        first = np.where(flat, -c / b, q / a)
+        second = np.where(flat | (q == 0), np.inf, c / q)
+        left = np.minimum(first, second)
+        right = np.maximum(first, second)
         none = ~flat & (b * b - 4 * a * c <= 0)
         inside = _masses(left, right, epsilon, shift, scale)
         outside = _masses(np.full_like(left, -np.inf), left, epsilon, shift, scale)
@@ -122,8 +131,10 @@ def _masses(
 def _interval(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Log of the standard normal mass of (left, right), without loss in either tail."""
     flip = left > 0
-    low, high = np.where(flip, -right, left), np.where(flip, -left, right)
-    upper, lower = log_ndtr(high), log_ndtr(low)
+    low = np.where(flip, -right, left)
+    high = np.where(flip, -left, right)
+    upper = log_ndtr(high)
+    lower = log_ndtr(low)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(
             np.isneginf(upper), -np.inf, upper + np.log1p(-np.exp(np.minimum(lower - upper, 0.0)))

@@ -39,7 +39,8 @@ def gdp_bound(
         significance: of the result; each cut gets its part of it, halved between its two rates.
         cuts: fixed in advance.
     """
-    plus, minus = scores[signs > 0], scores[signs < 0]
+    plus = scores[signs > 0]
+    minus = scores[signs < 0]
     tail = significance / (2 * len(cuts))
     best = -math.inf
     for cut in cuts:

@@ -104,7 +104,8 @@ class Mechanism:
         density = np.zeros_like(points)
         for count in keep.tolist():
             density += weight[count] * np.exp(-np.square((points - count * self.signal) / sd) / 2)
-        plus, minus = density / density.sum(), density[::-1] / density.sum()
+        plus = density / density.sum()
+        minus = density[::-1] / density.sum()
 
         def spent(epsilon: float) -> float:
             return float(np.maximum(plus - math.exp(epsilon) * minus, 0.0).sum())

@@ -47,7 +47,8 @@ class LowerBound:
 def lower_bound(right: int, wrong: int, trials: int, confidence: float = 0.95) -> LowerBound:
     """The bound from numbers of right and wrong answers in `trials` trials each."""
     tail = (1 - confidence) / 2
-    least, most = exact_lower(right, trials, tail), exact_upper(wrong, trials, tail)
+    least = exact_lower(right, trials, tail)
+    most = exact_upper(wrong, trials, tail)
     return LowerBound(max(0.0, math.log(least / most)) if least else 0.0, right, wrong, trials)
 
 

@@ -57,9 +57,11 @@ def one_run_epsilon(
         )
     if correct == 0 or _chance(0.0, canaries, guesses, correct, delta) >= significance:
         return 0.0
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while _chance(high, canaries, guesses, correct, delta) < significance:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while high - low > 1e-7:
         middle = (low + high) / 2
         refuted = _chance(middle, canaries, guesses, correct, delta) < significance
@@ -86,7 +88,8 @@ def one_run_bound(
     """
     order = np.argsort(-np.abs(scores), kind="stable")
     right = np.cumsum((np.sign(scores) == signs)[order])
-    total, found = len(scores), OneRunBound(0.0, 0, 0)
+    total = len(scores)
+    found = OneRunBound(0.0, 0, 0)
     counts = sorted({max(1, round(share * total)) for share in shares})
     for guesses in counts:
         correct = int(right[guesses - 1])
@@ -98,7 +101,8 @@ def one_run_bound(
 
 def _chance(epsilon: float, canaries: int, guesses: int, correct: int, delta: float) -> float:
     """Largest chance of so many right guesses under (epsilon, delta)-DP."""
-    share, lengths = float(expit(epsilon)), np.arange(1, correct + 1)
+    share = float(expit(epsilon))
+    lengths = np.arange(1, correct + 1)
     # P[B <= -1], ..., P[B <= v - 1]
     below = np.concatenate([[0.0], bdtr(np.arange(correct), guesses, share)])
     slack = float(((below[-1] - below[correct - lengths]) / lengths).max(initial=0.0))

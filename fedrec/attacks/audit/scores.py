@@ -47,7 +47,8 @@ def all_scores(seen: Observations, mechanism: Mechanism) -> list[Scores]:
 
 def final_scores(seen: Observations, mechanism: Mechanism) -> Scores:
     """`f_j = sum_t x_tj`."""
-    q, rounds = mechanism.sampling_rate, mechanism.rounds
+    q = mechanism.sampling_rate
+    rounds = mechanism.rounds
     variance = rounds * (mechanism.noise_std**2 + q * (1 - q) * mechanism.signal**2)
     scale = math.sqrt(variance) or mechanism.signal
     return Scores("final", seen.released.sum(axis=0), scale, mechanism.epsilon)
@@ -56,7 +57,9 @@ def final_scores(seen: Observations, mechanism: Mechanism) -> Scores:
 def trace_scores(seen: Observations, mechanism: Mechanism) -> Scores:
     """`l_j = sum_t log[(1 - q + q e^((x m - m^2/2) / s^2)) / (1 - q + q e^((-x m - m^2/2) /
     s^2))]`, m = S/M."""
-    q, m, variance = mechanism.sampling_rate, mechanism.signal, mechanism.noise_std**2
+    q = mechanism.sampling_rate
+    m = mechanism.signal
+    variance = mechanism.noise_std**2
     absent = math.log1p(-q) if q < 1 else -math.inf
 
     def log_density(sign: int) -> np.ndarray:

@@ -211,7 +211,8 @@ def audit(audited: Sequence[Audited], *, significance: float = 0.05, seed: int =
 
 def audit_run(audited: Audited, *, significance: float, seed: int = 0) -> RunFindings:
     """Findings of one run or phase; every bound and every check gets the whole `significance`."""
-    seen, mechanism = audited.seen, audited.mechanism
+    seen = audited.seen
+    mechanism = audited.mechanism
     scores = [
         _findings(score, seen, mechanism.delta, significance, seed)
         for score in all_scores(seen, mechanism)

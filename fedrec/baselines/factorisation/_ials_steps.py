@@ -44,7 +44,8 @@ def improved(
     Returns:
         `[rows, factors]`.
     """
-    found, kind = np.array(start, dtype=fixed.dtype), fixed.dtype.type
+    found = np.array(start, dtype=fixed.dtype)
+    kind = fixed.dtype.type
     gram = fixed.T @ fixed
     threads = max(1, torch.get_num_threads())
     bounds = np.searchsorted(liked.indptr, np.linspace(0, liked.nnz, threads + 1), side="left")
@@ -79,12 +80,17 @@ def _compiled() -> Any:
 
 def _improve(offsets, columns, fixed, gram, weight, penalty, steps, start, stop, found) -> None:
     """Rows `start` to `stop - 1`, in place."""
-    width, nothing = gram.shape[0], gram[0, 0] * 0
-    extra, tiny = weight - 1, np.finfo(gram.dtype).tiny
-    rest, direction, moved = np.empty_like(gram[0]), np.empty_like(gram[0]), np.empty_like(gram[0])
+    width = gram.shape[0]
+    nothing = gram[0, 0] * 0
+    extra = weight - 1
+    tiny = np.finfo(gram.dtype).tiny
+    rest = np.empty_like(gram[0])
+    direction = np.empty_like(gram[0])
+    moved = np.empty_like(gram[0])
     for row in range(start, stop):
         own = found[row]
-        first, last = offsets[row], offsets[row + 1]
+        first = offsets[row]
+        last = offsets[row + 1]
         if first == last:
             own[:] = 0
             continue
@@ -123,7 +129,8 @@ def _improve(offsets, columns, fixed, gram, weight, penalty, steps, start, stop,
             for j in range(width):
                 product += direction[j] * moved[j]
             rate = length / max(product, tiny)
-            before, length = length, nothing
+            before = length
+            length = nothing
             for j in range(width):
                 own[j] += rate * direction[j]
                 rest[j] -= rate * moved[j]

@@ -86,14 +86,18 @@ class Bprmf(UserRowsBaseline):
         Raises:
             DataError: no user has a positive and a negative item.
         """
-        config, random = self.config, stream(self.config.seed, "baseline-bprmf")
+        config = self.config
+        random = stream(self.config.seed, "baseline-bprmf")
         sizes = (histories.num_users, config.factors), (histories.num_items, config.factors)
         self.own, self.items = (
             random.normal(0, config.spread, size).astype(np.float32) for size in sizes
         )
-        self.fitted, self.biases = histories, np.zeros(histories.num_items, dtype=np.float32)
+        self.fitted = histories
+        self.biases = np.zeros(histories.num_items, dtype=np.float32)
         liked = histories.distinct()
-        own_users, own_items, offsets = liked.rows(), liked.items, liked.offsets
+        own_users = liked.rows()
+        own_items = liked.items
+        offsets = liked.offsets
         counts = np.diff(offsets)
         trained = np.flatnonzero((histories.num_items - counts)[own_users] > 0)
         if not len(trained):
@@ -102,10 +106,8 @@ class Bprmf(UserRowsBaseline):
                 expected="a user with positives and other items",
                 got="none",
             )
-        triples, keys = (
-            Triples(liked.csr(), "pairs", random),
-            own_users * histories.num_items + own_items,
-        )
+        triples = Triples(liked.csr(), "pairs", random)
+        keys = own_users * histories.num_items + own_items
         steps = (np.float32(config.learning_rate), np.float32(config.regularisation))
         for epoch in range(config.epochs):
             order = random.permutation(trained)
@@ -115,7 +117,8 @@ class Bprmf(UserRowsBaseline):
                 others = own_items[random.integers(0, len(own_items), len(order))]
                 pairs = own_users[order] * histories.num_items + others
                 new = keys[np.searchsorted(keys, pairs).clip(max=len(keys) - 1)] != pairs
-                order, others = order[new], others[new]
+                order = order[new]
+                others = others[new]
             _descend()(
                 self.own,
                 self.items,
@@ -164,14 +167,18 @@ def _epoch(users, items, biases, own_users, own_items, others, rate, penalty, bi
     """
     width = users.shape[1]
     for n in range(len(others)):
-        u, i, j = own_users[n], own_items[n], others[n]
+        u = own_users[n]
+        i = own_items[n]
+        j = others[n]
         difference = biases[i] - biases[j]
         for d in range(width):
             difference += users[u, d] * (items[i, d] - items[j, d])
         slope = rate / (np.float32(1) + np.exp(difference))
         shrink = np.float32(1) - rate * penalty
         for d in range(width):
-            own, liked, other = users[u, d], items[i, d], items[j, d]
+            own = users[u, d]
+            liked = items[i, d]
+            other = items[j, d]
             users[u, d] = shrink * own + slope * (liked - other)
             items[i, d] = shrink * liked + slope * own
             items[j, d] = shrink * other - slope * own

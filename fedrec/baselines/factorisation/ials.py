@@ -78,9 +78,11 @@ class Ials(Baseline):
         generator = torch_stream(self.config.seed, "baseline-ials")
         width = self.config.factors
         items = torch.randn(histories.num_items, width, generator=generator) * (0.1 / width**0.5)
-        users, improve = torch.zeros(histories.num_users, width), self.config.solver == "cg"
+        users = torch.zeros(histories.num_users, width)
+        improve = self.config.solver == "cg"
         if not improve:  # conjugate gradients are native code of the processor
-            users, items = users.to(self.device), items.to(self.device)
+            users = users.to(self.device)
+            items = items.to(self.device)
         for _ in range(self.config.sweeps):
             users = solved(by_user, items, self.config, users if improve else None)
             items = solved(by_item, users, self.config, items if improve else None)
@@ -105,7 +107,8 @@ def solved(liked: Sparse, fixed: Tensor, config: IalsConfig, start: Tensor | Non
     Returns:
         `[rows, factors]`.
     """
-    width, counts = fixed.shape[1], np.diff(liked.indptr)
+    width = fixed.shape[1]
+    counts = np.diff(liked.indptr)
     extra = config.weight - 1
     totals = torch.from_numpy(extra * counts + liked.shape[1]).to(fixed)
     penalty = config.regularisation * totals**config.frequency_exponent
@@ -117,7 +120,8 @@ def solved(liked: Sparse, fixed: Tensor, config: IalsConfig, start: Tensor | Non
     found = fixed.new_zeros(len(counts), width)
 
     def solve(rows: Tensor, columns: Tensor) -> None:
-        rows, part = rows.to(fixed.device), padded[columns.to(fixed.device)]
+        rows = rows.to(fixed.device)
+        part = padded[columns.to(fixed.device)]
         right = config.weight * part.sum(1)
         matrix = torch.baddbmm(
             gram.expand(len(rows), -1, -1), part.transpose(1, 2), part, alpha=extra

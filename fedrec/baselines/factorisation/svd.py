@@ -51,7 +51,8 @@ class Svd(RatingBaseline):
 
     def fit_ratings(self, ratings: Ratings) -> None:
         """Train from fresh factors."""
-        config, random = self.config, stream(self.config.seed, "baseline-svd")
+        config = self.config
+        random = stream(self.config.seed, "baseline-svd")
         sizes = (ratings.num_users, config.factors), (ratings.num_items, config.factors)
         users, items = (random.normal(0, config.spread, size) for size in sizes)
         self._learn(ratings, users, items)
@@ -59,8 +60,10 @@ class Svd(RatingBaseline):
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`. Training users keep their fitted factors, new users
         are folded in."""
-        own, biases = self._users.copy(), self._user_biases.copy()
-        own[~self._trained], biases[~self._trained] = 0.0, 0.0
+        own = self._users.copy()
+        biases = self._user_biases.copy()
+        own[~self._trained] = 0.0
+        biases[~self._trained] = 0.0
         new = ~self._trained[known.users]
         fresh = Ratings(
             known.num_users, known.num_items, known.users[new], known.items[new], known.values[new]
@@ -72,9 +75,12 @@ class Svd(RatingBaseline):
     def _learn(self, ratings: Ratings, users: np.ndarray, items: np.ndarray) -> None:
         """Train from given factors `float64 [users, factors]` and `[items, factors]`."""
         values = ratings.values if len(ratings.values) else np.zeros(1)
-        self._mean, self._range = float(values.mean()), (float(values.min()), float(values.max()))
-        self._users, self._items = users, items
-        self._user_biases, self._item_biases = np.zeros(len(users)), np.zeros(len(items))
+        self._mean = float(values.mean())
+        self._range = (float(values.min()), float(values.max()))
+        self._users = users
+        self._items = items
+        self._user_biases = np.zeros(len(users))
+        self._item_biases = np.zeros(len(items))
         self._trained = np.bincount(ratings.users, minlength=ratings.num_users) > 0
         self._descend(ratings, users, self._user_biases, items, self._item_biases, True)
         self._items[np.bincount(ratings.items, minlength=ratings.num_items) == 0] = 0.0
@@ -89,7 +95,8 @@ class Svd(RatingBaseline):
         learn_items: bool,
     ) -> None:
         """All epochs; the tables change in place."""
-        order, config = np.argsort(ratings.users, kind="stable"), self.config
+        order = np.argsort(ratings.users, kind="stable")
+        config = self.config
         columns = (column[order] for column in (ratings.users, ratings.items, ratings.values))
         steps = config.epochs, config.learning_rate, config.regularisation
         _compiled()(
@@ -122,8 +129,10 @@ def _descend(
     """One step for each rating, in order, `epochs` times."""
     for _ in range(epochs):
         for n in range(len(values)):
-            u, i = rated_by[n], rated[n]
-            p, q = users[u], items[i]
+            u = rated_by[n]
+            i = rated[n]
+            p = users[u]
+            q = items[i]
             error = values[n] - mean - user_biases[u] - item_biases[i] - np.dot(p, q)
             user_biases[u] += rate * (error - penalty * user_biases[u])
             if learn_items:

@@ -66,8 +66,10 @@ class Warp(UserRowsBaseline):
         Raises:
             ExperimentError: there is no side feature of a name in `features`.
         """
-        config, random = self.config, stream(self.config.seed, "baseline-warp")
-        self.fitted, liked = histories, histories.csr()
+        config = self.config
+        random = stream(self.config.seed, "baseline-warp")
+        self.fitted = histories
+        liked = histories.csr()
         user_has, item_has = self._described(histories)
         self._item_has = _pointers(item_has)
         users, items = (
@@ -90,7 +92,8 @@ class Warp(UserRowsBaseline):
         for _ in range(config.epochs):
             order = random.permutation(len(owner))
             self._epoch(order, owner, liked, _pointers(user_has), tables, True, state)
-        self._features, self._item_tables = users, tables[2:]
+        self._features = users
+        self._item_tables = tables[2:]
         self.own = np.asarray(user_has @ users, dtype=np.float32)
         self._items = np.asarray(item_has @ items, dtype=np.float32)
         self._biases = np.asarray(item_has @ biases, dtype=np.float32)
@@ -110,11 +113,9 @@ class Warp(UserRowsBaseline):
         alone = np.arange(2), np.zeros(1, np.int64)  # its own row only
         for user in range(histories.num_users):
             block = histories.block(user, user + 1)
-            liked, own, random = (
-                block.csr(),
-                rows[user : user + 1],
-                stream(own_seed(block.items), "fold-in"),
-            )
+            liked = block.csr()
+            own = rows[user : user + 1]
+            random = stream(own_seed(block.items), "fold-in")
             state = random.integers(1, 2**63, 1).astype(np.uint64)
             pairs = np.concatenate(
                 [random.permutation(liked.nnz) for _ in range(self.config.epochs)]
@@ -139,7 +140,8 @@ class Warp(UserRowsBaseline):
         )
 
         native: Any = descend  # pyright counts arguments that are unpacked as one each
-        pointers, config = (*_pointers(liked), *user_has, *self._item_has), self.config
+        pointers = (*_pointers(liked), *user_has, *self._item_has)
+        config = self.config
         native(
             order,
             owner,
@@ -170,7 +172,8 @@ class Warp(UserRowsBaseline):
         self._of_users, of_items = (
             [n for n in self.config.features if n in part] for part in names
         )
-        ids, number = np.arange(histories.num_items), histories.num_users
+        ids = np.arange(histories.num_items)
+        number = histories.num_users
         codes = (
             _codes(tables[0], self._of_users, histories.users, number),
             _codes(tables[1], of_items, ids, histories.num_items),

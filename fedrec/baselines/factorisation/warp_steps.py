@@ -69,14 +69,14 @@ def descend(
 ):  # fmt: skip
     """One step for each liked pair in `order`; `owner[n]` is the user of pair n, `liked[n]` its
     item, ascending."""
-    num_items, width = len(item_from) - 1, users.shape[1]
-    p, q, other = (
-        np.empty(width, np.float32),
-        np.empty(width, np.float32),
-        np.empty(width, np.float32),
-    )
+    num_items = len(item_from) - 1
+    width = users.shape[1]
+    p = np.empty(width, np.float32)
+    q = np.empty(width, np.float32)
+    other = np.empty(width, np.float32)
     for n in order:
-        user, item = owner[n], liked[n]
+        user = owner[n]
+        item = liked[n]
         own = liked[liked_from[user] : liked_from[user + 1]]
         _sum(user_from, user_has, user, users, p)
         _sum(item_from, item_has, item, items, q)

@@ -69,7 +69,8 @@ class Neighbours(RatingBaseline):
 
     def fit_ratings(self, ratings: Ratings) -> None:
         """Compute means and similarities."""
-        config, profiles = self.config, profiles_of(ratings)
+        config = self.config
+        profiles = profiles_of(ratings)
         self._means, _ = item_means(profiles)
         found = self.similarity(profiles)
         if config.shrinkage:
@@ -84,7 +85,8 @@ class Neighbours(RatingBaseline):
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`."""
-        own, config = profiles_of(known), self.config
+        own = profiles_of(known)
+        config = self.config
         limit = config.neighbours or EVERY if config.neighbours_of == "user" else EVERY
         found = predicted(self._similarity, own, self._means, users, items, limit=limit)
         bare = self._means[items]

@@ -77,11 +77,13 @@ class Pnbm(RatingBaseline):
         Raises:
             ExperimentError: it diverged.
         """
-        config, profiles = self.config, profiles_of(ratings)
+        config = self.config
+        profiles = profiles_of(ratings)
         random = stream(config.seed, "baseline-pnbm")
         self._means, _ = item_means(profiles)
         found = initial_similarity(config.start, profiles, random)
-        sums, examples = np.abs(found).sum(axis=1), Examples(profiles, self._means)
+        sums = np.abs(found).sum(axis=1)
+        examples = Examples(profiles, self._means)
         size = len(examples) if config.batch is None else config.batch
         for _ in range(config.epochs):
             order = random.permutation(len(examples))

@@ -56,12 +56,14 @@ def similarities(rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float
     """
     overlap = overlaps(rows, columns)
     their = np.bincount(columns.indices, minlength=columns.shape[1]).astype(np.float32)[None, :]
-    own, places = np.diff(rows.indptr).astype(np.float32)[:, None], rows.shape[1]
+    own = np.diff(rows.indptr).astype(np.float32)[:, None]
+    places = rows.shape[1]
     if metric == "euclidean":
         return 1 / (1 + np.sqrt(np.maximum(own + their - 2 * overlap, 0)))
     if metric == "pearson":
         overlap -= own * their / places
-        own, their = own * (1 - own / places), their * (1 - their / places)
+        own = own * (1 - own / places)
+        their = their * (1 - their / places)
     norm = _root(own) * _root(their)
     norm += np.float32(shrinkage)
     overlap /= norm
@@ -94,7 +96,8 @@ def _nearest_blocks(
     rows: Sparse, columns: Sparse, config: NeighbourConfig, itself: np.ndarray
 ) -> Iterator[Sparse]:
     count = columns.shape[1]
-    kept, block = min(config.neighbours, count), max(1, _CELLS_AT_ONCE // max(count, 1))
+    kept = min(config.neighbours, count)
+    block = max(1, _CELLS_AT_ONCE // max(count, 1))
     for start in range(0, rows.shape[0], block):
         part = similarities(rows[start : start + block], columns, config.metric, config.shrinkage)
         own = itself[start : start + block]

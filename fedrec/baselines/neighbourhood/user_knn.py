@@ -33,7 +33,8 @@ class UserKnn(Baseline):
 
     def fit(self, histories: Histories) -> None:
         """Keep the training users' items."""
-        self._fitted, self._liked = histories, histories.csr()
+        self._fitted = histories
+        self._liked = histories.csr()
         self._columns = self._liked.T.tocsr()
 
     def scores(self, histories: Histories) -> torch.Tensor:

@@ -24,7 +24,8 @@ class MovingAverage:
 
     def __init__(self, tensors: Sequence[Tensor], decay: float) -> None:
         self.values = [value.detach().clone() for value in tensors] if decay else []
-        self._decay, self._steps = decay, 0
+        self._decay = decay
+        self._steps = 0
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Update the averages with the tensors `[...]` after a step, in the order and shapes of

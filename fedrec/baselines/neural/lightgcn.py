@@ -81,8 +81,10 @@ class Lightgcn(UserRowsBaseline):
 
     def fit(self, histories: Histories) -> None:
         """Train from fresh rows."""
-        config, liked = self.config, histories.csr()
-        self.fitted, users = histories, histories.num_users
+        config = self.config
+        liked = histories.csr()
+        self.fitted = histories
+        users = histories.num_users
         self._graph = Graph(liked, _PRECISIONS[config.precision], self.device)
         generator = torch_stream(config.seed, "baseline-lightgcn")
         first = (
@@ -115,9 +117,11 @@ class Lightgcn(UserRowsBaseline):
     def _settle(self, first: Tensor) -> None:
         """Store what scores are computed from: the averaged rows, and the contribution of each item
         to a user who is folded in."""
-        layers, users = self._graph.layers(first, self.config.layers), self.fitted.num_users
+        layers = self._graph.layers(first, self.config.layers)
+        users = self.fitted.num_users
         everything = torch.stack(layers).mean(0)
-        self.own, self._items = everything[:users].cpu().numpy(), everything[users:]
+        self.own = everything[:users].cpu().numpy()
+        self._items = everything[users:]
         passed_on = (torch.stack(layers).sum(0) - layers[-1]) / (self.config.layers + 1)
         self._arriving = (passed_on * self._graph.scale[:, None])[users:].cpu().numpy()
 
@@ -159,7 +163,8 @@ class Graph:
         degrees = np.diff(both.indptr)
         scale = np.where(degrees > 0, 1 / np.sqrt(np.maximum(degrees, 1)), 0).astype(np.float32)
         weights = scale[np.repeat(np.arange(len(degrees)), degrees)] * scale[both.indices]
-        self.scale, self._precision = torch.from_numpy(scale).to(device), precision
+        self.scale = torch.from_numpy(scale).to(device)
+        self._precision = precision
         full = torch.from_numpy(weights).to(device)
         self._weights = {full.dtype: full, precision: full.to(precision)}
         self._columns, self._offsets = (
@@ -188,7 +193,8 @@ class Graph:
     def average_at(self, places: Tensor, rows: Tensor, number: int) -> Tensor:
         """The rows of `average` at some positions `int64 [...]`, `float32 [..., width]`, without
         computing all others."""
-        total, rows = F.embedding(places, rows), rows.to(self._precision)
+        total = F.embedding(places, rows)
+        rows = rows.to(self._precision)
         for _ in range(number):
             rows = self.propagate(rows)
             total = total + F.embedding(places, rows)
@@ -197,7 +203,8 @@ class Graph:
     def average(self, rows: Tensor, number: int) -> Tensor:
         """P times a matrix `[users + items, width]`: the mean of E^(0) to E^(number), `float32`;
         all but E^(0) are rounded to this graph's precision."""
-        total, rows = rows.clone(), rows.to(self._precision)
+        total = rows.clone()
+        rows = rows.to(self._precision)
         for _ in range(number):
             rows = self.propagate(rows)
             total += rows

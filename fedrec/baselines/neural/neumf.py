@@ -131,7 +131,9 @@ class Neumf(UserRowsBaseline):
         for part in (product, tower):
             part.device = self.device
             part.fit(histories)
-        share, ours, theirs = self.config.product_share, product._parameters, tower._parameters
+        share = self.config.product_share
+        ours = product._parameters
+        theirs = tower._parameters
         self._parameters = theirs | {
             "h": torch.cat([share * ours["h"], (1 - share) * theirs["h"]]),
             "b": share * ours["b"] + (1 - share) * theirs["b"],
@@ -181,7 +183,8 @@ class Neumf(UserRowsBaseline):
             users: `[..., width]`, rows of users.
             items: `[..., width]`, rows of items.
         """
-        parameters, width = self._parameters, self.config.factors
+        parameters = self._parameters
+        width = self.config.factors
         total = parameters["b"]
         if width:
             total = total + (
@@ -201,11 +204,9 @@ class Neumf(UserRowsBaseline):
     @torch.no_grad()
     def scores(self, histories: Histories) -> Tensor:
         """Logits of the catalogue, `float32 [users, items]`."""
-        users, items, width = (
-            torch.from_numpy(self.rows(histories)).to(self.device),
-            self._parameters["items"],
-            self.config.factors,
-        )
+        users = torch.from_numpy(self.rows(histories)).to(self.device)
+        items = self._parameters["items"]
+        width = self.config.factors
         if not self.config.tower:
             return (users * self._parameters["h"]) @ items.T + self._parameters["b"]
         block = max(1, _CELLS_AT_ONCE // histories.num_items)
@@ -223,7 +224,8 @@ class Neumf(UserRowsBaseline):
         counts = np.diff(histories.csr().indptr)
         if not counts.any():
             return start.numpy()
-        rows, config = start.to(self.device).requires_grad_(), self.config
+        rows = start.to(self.device).requires_grad_()
+        config = self.config
         able = torch.from_numpy(counts > 0).to(self.device)
         adam = torch.optim.Adam([rows], lr=config.fold_in_rate)
         for items, labels, weights in self._own_examples(histories):
@@ -250,7 +252,8 @@ class Neumf(UserRowsBaseline):
 
     def _tower_logits(self, users: Tensor, items: Tensor) -> Tensor:
         """`[users, items]`: the contribution of the tower and b for every pair."""
-        parameters, width = self._parameters, self.config.factors
+        parameters = self._parameters
+        width = self.config.factors
         own, their = parameters["W0"].split(self.config.tower[0] // 2, dim=1)
         hidden = (users[:, width:] @ own.T)[:, None] + (
             items[:, width:] @ their.T + parameters["b0"]
@@ -266,21 +269,20 @@ class Neumf(UserRowsBaseline):
     def _own_examples(self, histories: Histories) -> list[tuple[Tensor, Tensor, Tensor]]:
         """For each step: items, labels and weights, `[users, examples]`; those of a user depend on
         its own items only."""
-        liked, config = histories.csr(), self.config
+        liked = histories.csr()
+        config = self.config
         counts = np.diff(liked.indptr)
-        longest, shape = (
-            counts.max(),
-            (config.fold_in_steps, histories.num_users, counts.max() * (1 + config.negatives)),
-        )
-        items, labels, weights = (
-            np.zeros(shape, np.int64),
-            np.zeros(shape[1:], np.float32),
-            np.zeros(shape[1:], np.float32),
-        )
+        longest = counts.max()
+        shape = (config.fold_in_steps, histories.num_users, counts.max() * (1 + config.negatives))
+        items = np.zeros(shape, np.int64)
+        labels = np.zeros(shape[1:], np.float32)
+        weights = np.zeros(shape[1:], np.float32)
         labels[:, :longest] = 1.0
         for user in np.flatnonzero((counts > 0) & (counts < histories.num_items)):
-            own, random = liked[[user]], stream(own_seed(liked[[user]].indices), "fold-in")
-            number, drawn = counts[user], counts[user] * config.negatives
+            own = liked[[user]]
+            random = stream(own_seed(liked[[user]].indices), "fold-in")
+            number = counts[user]
+            drawn = counts[user] * config.negatives
             triples = Triples(own, "pairs", random)
             others = triples.others(np.zeros(config.fold_in_steps * drawn, np.int64))
             items[:, user, :number] = own.indices

@@ -75,7 +75,8 @@ class Privrec(Baseline):
 
     def fit(self, histories: Histories) -> None:
         """Train from fresh parameters."""
-        config, able = self.config, _able(histories)
+        config = self.config
+        able = _able(histories)
         self._model = PrivRecModel(config, _schema(histories))
         fresh = self._model.initial(torch_stream(config.seed, "baseline-privrec"))
         theta = {name: value.to(self.device) for name, value in fresh.items()}
@@ -97,10 +98,12 @@ class Privrec(Baseline):
     def scores(self, histories: Histories) -> Tensor:
         """Logits of each user's fine-tuned copy, `float32 [users, items]`; without items the shared
         network's."""
-        shared, found = {name: value.unsqueeze(0) for name, value in self._theta.items()}, []
+        shared = {name: value.unsqueeze(0) for name, value in self._theta.items()}
+        found = []
         able = set(_able(histories).tolist())
         for user in range(histories.num_users):
-            alone, own = histories.block(user, user + 1), shared
+            alone = histories.block(user, user + 1)
+            own = shared
             if user in able:
                 random = stream(own_seed(alone.items), "baseline-privrec-fine-tuning")
                 own = self._copies(self._theta, alone, [random], 0.0)[0]
@@ -150,7 +153,8 @@ class Privrec(Baseline):
     def _codes(self, histories: Histories) -> list[np.ndarray]:
         """The users' category codes for each side feature, `int64 [users, width]`; -1 if
         unknown."""
-        table, users = histories.user_features, histories.users
+        table = histories.user_features
+        users = histories.users
         if table is None or users is None:
             return [np.full((histories.num_users, 1), -1) for _ in self._model.schema.user_features]
         return [table[name].padded()[users] for name, _ in self._model.schema.user_features]

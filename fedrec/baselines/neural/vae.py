@@ -46,7 +46,8 @@ class Vae(Baseline):
 
     def fit(self, histories: Histories) -> None:
         """Train from fresh parameters; users without a positive item are left out."""
-        config, generator = self.config, torch_stream(self.config.seed, "baseline-vae")
+        config = self.config
+        generator = torch_stream(self.config.seed, "baseline-vae")
         self._model = self.network(
             config,
             Schema(histories.num_items, FeatureTable(histories.num_items, ()), (), "ranking"),

@@ -130,7 +130,8 @@ class PrivateBaseline(Baseline):
         Raises:
             ExperimentError: no noise reaches the target epsilon.
         """
-        parts, (sampler, settings) = self.parts(), self.sampler(users)
+        parts = self.parts()
+        (sampler, settings) = self.sampler(users)
         mix: dict[float, int] = {}
         for part in parts:
             mix[part.factor] = mix.get(part.factor, 0) + part.releases
@@ -151,7 +152,8 @@ class PrivateBaseline(Baseline):
 
     def spent(self, users: int) -> Report:
         """Total cost of all releases by the accountant; infinite without noise."""
-        accountant, plans = Accountant(self.config.backend), self.plans(users)
+        accountant = Accountant(self.config.backend)
+        plans = self.plans(users)
         for part in self.parts():
             accountant.step(_event(plans[part.name], part.name, part.unfounded), part.releases)
         said = dict.fromkeys(sentence for plan in plans.values() for sentence in caveats(plan))
@@ -185,7 +187,9 @@ class Releases:
         charge: Charge | None,
         unfounded: Mapping[str, str] | None = None,
     ) -> None:
-        self.plans, self.source, self._charge = plans, source, charge
+        self.plans = plans
+        self.source = source
+        self._charge = charge
         self._unfounded = unfounded or {}
         self._number = 0
 

@@ -106,7 +106,8 @@ class DpAls(PrivateBaseline):
 
     def parts(self) -> tuple[Part, ...]:
         """The counts, the start, and three sums per step."""
-        config, left = self.config, 1 - self.config.count_share
+        config = self.config
+        left = 1 - self.config.count_share
         parts = [
             Part("counts", config.count_clip, config.count_share, contributions="non-negative")
         ]
@@ -114,11 +115,9 @@ class DpAls(PrivateBaseline):
             share = left * config.start_share
             parts.append(Part("start", config.gram_clip, share, contributions="non-negative"))
             left -= share
-        bound, reach, rest = (
-            config.clip_norm,
-            config.item_budget**0.5,
-            left * (1 - config.vector_share),
-        )
+        bound = config.clip_norm
+        reach = config.item_budget**0.5
+        rest = left * (1 - config.vector_share)
         return (
             *parts,
             Part("gram", bound**2, 0.1 * rest, config.steps, "non-negative"),
@@ -128,7 +127,8 @@ class DpAls(PrivateBaseline):
 
     def fit(self, histories: Histories) -> None:
         """Choose the items, start, and take the steps."""
-        config, releases = self.config, self.releases(histories.num_users)
+        config = self.config
+        releases = self.releases(histories.num_users)
         histories = histories.distinct()
         clip = releases.plans["counts"].clip
         counts = releases.release("counts", clipped_counts(histories, clip))
@@ -172,7 +172,8 @@ class DpAls(PrivateBaseline):
 
     def _step(self, liked: Histories, weights: Tensor, releases: Releases) -> Tensor:
         """Solve for the users, release, and solve for the items."""
-        config, width = self.config, self.config.factors
+        config = self.config
+        width = self.config.factors
         users = self._users(liked)
         users = users * clip_factors(Clip(config.clip_norm), users.norm(dim=1))[:, None]
         matrices, vectors = self._sums(liked, users, weights)
@@ -213,9 +214,11 @@ class DpAls(PrivateBaseline):
         width = self.config.factors
         matrices = torch.zeros(liked.num_items, width * width, device=self.device).double()
         vectors = torch.zeros(liked.num_items, width, device=self.device).double()
-        clip, start = Clip(self.config.item_budget**0.5), 0
+        clip = Clip(self.config.item_budget**0.5)
+        start = 0
         for mask in self._blocks(liked):
-            own, start = users[start : start + len(mask)], start + len(mask)
+            own = users[start : start + len(mask)]
+            start = start + len(mask)
             weighted = mask * weights
             weighted *= clip_factors(clip, weighted.norm(dim=1))[:, None]
             matrices.addmm_(weighted.T, _outer(own))

@@ -76,7 +76,8 @@ class DpFoldIn(PrivateBaseline):
         Raises:
             ExperimentError: an ordered feature is not an item feature.
         """
-        config, rows = self.config, rated_rows(histories, self.config.low_rated)
+        config = self.config
+        rows = rated_rows(histories, self.config.low_rated)
         releases = self.releases(histories.num_users)
         counts_plan, gram_plan = (releases.plans[name] for name in ("counts", "gram"))
         noisy = releases.release("counts", clipped_row_sum(rows, counts_plan.clip))

@@ -162,7 +162,8 @@ def weighted_gram(
     gram = torch.zeros(histories.num_items, histories.num_items, dtype=torch.float64, device=device)
     start = 0
     for rows in binary_rows(histories, _USERS_AT_ONCE, device):
-        own, start = shares[start : start + len(rows), None], start + len(rows)
+        own = shares[start : start + len(rows), None]
+        start = start + len(rows)
         weighted = rows * torch.from_numpy(own).to(device)
         gram.addmm_(weighted.T, weighted)
     return gram.cpu().numpy() * scale[:, None] * scale

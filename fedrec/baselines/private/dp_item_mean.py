@@ -75,7 +75,8 @@ class DpItemMean(RatingBaseline):
         Raises:
             ExperimentError: there are no training users.
         """
-        config, profiles = self.config, profiles_of(ratings)
+        config = self.config
+        profiles = profiles_of(ratings)
         if config.most_ratings is not None:
             profiles = profiles.at_most(
                 config.most_ratings, stream(config.seed, "baseline-dp-item-mean")

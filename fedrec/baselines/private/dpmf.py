@@ -100,11 +100,9 @@ class DpMf(PrivateBaseline):
 
     def fit(self, histories: Histories) -> None:
         """Take the steps from random item factors."""
-        config, releases, liked = (
-            self.config,
-            self.releases(histories.num_users),
-            histories.distinct(),
-        )
+        config = self.config
+        releases = self.releases(histories.num_users)
+        liked = histories.distinct()
         generator = torch_stream(config.own_seed, "baseline-dpmf")
         shape = (histories.num_items, config.factors)
         items = torch.randn(*shape, generator=generator, dtype=torch.float64) / shape[0] ** 0.5
@@ -148,9 +146,11 @@ class DpMf(PrivateBaseline):
     def linear(self, liked: Histories, users: Tensor) -> Tensor:
         """B, `float64 [items, factors]`: sum of the users' r_u x_u^T, each clipped."""
         total = torch.zeros_like(self._items)
-        clip, start = Clip(self.config.clip_norm), 0
+        clip = Clip(self.config.clip_norm)
+        start = 0
         for rows in self._blocks(liked):
-            own, start = users[start : start + len(rows)], start + len(rows)
+            own = users[start : start + len(rows)]
+            start = start + len(rows)
             shares = clip_factors(clip, rows.norm(dim=1) * own.norm(dim=1))
             total.addmm_(rows.T, own * shares[:, None])
         return total
@@ -159,9 +159,11 @@ class DpMf(PrivateBaseline):
         """Sum of the users' gradients -2 (r_u - Y x_u) x_u^T in Y, each clipped,
         `float64 [items, factors]`."""
         total = torch.zeros_like(self._items)
-        clip, start = Clip(self.config.clip_norm), 0
+        clip = Clip(self.config.clip_norm)
+        start = 0
         for rows in self._blocks(liked):
-            own, start = users[start : start + len(rows)], start + len(rows)
+            own = users[start : start + len(rows)]
+            start = start + len(rows)
             errors = 2 * (own @ self._items.T - rows)
             shares = clip_factors(clip, errors.norm(dim=1) * own.norm(dim=1))
             total.addmm_(errors.T, own * shares[:, None])

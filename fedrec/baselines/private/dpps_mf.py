@@ -71,12 +71,16 @@ class DppsMf(RatingBaseline):
     def gradient(self, profiles: Profiles) -> Gradient:
         """Estimates of the gradient of the scaled energy with respect to users' and items' factors,
         stacked."""
-        config, (means, _), users = self.config, item_means(profiles), profiles.users
-        count, shape = profiles.num_users, (profiles.num_users, profiles.num_items)
+        config = self.config
+        (means, _) = item_means(profiles)
+        users = profiles.users
+        count = profiles.num_users
+        shape = (profiles.num_users, profiles.num_items)
 
         def estimated(point: np.ndarray, random: np.random.Generator) -> np.ndarray:
             drawn = random.integers(0, len(users), config.batch)
-            own, rated = users[drawn], profiles.items[drawn]
+            own = users[drawn]
+            rated = profiles.items[drawn]
             guess = means[rated] + np.einsum("nk,nk->n", point[own], point[count + rated])
             errors = guess - profiles.values[drawn]
             if config.clip_inside:

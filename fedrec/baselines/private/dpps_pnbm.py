@@ -80,7 +80,8 @@ class DppsPnbm(RatingBaseline):
 
     def gradient(self, profiles: Profiles) -> Gradient:
         """Estimates of the gradient of the scaled energy, from batches."""
-        config, examples = self.config, Examples(profiles, item_means(profiles)[0])
+        config = self.config
+        examples = Examples(profiles, item_means(profiles)[0])
         low, high = config.scale if config.clip_inside else (-np.inf, np.inf)
         bounds = Bounds(prior=config.prior, low=low, high=high)
         penalty = config.regularisation * np.ones(1)

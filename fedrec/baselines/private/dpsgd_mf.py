@@ -81,7 +81,8 @@ class DpsgdMf(RatingBaseline):
         left = self._averaged(ratings, random)
         self.users = random.normal(0, config.std, (ratings.num_users, config.factors))
         self.items = random.normal(0, config.std, (ratings.num_items, config.factors))
-        users, items = ratings.users.astype(np.int64), ratings.items.astype(np.int64)
+        users = ratings.users.astype(np.int64)
+        items = ratings.items.astype(np.int64)
         for _ in range(config.epochs):
             noise = self._noise(random, len(left), config.epochs / (1 - config.average_share))
             order = random.permutation(len(left))

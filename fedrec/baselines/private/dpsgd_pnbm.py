@@ -117,7 +117,8 @@ class DpsgdPnbm(RatingBaseline):
         Raises:
             ExperimentError: no user has enough ratings, or it diverged.
         """
-        config, everyone = self.config, profiles_of(ratings)
+        config = self.config
+        everyone = profiles_of(ratings)
         random = stream(config.seed, "baseline-dpsgd-pnbm")
         profiles = everyone.more_than(config.minimum_ratings)
         if not len(profiles.values):
@@ -157,7 +158,8 @@ class DpsgdPnbm(RatingBaseline):
         self, similarity: np.ndarray, step: int, examples: Examples, random: np.random.Generator
     ) -> np.ndarray:
         """Lines 3 to 7 of the algorithm."""
-        config, bounds = self.config, Bounds(prior=self.config.prior)
+        config = self.config
+        bounds = Bounds(prior=self.config.prior)
         if config.bounded:
             error = error_bound(step, config.spread)
             bounds = bounds._replace(error=error, factor=config.spread, floor=config.floor)

@@ -53,10 +53,8 @@ class BiasedMf(RatingBaseline):
         self._items[:, 1:] = stream(self.config.seed, "baseline-biased-mf").normal(
             0, 0.1, (ratings.num_items, width)
         )
-        by_user, by_item = (
-            _Grouped(ratings.users, ratings.num_users),
-            _Grouped(ratings.items, ratings.num_items),
-        )
+        by_user = _Grouped(ratings.users, ratings.num_users)
+        by_item = _Grouped(ratings.items, ratings.num_items)
         for _ in range(self.config.sweeps):
             users = self._solved(by_user, ratings.items, ratings.values, self._items)
             self._items = self._solved(by_item, ratings.users, ratings.values, users)
@@ -90,7 +88,8 @@ class _Grouped:
     """Row numbers grouped by user (or item)."""
 
     def __init__(self, of: np.ndarray, count: int) -> None:
-        self.count, self._order = count, np.argsort(of, kind="stable")
+        self.count = count
+        self._order = np.argsort(of, kind="stable")
         self._offsets = np.concatenate([[0], np.cumsum(np.bincount(of, minlength=count))])
 
     def __iter__(self):

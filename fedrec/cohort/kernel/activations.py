@@ -14,8 +14,11 @@ IDENTITY, RELU, SIGMOID, TANH = range(4)
 CODES = {"identity": IDENTITY, "relu": RELU, "sigmoid": SIGMOID, "tanh": TANH}
 
 _F = np.float32
-_LARGEST, _SMALLEST = _F(88.0), _F(-87.0)
-_LOG2_E, _LN2_HIGH, _LN2_LOW = _F(1.44269504088896341), _F(0.693359375), _F(-2.12194440e-4)
+_LARGEST = _F(88.0)
+_SMALLEST = _F(-87.0)
+_LOG2_E = _F(1.44269504088896341)
+_LN2_HIGH = _F(0.693359375)
+_LN2_LOW = _F(-2.12194440e-4)
 
 
 @njit(error_model="numpy")
@@ -74,7 +77,8 @@ def activate(values, activation):
 @njit(error_model="numpy")
 def through_activation(gradients, outputs, activation):
     """Turn gradients by an activation's outputs into gradients by its inputs, in place."""
-    to, out = gradients.reshape(-1), outputs.reshape(-1)
+    to = gradients.reshape(-1)
+    out = outputs.reshape(-1)
     if activation == RELU:
         for i in range(to.size):
             to[i] = _F(0) if out[i] <= 0 else to[i]

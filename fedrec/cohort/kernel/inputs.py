@@ -16,7 +16,8 @@ from fedrec.cohort.kernel.memory import matrix
 from fedrec.cohort.kernel.products import add_product
 from fedrec.runtime.compilation import FAST
 
-_ZERO, _ONE = np.float32(0), np.float32(1)
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
 
 
 @njit(**FAST)
@@ -36,7 +37,8 @@ def forward_inputs(network, own, batch, scratch, hidden):
     if width:
         gathered = scratch.gathered[: len(hidden)]
         for example in range(len(hidden)):
-            source, target = own.rows[batch.places[example] - own.first_row], gathered[example]
+            source = own.rows[batch.places[example] - own.first_row]
+            target = gathered[example]
             for i in range(width):
                 target[i] = source[i]
         add_product(
@@ -63,7 +65,8 @@ def backward_inputs(network, own, batch, rates, scratch, gradient):
         row = gradient[example]
         for o in range(summed.size):
             summed[o] += row[o]
-    bias, weight_rate = network.layers[0, 3], rates.weights[0]
+    bias = network.layers[0, 3]
+    weight_rate = rates.weights[0]
     if bias >= 0:
         for o in range(summed.size):
             own.dense[bias + o] -= rates.biases[0] * summed[o]
@@ -107,7 +110,11 @@ def _codes(codes):
 def _add_user(user, network, own, scratch, base):
     """The part of one of the user's features; the mean of its rows is kept for the backward
     pass."""
-    table, width, start, first, last = user[0], user[1], user[2], user[3], user[4]
+    table = user[0]
+    width = user[1]
+    start = user[2]
+    first = user[3]
+    last = user[4]
     mean = scratch.user[start : start + width]
     mean[:] = 0
     codes = own.codes[first:last]
@@ -125,13 +132,19 @@ def _add_user(user, network, own, scratch, base):
 
 @njit(**FAST)
 def _descend_user(user, network, own, rate, weight_rate, scratch, summed):
-    table, width, start, first, last = user[0], user[1], user[2], user[3], user[4]
+    table = user[0]
+    width = user[1]
+    start = user[2]
+    first = user[3]
+    last = user[4]
     mean = scratch.user[start : start + width]
     weights = _weights(network, own, start, width)
     codes = own.codes[first:last]
     share = rate / np.float32(max(1, _codes(codes)))
     for i in range(width):
-        row, total, factor = weights[i], _ZERO, weight_rate * mean[i]
+        row = weights[i]
+        total = _ZERO
+        factor = weight_rate * mean[i]
         for o in range(summed.size):
             total += row[o] * summed[o]
         for o in range(summed.size):
@@ -145,11 +158,10 @@ def _descend_user(user, network, own, rate, weight_rate, scratch, summed):
 def _descend_rows(network, own, batch, rates, scratch, gradient):
     """The step of the items' own rows and of the weights that multiply them; a row that was
     gathered twice gets both gradients."""
-    width, examples = own.rows.shape[1], len(gradient)
-    gathered, weights = (
-        scratch.gathered[:examples],
-        _weights(network, own, network.item_start, width),
-    )
+    width = own.rows.shape[1]
+    examples = len(gradient)
+    gathered = scratch.gathered[:examples]
+    weights = _weights(network, own, network.item_start, width)
     to_rows = scratch.to_rows[:examples]
     if rates.item:
         add_product(_ONE, gradient, False, weights, True, _ZERO, to_rows, scratch.room)
@@ -157,15 +169,20 @@ def _descend_rows(network, own, batch, rates, scratch, gradient):
         add_product(-rates.weights[0], gathered, True, gradient, False, _ONE, weights, scratch.room)
     if rates.item:
         for example in range(examples):
-            target, source = own.rows[batch.places[example] - own.first_row], to_rows[example]
+            target = own.rows[batch.places[example] - own.first_row]
+            source = to_rows[example]
             for i in range(width):
                 target[i] -= rates.item * source[i]
 
 
 @njit(**FAST)
 def _add_feature(feature, network, own, batch, scratch, hidden):
-    table, width, start = feature[0], feature[1], feature[2]
-    first, last, categories = feature[3], feature[4], feature[5]
+    table = feature[0]
+    width = feature[1]
+    start = feature[2]
+    first = feature[3]
+    last = feature[4]
+    categories = feature[5]
     projected = matrix(scratch.projected, 0, categories, hidden.shape[1])
     rows = matrix(own.dense, table, categories, width)
     add_product(
@@ -179,7 +196,8 @@ def _add_feature(feature, network, own, batch, scratch, hidden):
         scratch.room,
     )
     for example in range(len(hidden)):
-        item, target = batch.items[example], hidden[example]
+        item = batch.items[example]
+        target = hidden[example]
         share = network.item_shares[item, feature[6]]
         for column in range(first, last):
             code = network.item_codes[item, column]
@@ -191,12 +209,17 @@ def _add_feature(feature, network, own, batch, scratch, hidden):
 
 @njit(**FAST)
 def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, gradient):
-    table, width, start = feature[0], feature[1], feature[2]
-    first, last, categories = feature[3], feature[4], feature[5]
+    table = feature[0]
+    width = feature[1]
+    start = feature[2]
+    first = feature[3]
+    last = feature[4]
+    categories = feature[5]
     by_category = matrix(scratch.projected, 0, categories, gradient.shape[1])
     by_category[:] = 0
     for example in range(len(gradient)):
-        item, source = batch.items[example], gradient[example]
+        item = batch.items[example]
+        source = gradient[example]
         share = network.item_shares[item, feature[6]]
         for column in range(first, last):
             code = network.item_codes[item, column]
@@ -204,10 +227,8 @@ def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, g
                 break
             for o in range(source.size):
                 by_category[code, o] += share * source[o]
-    rows, weights = (
-        matrix(own.dense, table, categories, width),
-        _weights(network, own, start, width),
-    )
+    rows = matrix(own.dense, table, categories, width)
+    weights = _weights(network, own, start, width)
     to_rows = matrix(scratch.to_table, 0, categories, width)
     if rate:
         add_product(_ONE, by_category, False, weights, True, _ZERO, to_rows, scratch.room)

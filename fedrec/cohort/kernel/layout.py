@@ -48,21 +48,26 @@ class Layout:
 
     def network(self) -> Network:
         """The model as a record of numbers."""
-        start, users, features = 0, [], []
+        start = 0
+        users = []
+        features = []
         ends = np.cumsum([0, *self.user_widths]).tolist()
         for place, name in enumerate(self.model.user_tables):
             users.append(
                 [self.places[name], self.shapes[name][1], start, ends[place], ends[place + 1]]
             )
             start += self.shapes[name][1]
-        item_start, start, column = start, start + self.width, 0
+        item_start = start
+        start = start + self.width
+        column = 0
         for number, feature in enumerate(self.model.item_features):
             categories, width = self.shapes[feature.table]
             columns = column, column + feature.codes.shape[1]
             features.append(
                 [self.places[feature.table], width, start, *columns, categories, number]
             )
-            start, column = start + width, columns[1]
+            start = start + width
+            column = columns[1]
         return Network(
             _table(users, 5),
             _table(features, 7),
@@ -80,7 +85,8 @@ class Layout:
         def rate(name: str | None) -> float:
             return 0.0 if name is None or (name in sgd.late and not late) else sgd.rate(name)
 
-        layers, features = self.model.layers, self.model.item_features
+        layers = self.model.layers
+        features = self.model.item_features
         return Rates(
             _rates(rate(name) for name in self.model.user_tables),
             _rates(rate(feature.table) for feature in features),

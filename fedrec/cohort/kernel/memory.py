@@ -158,18 +158,21 @@ def aligned(rows, columns):
 @njit(**FAST)
 def scratch_for(network, examples, width):
     """Working memory for steps with batches and rows of the given sizes."""
-    inputs, categories, table, outputs, widest = 0, 0, 0, 0, 0
+    inputs = 0
+    categories = 0
+    table = 0
+    outputs = 0
+    widest = 0
     for user in network.users:
         inputs = max(inputs, user[2] + user[1])
     for feature in network.features:
-        categories, table = max(categories, feature[5]), max(table, feature[5] * feature[1])
+        categories = max(categories, feature[5])
+        table = max(table, feature[5] * feature[1])
     weight = 0
     for layer in network.layers:
-        outputs, widest, weight = (
-            outputs + layer[2],
-            max(widest, layer[2]),
-            max(weight, layer[1] * layer[2]),
-        )
+        outputs = outputs + layer[2]
+        widest = max(widest, layer[2])
+        weight = max(weight, layer[1] * layer[2])
     return Scratch(
         aligned(1, inputs)[0],
         aligned(1, network.layers[0, 2])[0],

@@ -69,8 +69,11 @@ def _add_turned(alpha, a, b, out, room):
 
     a^T gets columns of zeros up to a whole block, because single columns take as long as eight.
     """
-    inner, columns, whole = a.shape[1], len(b), _whole(len(a))
-    first, turned = matrix(room, 0, inner, whole), matrix(room, whole * inner, columns, whole)
+    inner = a.shape[1]
+    columns = len(b)
+    whole = _whole(len(a))
+    first = matrix(room, 0, inner, whole)
+    turned = matrix(room, whole * inner, columns, whole)
     first[:, len(a) :] = 0
     transpose(a, first)
     turned[:] = 0
@@ -84,10 +87,14 @@ def _add_turned(alpha, a, b, out, room):
 def transpose(values, found):
     """Write the transpose of a matrix into another, `[r, c]` into `[c, r]`; sizes that differ are
     cut."""
-    rows, columns = min(len(values), found.shape[1]), min(values.shape[1], len(found))
-    whole_rows, whole_columns = rows - rows % BLOCK, columns - columns % BLOCK
-    source, source_row = values.ctypes.data, values.shape[1]
-    target, target_row = found.ctypes.data, found.shape[1]
+    rows = min(len(values), found.shape[1])
+    columns = min(values.shape[1], len(found))
+    whole_rows = rows - rows % BLOCK
+    whole_columns = columns - columns % BLOCK
+    source = values.ctypes.data
+    source_row = values.shape[1]
+    target = found.ctypes.data
+    target_row = found.shape[1]
     for r in range(0, whole_rows, BLOCK):
         for c in range(0, whole_columns, BLOCK):
             at = source + 4 * (r * source_row + c), target + 4 * (c * target_row + r)
@@ -105,7 +112,9 @@ def _add_tiles(alpha, rows, columns, inner, a, a_row, a_column, b, out):
     """Tile by tile: all rows of some columns, so that these columns of b stay in the L1 cache."""
     column = 0
     while column < columns:
-        left, of_b, of_out = columns - column, b + 4 * column, out + 4 * column
+        left = columns - column
+        of_b = b + 4 * column
+        of_out = out + 4 * column
         width = (
             _WIDTH if left >= _WIDTH else (_MIDDLE if left >= _MIDDLE else (8 if left >= 8 else 1))
         )
@@ -166,7 +175,9 @@ def _add_columns(alpha, rows, inner, a, a_row, a_column, b, columns, out, tall, 
     """All rows of the columns of one tile."""
     row = 0
     while row < rows:
-        left, of_a, of_out = rows - row, a + 4 * row * a_row, out + 4 * row * columns
+        left = rows - row
+        of_a = a + 4 * row * a_row
+        of_out = out + 4 * row * columns
         height = ROWS if left >= ROWS else (ROWS // 2 if left >= ROWS // 2 else 1)
         if height == ROWS:
             tall(alpha, inner, of_a, a_row, a_column, b, columns, of_out, columns)
@@ -188,7 +199,8 @@ def _scale(values, factor):
 @njit(**FAST)
 def _add_outer(alpha, column, row, out):
     for r in range(len(out)):
-        target, factor = out[r], alpha * column[r]
+        target = out[r]
+        factor = alpha * column[r]
         for c in range(target.size):
             target[c] += factor * row[c]
 
@@ -197,7 +209,8 @@ def _add_outer(alpha, column, row, out):
 def _add_rows(alpha, factors, matrix, out):
     """out += alpha factors matrix: a weighted sum of the matrix's rows."""
     for r in range(len(matrix)):
-        row, factor = matrix[r], alpha * factors[r]
+        row = matrix[r]
+        factor = alpha * factors[r]
         for c in range(out.size):
             out[c] += factor * row[c]
 
@@ -206,7 +219,8 @@ def _add_rows(alpha, factors, matrix, out):
 def _add_dots(alpha, matrix, vector, out):
     """out += alpha matrix vector: inner products with the matrix's rows."""
     for r in range(len(matrix)):
-        row, total = matrix[r], np.float32(0)
+        row = matrix[r]
+        total = np.float32(0)
         for c in range(vector.size):
             total += row[c] * vector[c]
         out[r] += alpha * total

@@ -13,7 +13,8 @@ from fedrec.cohort.kernel.memory import Batch, Client, matrix, scratch_for
 from fedrec.cohort.kernel.products import add_product
 from fedrec.runtime.compilation import FAST, compiled
 
-_ZERO, _ONE = np.float32(0), np.float32(1)
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
 
 
 @compiled
@@ -52,7 +53,8 @@ def train_clients(
     scratch = scratch_for(network, items.shape[2], rows.shape[2])
     for client in range(len(steps)):
         own = Client(dense[client], rows[client], biases[client], codes[client], first_rows[client])
-        total, measured = 0.0, steps[client] - last_epoch[client]
+        total = 0.0
+        measured = steps[client] - last_epoch[client]
         for step in range(steps[client]):
             n = counts[step, client]
             batch = Batch(
@@ -93,7 +95,8 @@ def _layer(network, place):
 @njit(**FAST)
 def _forward(network, own, batch, scratch):
     """Predictions `[n, 1]`; the outputs of each layer are kept in `scratch.hidden`."""
-    n, place = len(batch.items), 0
+    n = len(batch.items)
+    place = 0
     hidden = matrix(scratch.hidden, 0, n, network.layers[0, 2])
     forward_inputs(network, own, batch, scratch, hidden)
     for layer in range(1, len(network.layers)):
@@ -130,7 +133,8 @@ def _forward(network, own, batch, scratch):
 def _mean_loss(outputs, labels, logistic):
     total = 0.0
     for n in range(len(outputs)):
-        y, target = np.float64(outputs[n, 0]), np.float64(labels[n])
+        y = np.float64(outputs[n, 0])
+        target = np.float64(labels[n])
         if logistic:
             total += max(y, 0.0) - y * target + np.log1p(np.exp(-abs(y))) if y == y else y
         else:
@@ -155,16 +159,16 @@ def _descend_sums(network, own, batch, rates, gradient):
 def _backward(network, own, batch, rates, scratch, gradient):
     """The step of all layers and of the inputs; each layer propagates its gradient before it is
     updated."""
-    n, place, half = len(gradient), 0, 0
+    n = len(gradient)
+    place = 0
+    half = 0
     for layer in range(len(network.layers) - 1):
         place += n * network.layers[layer, 2]
     for layer in range(len(network.layers) - 1, 0, -1):
         weight, inputs, out, bias = _layer(network, layer)
         place -= n * inputs
-        hidden, weights = (
-            matrix(scratch.hidden, place, n, inputs),
-            matrix(own.dense, weight, inputs, out),
-        )
+        hidden = matrix(scratch.hidden, place, n, inputs)
+        weights = matrix(own.dense, weight, inputs, out)
         before = matrix(scratch.gradients[half], 0, n, inputs)
         add_product(_ONE, gradient, False, weights, True, _ZERO, before, scratch.room)
         if rates.weights[layer]:
@@ -176,5 +180,6 @@ def _backward(network, own, batch, rates, scratch, gradient):
                 for o in range(out):
                     own.dense[bias + o] -= rates.biases[layer] * gradient[example, o]
         through_activation(before, hidden, network.activation)
-        gradient, half = before, 1 - half
+        gradient = before
+        half = 1 - half
     backward_inputs(network, own, batch, rates, scratch, gradient)

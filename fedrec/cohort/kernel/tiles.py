@@ -15,7 +15,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-_FLOAT, _INT = ir.FloatType(), ir.IntType(64)
+_FLOAT = ir.FloatType()
+_INT = ir.IntType(64)
 
 WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
 """Whether vectors have 16 numbers and there are 32 of them; otherwise 8 and 16."""
@@ -70,11 +71,10 @@ def tile(rows: int, width: int) -> Any:
     def add_tile(typing, alpha, inner, a, a_row, a_column, b, b_row, out, out_row):
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             alpha, inner, a, a_row, a_column, b, b_row, out, out_row = arguments
-            vector, before = ir.VectorType(_FLOAT, width), builder.block
-            body, after = (
-                builder.append_basic_block("tile"),
-                builder.append_basic_block("tile.done"),
-            )
+            vector = ir.VectorType(_FLOAT, width)
+            before = builder.block
+            body = builder.append_basic_block("tile")
+            after = builder.append_basic_block("tile.done")
             builder.branch(body)
             builder.position_at_end(body)
             step = builder.phi(_INT)

@@ -18,7 +18,8 @@ from fedrec.errors import DataError
 # RuntimeError: the zip is encrypted, or packed with an unknown method.
 _UNREADABLE = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, RuntimeError)
 _PIECE = 1 << 20
-_LARGER, _AT_LEAST = 200, 1 << 30
+_LARGER = 200
+_AT_LEAST = 1 << 30
 """An archive may unpack to this multiple of its own size (text compresses to about a tenth), and to
 this number of bytes in any case."""
 _MOST_FILES = 1_000_000

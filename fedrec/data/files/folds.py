@@ -60,7 +60,8 @@ def _rows_of_pairs(
     rows = known.get_indexer(pd.Index(codes))
     if (rows < 0).any():
         line = int((rows < 0).argmax())
-        user, item = pairs["user"][line], pairs["item"][line]
+        user = pairs["user"][line]
+        item = pairs["item"][line]
         raise DataError(
             f"{path}, line {line + 1:,}: a pair that is not among the interactions",
             expected=f"pairs of {interactions.name}",

@@ -156,22 +156,26 @@ def _assigned(
                 got=" ".join(f"--{role} {name}" for role, name in given.items()),
                 fix=f"give the name of the column of {role}s",
             )
-        columns[role], reasons[role] = name, "as given"
+        columns[role] = name
+        reasons[role] = "as given"
     for role in () if header else ("user", "item"):
         free = next((name for name in names if name not in columns.values()), None)
         if role not in columns and free is not None:
-            columns[role], reasons[role] = free, "by its place"
+            columns[role] = free
+            reasons[role] = "by its place"
     for role in roles:
         for name in names:
             if role not in columns and name not in columns.values() and _named(role, name):
                 if role in ("rating", "time") and not _fits(role, frame[name]):
                     continue
-                columns[role], reasons[role] = name, "by its name"
+                columns[role] = name
+                reasons[role] = "by its name"
     for role in ("time",) if header else (role for role in ("time", "rating") if role in roles):
         left = [name for name in names if name not in columns.values()]
         found = [name for name in left if role not in columns and _looks(role, frame[name])]
         if len(found) == 1 and len(left) > 2 - len({"user", "item"} & set(columns)):
-            columns[role], reasons[role] = found[0], f"its values look like {role}s"
+            columns[role] = found[0]
+            reasons[role] = f"its values look like {role}s"
     _by_content(path, names, frame, columns, reasons)
     return columns, reasons
 

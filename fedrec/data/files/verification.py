@@ -85,8 +85,10 @@ def require_complete_lines(path: Path, published: int | None = None) -> None:
 
 def count_lines(path: Path) -> int:
     """Number of lines of a file; a last line without a line end counts."""
-    lines, last = 0, b"\n"
+    lines = 0
+    last = b"\n"
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            lines, last = lines + block.count(b"\n"), block[-1:]
+            lines = lines + block.count(b"\n")
+            last = block[-1:]
     return lines + (last != b"\n")

@@ -155,12 +155,14 @@ def _mixed(explained: np.ndarray, share: float, generator: np.random.Generator) 
 
 def _cumulative(rank: np.ndarray, items: int) -> np.ndarray:
     """Chance of the `rank` most popular items: a power law with a flat head, integrated."""
-    head, power = max(1.0, _HEAD * items), 1 - _EXPONENT
+    head = max(1.0, _HEAD * items)
+    power = 1 - _EXPONENT
     return ((rank + head) ** power - head**power) / ((items + head) ** power - head**power)
 
 
 def _rank_at(chance: np.ndarray, items: int) -> np.ndarray:
     """Inverse of `_cumulative`: the rank, from 0, at a chance in [0, 1)."""
-    head, power = max(1.0, _HEAD * items), 1 - _EXPONENT
+    head = max(1.0, _HEAD * items)
+    power = 1 - _EXPONENT
     rank = (chance * ((items + head) ** power - head**power) + head**power) ** (1 / power) - head
     return np.clip(rank, 0, items - 1).astype(np.int64)

@@ -63,13 +63,17 @@ class Amazon5Core(Reader):
 
 
 def _read_reviews(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    user_codes, item_codes, ratings, times = array("i"), array("i"), array("f"), array("q")
+    user_codes = array("i")
+    item_codes = array("i")
+    ratings = array("f")
+    times = array("q")
     users: dict[str, int] = {}
     items: dict[str, int] = {}
     for number, line in enumerate(_lines(path), start=1):
         try:
             review = json.loads(line)
-            user, item = review["reviewerID"], review["asin"]
+            user = review["reviewerID"]
+            item = review["asin"]
             ratings.append(review["overall"])
             times.append(review["unixReviewTime"])
         except (ValueError, KeyError, TypeError, OverflowError):

@@ -44,7 +44,8 @@ class Canaries(Reader):
             DataError: see the other dataset.
         """
         data: Interactions = self._base().read()
-        users, items = self.config.count, self.config.items
+        users = self.config.count
+        items = self.config.items
         return replace(
             data,
             user_ids=_more_ids(data.user_ids, users),

@@ -106,7 +106,8 @@ def _read_blocks(files: list[Path]) -> list[np.ndarray]:
 
 def _blocks(files: list[Path]) -> Iterator[tuple[list[Path], bytes]]:
     """Blocks of about 64 MB that begin with a film's line, and the files that they came from."""
-    rest, paths = bytearray(), []
+    rest = bytearray()
+    paths = []
     for path in files:
         paths.append(path)
         with path.open("rb") as file:

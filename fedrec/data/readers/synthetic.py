@@ -77,7 +77,8 @@ class Synthetic(Reader):
 
     def read(self) -> Interactions:
         """Generate the dataset; no file is read."""
-        truth, counts = self.truth(), self._activity()
+        truth = self.truth()
+        counts = self._activity()
         chunks = [
             self._chunk(truth, counts, number, part) for number, part in enumerate(_chunks(counts))
         ]
@@ -130,7 +131,9 @@ class Synthetic(Reader):
         met = _candidates(truth, counts, generator)
         affinity = truth.affinity(met.users + part.start, met.items)
         chosen = _fittest(met, counts, self.config.selectivity * affinity, generator)
-        users, items, affinity = met.users[chosen], met.items[chosen], affinity[chosen]
+        users = met.users[chosen]
+        items = met.items[chosen]
+        affinity = affinity[chosen]
         liking = affinity + np.float32(self.config.noise) * generator.standard_normal(
             len(users), dtype=np.float32
         )
@@ -166,7 +169,8 @@ def _chunks(counts: np.ndarray) -> Iterator[slice]:
 def _candidates(truth: Truth, counts: np.ndarray, generator: np.random.Generator) -> _Candidates:
     """Several popular items per interaction, and as many uniformly drawn items as interactions,
     which gives enough distinct ones."""
-    num_items, local = len(truth.item_factors), np.arange(len(counts))
+    num_items = len(truth.item_factors)
+    local = np.arange(len(counts))
     popular_users = np.repeat(local, counts * _POPULAR_PER_INTERACTION)
     popular = truth.popular_items(len(popular_users), generator)
     chance_users = np.repeat(local, counts)

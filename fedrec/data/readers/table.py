@@ -58,7 +58,8 @@ class Table(Reader):
     title = "your own CSV or Parquet file"
 
     def read(self) -> Interactions:
-        path, config = self._path(), self.config
+        path = self._path()
+        config = self.config
         inferred = [name for name in (config.rating, config.time) if name]
         frame = read_columns(
             path,

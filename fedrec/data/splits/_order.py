@@ -15,7 +15,9 @@ Order = Literal["random", "temporal"]
 
 # Parts of the "split" stream. Users and rows have separate streams, so that the order of a user's
 # rows does not depend on the number of held-out users.
-USERS, ROWS, VALIDATION = 0, 1, 2
+USERS = 0
+ROWS = 1
+VALIDATION = 2
 
 
 def sort_key(interactions: Interactions, order: Order, seed: int) -> np.ndarray:

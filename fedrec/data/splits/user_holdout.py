@@ -99,7 +99,8 @@ class UserHoldout(Split):
     def _second_half(self, interactions: Interactions, rows: np.ndarray) -> np.ndarray:
         """`bool [rows]`: which of some users' `rows` (all rows of these users) are held out."""
         key = sort_key(interactions, self.config.halves, self.seed)[rows]
-        users, items = interactions.users[rows], interactions.items[rows]
+        users = interactions.users[rows]
+        items = interactions.items[rows]
         if self.config.split_by == "rows":
             place, count = places(users, key)
             return place >= (count + 1) // 2

@@ -47,7 +47,8 @@ class Fedgnn(Model):
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, Glorot-uniform layers `[in, out]`; no vector yet."""
-        config, width = self.config, self.config.embedding
+        config = self.config
+        width = self.config.embedding
         found = {
             "item.id": config.spread
             * torch.randn(self.schema.num_items, width, generator=generator),

@@ -44,7 +44,8 @@ class Fedrap(Model):
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """A normal shared part, no personal one, a uniform score function without offset."""
-        items, width = self.schema.num_items, self.config.embedding
+        items = self.schema.num_items
+        width = self.config.embedding
         shared = self.config.spread * torch.randn(items, width, generator=generator)
         weight = (2 * torch.rand(width, 1, generator=generator) - 1) / math.sqrt(width)
         return {

@@ -48,7 +48,8 @@ class Gpfedrec(Model):
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, nothing changed yet, Glorot-uniform layers `[in, out]`, zero
         biases."""
-        config, items = self.config, self.schema.num_items
+        config = self.config
+        items = self.schema.num_items
         found = {
             "item.id": config.spread * torch.randn(items, config.embedding, generator=generator),
             "item.own": torch.zeros(items, config.embedding),

@@ -24,7 +24,8 @@ from fedrec.models.base import Model, Parameters
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.nn.layers import gather_rows
 
-ITEMS, PROFILE = "item.id", "profile"
+ITEMS = "item.id"
+PROFILE = "profile"
 
 
 class PrivRecProfileConfig(PrivRecConfig):

@@ -33,10 +33,12 @@ class RandomisedResponse(Perturbation):
         """Randomise every row; it keeps its user and time. Where ratings are learned from, its
         rating is drawn too."""
         rows = data.rows
-        scale, codes = None, None
+        scale = None
+        codes = None
         if data.rated and rows.ratings is not None:
             scale, codes = np.unique(rows.ratings, return_inverse=True)
-        items, ratings = rows.items.copy(), None if rows.ratings is None else rows.ratings.copy()
+        items = rows.items.copy()
+        ratings = None if rows.ratings is None else rows.ratings.copy()
         sizes = {"num_items": rows.num_items, "num_values": 1 if scale is None else len(scale)}
         for user in np.flatnonzero(np.diff(rows.user_offsets)).tolist():
             own = rows.rows_of(user)

@@ -138,7 +138,8 @@ class UpcSdg(Perturbation):
         similarity: Similarity,
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """`int64 [n]`: the items that replace those of the chosen rows."""
-        config, gamma = self.config, torch.from_numpy(preferences.sensitivity.astype(np.float32))
+        config = self.config
+        gamma = torch.from_numpy(preferences.sensitivity.astype(np.float32))
         if config.generate == "random" or not len(chosen):
             return random_substitutes(rows, chosen, self.seed), {}
         if config.generate == "fixed-similarity":

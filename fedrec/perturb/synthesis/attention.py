@@ -50,21 +50,16 @@ class Attention(nn.Module):
 
     def __init__(self, config: AttentionConfig, width: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.config, hidden = config, config.hidden
-        self.user, self.item = (
-            _uniform((width, hidden), generator),
-            _uniform((width, hidden), generator),
-        )
+        self.config = config
+        hidden = config.hidden
+        self.user = _uniform((width, hidden), generator)
+        self.item = _uniform((width, hidden), generator)
         self.bias = nn.Parameter(torch.zeros(hidden))
         self.out = _uniform((hidden, 1), generator)
-        self.first, self.second = (
-            _uniform((width, hidden), generator),
-            _uniform((hidden, width), generator),
-        )
-        self.first_bias, self.second_bias = (
-            nn.Parameter(torch.zeros(hidden)),
-            nn.Parameter(torch.zeros(width)),
-        )
+        self.first = _uniform((width, hidden), generator)
+        self.second = _uniform((hidden, width), generator)
+        self.first_bias = nn.Parameter(torch.zeros(hidden))
+        self.second_bias = nn.Parameter(torch.zeros(width))
 
     def logits(self, users: Tensor, place: Tensor, items: Tensor) -> Tensor:
         """v_ui of equation 4, `float32 [rows]`.
@@ -137,7 +132,8 @@ def train_attention(
     adam = torch.optim.Adam(attention.parameters(), lr=config.learning_rate)
     losses = []
     for _ in range(config.epochs):
-        total, order = 0.0, torch.randperm(rows.num_users, generator=generator).numpy()
+        total = 0.0
+        order = torch.randperm(rows.num_users, generator=generator).numpy()
         for batch in _batches(rows, order, config.batch_rows):
             own, place, those = _gathered(rows, batch)
             loss = attention.loss(users[own], place, items[those], generator)
@@ -159,7 +155,8 @@ def train_attention(
 def _batches(rows: Interactions, order: np.ndarray, most: int) -> list[np.ndarray]:
     """Users with rows, in the given order, divided into batches by their number of rows."""
     counts = np.diff(rows.user_offsets)[order]
-    order, counts = order[counts > 0], counts[counts > 0]
+    order = order[counts > 0]
+    counts = counts[counts > 0]
     batch = (np.cumsum(counts) - counts) // most
     return np.split(order, np.flatnonzero(np.diff(batch)) + 1) if len(order) else []
 

@@ -11,7 +11,8 @@ from scipy import sparse
 from fedrec.privacy.noise_mechanisms import add_noise, source_of
 
 _USERS_AT_ONCE = 2048  # users per block of dense rows in memory
-_COUNTS, _PAIRS = 1, 2  # addresses of the noise of the two releases
+_COUNTS = 1
+_PAIRS = 2  # addresses of the noise of the two releases
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +120,8 @@ def _block(
 ) -> tuple[np.ndarray, np.ndarray]:
     weights = np.zeros((len(lengths), len(popular)))
     taken = np.zeros(weights.shape, dtype=bool)
-    users, items = [], []
+    users = []
+    items = []
     for step in range(int(lengths.max(initial=0))):
         active = np.flatnonzero(lengths > step)
         by_pairs = 1 - smoothing if step else 0.0  # the first item has no predecessors

@@ -144,9 +144,11 @@ def train_generator(
     Returns:
         The generator, and L_I per row of each tenth of the steps.
     """
-    made, items = Generator(users.shape[1], generator), similarity.items
+    made = Generator(users.shape[1], generator)
+    items = similarity.items
     adam = torch.optim.Adam(made.parameters(), lr=config.learning_rate)
-    gamma, found = torch.from_numpy(sensitivity.astype(np.float32)), np.empty(config.steps)
+    gamma = torch.from_numpy(sensitivity.astype(np.float32))
+    found = np.empty(config.steps)
     for step, some in enumerate(_batches(chosen, config, generator)):
         user, item = (torch.from_numpy(column[some]) for column in (rows.users, rows.items))
         candidates = torch.randperm(len(items), generator=generator)[: config.candidates]

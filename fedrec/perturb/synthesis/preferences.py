@@ -17,7 +17,8 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import TrainingData
 from fedrec.errors import DataError
 
-RATIO, SENSITIVITY = "replacement-ratio", "sensitivity"
+RATIO = "replacement-ratio"
+SENSITIVITY = "sensitivity"
 
 
 class ReplacementConfig(Config):

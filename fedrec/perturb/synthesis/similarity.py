@@ -32,7 +32,8 @@ class Similarity:
     """
 
     def __init__(self, items: Tensor, definition: Definition) -> None:
-        self.items, self.definition = items, definition
+        self.items = items
+        self.definition = definition
         self.least, self.most = _extremes(items)
         self.own = items.square().sum(1)
 

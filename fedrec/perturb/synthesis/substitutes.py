@@ -87,7 +87,8 @@ def scored_substitutes(
 def _blocks(rows: Interactions, chosen: np.ndarray) -> list[np.ndarray]:
     """Indices of the chosen rows in blocks of whole users, each with at most the given number of
     cells, or of one user."""
-    users, most = rows.users[chosen], max(1, _CELLS_AT_ONCE // rows.num_items)
+    users = rows.users[chosen]
+    most = max(1, _CELLS_AT_ONCE // rows.num_items)
     blocks: list[list[np.ndarray]] = [[]]
     size = 0
     for user, places in _by_user(users):
@@ -108,7 +109,8 @@ def _distinct(
     Rows are assigned in random order; if all proposals of a row are taken, its user's items are
     removed from its distribution and proposals are drawn again.
     """
-    users, found = rows.users[chosen], np.full(len(chosen), -1, dtype=np.int64)
+    users = rows.users[chosen]
+    found = np.full(len(chosen), -1, dtype=np.int64)
     taken: dict[int, set[int]] = {user: set() for user in np.unique(users).tolist()}
     open_rows = random.permutation(len(users))
     while len(open_rows):
@@ -136,7 +138,8 @@ def _proposals(
 ) -> np.ndarray:
     """`int64 [rows, 16]`: items in the order in which they are tried, without those that the user
     has or got; padded with -1. Scores are computed and used in blocks that stay in cache."""
-    users, count = rows.users[chosen], len(chosen)
+    users = rows.users[chosen]
+    count = len(chosen)
     found = np.full((count, _DRAWS_AT_ONCE), -1, dtype=np.int64)
     uniform = random.random(found.shape) if draw == "sample" else None
     at_once = max(1, _CELLS_IN_CACHE // rows.num_items)

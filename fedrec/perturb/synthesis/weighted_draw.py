@@ -37,9 +37,11 @@ def _draw(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     """
     rows, items = weights.shape
     blocks = (items + _BLOCK - 1) // _BLOCK
-    sums, found = np.empty(blocks), np.empty(uniform.shape, dtype=np.int64)
+    sums = np.empty(blocks)
+    found = np.empty(uniform.shape, dtype=np.int64)
     for row in range(rows):
-        own, total = weights[row], 0.0
+        own = weights[row]
+        total = 0.0
         for block in range(blocks):
             part = 0.0
             for item in range(block * _BLOCK, min(items, (block + 1) * _BLOCK)):
@@ -47,13 +49,15 @@ def _draw(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
             sums[block] = part
             total += part
         for draw in range(uniform.shape[1]):
-            left, block = uniform[row, draw] * total, 0
+            left = uniform[row, draw] * total
+            block = 0
             while block < blocks - 1 and left >= sums[block]:
                 left -= sums[block]
                 block += 1
             # Rounding can move a draw beyond the last item with positive weight.
             while sums[block] == 0.0:
-                block, left = block - 1, total
+                block = block - 1
+                left = total
             chosen = -1
             for item in range(block * _BLOCK, min(items, (block + 1) * _BLOCK)):
                 if own[item] > 0:

@@ -71,7 +71,8 @@ def guarantee(
         protected: how many of them are protected, in `[0, rows]`.
         num_values: number of rating values; 1 if ratings are not used.
     """
-    epsilon, whole = config.epsilon, protected == rows
+    epsilon = config.epsilon
+    whole = protected == rows
     if config.mechanism == "randomised-response":
         profile = protected * epsilon if whole else math.inf
         return Guarantee(epsilon, epsilon, epsilon, epsilon if whole else math.inf, profile)

@@ -37,7 +37,8 @@ def inclination(
         `float64 [groups, items]` twice, in [0, 1]; 0 for a group (or a complement) without users.
     """
     pairs = np.unique(users * num_items + items)
-    group, item = groups[pairs // num_items], pairs % num_items
+    group = groups[pairs // num_items]
+    item = pairs % num_items
     known = group >= 0
     having = np.zeros((num_groups, num_items))
     np.add.at(having, (group[known], item[known]), 1.0)

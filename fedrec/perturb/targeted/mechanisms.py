@@ -65,7 +65,8 @@ def coin_flip(
     Raises:
         DataError: too few unvisited items.
     """
-    count, free = len(real.items), num_items - len(own)
+    count = len(real.items)
+    free = num_items - len(own)
     if count > (free if distinct else max(free, 0) * count):
         raise DataError(
             "a client has too few unvisited items",

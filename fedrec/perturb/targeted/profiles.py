@@ -81,7 +81,10 @@ class _Work:
         scores: np.ndarray,
         with_ratings: bool,
     ) -> None:
-        self.config, self.seed, self.groups, self.scores = config, seed, groups, scores
+        self.config = config
+        self.seed = seed
+        self.groups = groups
+        self.scores = scores
         self.num_items = interactions.num_items
         self.items = interactions.items.copy()
         self.ratings = None if interactions.ratings is None else interactions.ratings.copy()
@@ -95,7 +98,8 @@ class _Work:
 
     def perturb(self, client: int, rows: np.ndarray) -> Guarantee:
         """Perturb the rows of one client in the arrays."""
-        random, items = stream(self.seed, "perturb", client), self.items[rows]
+        random = stream(self.seed, "perturb", client)
+        items = self.items[rows]
         chosen = rows[self._chosen(client, items, random)]
         own = np.unique(items)
         self._write(chosen, self._randomised(chosen, own, random))
@@ -118,10 +122,8 @@ class _Work:
         if self._with_ratings and self.ratings is not None:
             values = np.searchsorted(self._scale, self.ratings[rows])
         real = Interaction(self.items[rows], values)
-        epsilon, sizes = (
-            self.config.epsilon,
-            {"num_items": self.num_items, "num_values": len(self._scale)},
-        )
+        epsilon = self.config.epsilon
+        sizes = {"num_items": self.num_items, "num_values": len(self._scale)}
         if self.config.mechanism == "randomised-response":
             return randomised_response(real, epsilon=epsilon, random=random, **sizes)
         return coin_flip(
@@ -160,7 +162,8 @@ def _stereotypes(
 ) -> np.ndarray:
     """Stereotypicality `float64 [groups, items]` from the raw training rows of the training
     clients, or some."""
-    interactions, givers = data.rows, data.clients
+    interactions = data.rows
+    givers = data.clients
     if config.public_share is not None:
         count = min(len(givers), max(1, round(config.public_share * len(givers))))
         givers = stream(seed, "perturb-public").choice(givers, size=count, replace=False)

@@ -24,7 +24,8 @@ def summary(real: Interactions, perturbed: Profiles) -> dict[str, Any]:
         `epsilon`, the smallest, median and largest value over clients of each kind of guarantee,
         and the nominal one summed over a client's protected interactions.
     """
-    places, learned = perturbed.protected, perturbed.learned
+    places = perturbed.protected
+    learned = perturbed.learned
     counts = np.bincount(real.users[places], minlength=real.num_users)[perturbed.clients]
     epsilons = {
         "nominal, one interaction": [one.nominal for one in perturbed.guarantees],

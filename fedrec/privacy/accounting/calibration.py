@@ -13,7 +13,8 @@ from fedrec.privacy.accounting.accountant import BACKEND
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, Backend
 from fedrec.privacy.accounting.events import Release
 
-_LEAST, _MOST = 0.05, 1e4
+_LEAST = 0.05
+_MOST = 1e4
 
 
 def calibrate(

@@ -99,7 +99,8 @@ class Pair:
 
     def loss(self, x: float) -> float:
         """ln(mix/Q) at x."""
-        rate, log_ratio = self.release.sampling.rate, self.noise.log_ratio(x)
+        rate = self.release.sampling.rate
+        log_ratio = self.noise.log_ratio(x)
         return (
             float(np.logaddexp(np.log1p(-rate), np.log(rate) + log_ratio))
             if rate < 1
@@ -123,7 +124,8 @@ class Pair:
         """Masses of mix and of Q in the intervals (edges[i], edges[i + 1]] of the loss
         ln(mix/Q)."""
         x = self.place(edges)
-        rate, noise = self.release.sampling.rate, self.noise
+        rate = self.release.sampling.rate
+        noise = self.noise
         of_q = noise.between(x[:-1], x[1:], 0.0)
         return (1 - rate) * of_q + rate * noise.between(x[:-1], x[1:], 1.0), of_q
 

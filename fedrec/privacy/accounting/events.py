@@ -19,7 +19,8 @@ from fedrec.privacy.accounting.sampling import Sampling
 from fedrec.privacy.adjacency import Adjacency
 
 TRAINING = "training"
-LEAST_MULTIPLIER, MOST_MULTIPLIER = 1e-9, 1e9
+LEAST_MULTIPLIER = 1e-9
+MOST_MULTIPLIER = 1e9
 """Noise multipliers beyond these leave the range of the accountants' floating-point numbers; their
 epsilons are above 1e17, and practically 0."""
 

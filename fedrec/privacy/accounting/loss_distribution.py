@@ -128,21 +128,21 @@ def epsilon_of(losses: Losses, delta: float) -> float:
     if left <= 0:
         return math.inf
     positive = losses.grid > 0
-    grid, mass = losses.grid[positive], losses.mass[positive]
+    grid = losses.grid[positive]
+    mass = losses.mass[positive]
     if -float(np.sum(mass * np.expm1(-grid))) <= left:
         return 0.0
     # the first grid point at which the divergence is small enough is in (low, high]
-    low, high = (-1, len(grid) - 1)
+    low = -1
+    high = len(grid) - 1
     while high - low > 1:
         middle = (low + high) // 2
         beyond = -float(np.sum(mass[middle:] * np.expm1(grid[middle] - grid[middle:])))
         low, high = (low, middle) if beyond <= left else (middle, high)
     # Up to that point it is (mass from there on) - e^(epsilon - grid point) (the same mass times
     # e^-loss).
-    whole, relative = (
-        float(np.sum(mass[high:])),
-        float(np.sum(mass[high:] * np.exp(grid[high] - grid[high:]))),
-    )
+    whole = float(np.sum(mass[high:]))
+    relative = float(np.sum(mass[high:] * np.exp(grid[high] - grid[high:])))
     return float(grid[high]) + math.log((whole - left) / relative)
 
 
@@ -156,7 +156,8 @@ def _size(points: int) -> int:
 def _window(parts: Sequence[tuple[Losses, int]], tail: float) -> tuple[int, int]:
     """Grid numbers outside of which the sum has mass <= `tail`, half of it on each side
     (Chernoff)."""
-    rest, step = math.log(tail / 2), parts[0][0].step
+    rest = math.log(tail / 2)
+    step = parts[0][0].step
     variance = sum(count * losses.second_moment for losses, count in parts)
     # the best exponent if the sum were normal
     normal = math.sqrt(-2 * rest / max(variance, 1e-300))
@@ -169,7 +170,8 @@ def _window(parts: Sequence[tuple[Losses, int]], tail: float) -> tuple[int, int]
     down = _smallest(lambda exponent: reach(exponent, -1), normal)
     lowest = sum(count * losses.first for losses, count in parts)
     highest = sum(count * (losses.first + len(losses.mass) - 1) for losses, count in parts)
-    lowest, highest = max(lowest, math.floor(-down / step)), min(highest, math.ceil(up / step))
+    lowest = max(lowest, math.floor(-down / step))
+    highest = min(highest, math.ceil(up / step))
     return lowest, max(highest, lowest + 1)
 
 
@@ -188,5 +190,6 @@ def _smallest(bound: Callable[[float], float], near: float) -> float:
                 found = bound(2.0 ** ((place + step) / 8))
                 if found >= best:
                     break
-                place, best = place + step, found
+                place = place + step
+                best = found
     return best

@@ -75,7 +75,8 @@ def pure_epsilon(release: Release) -> float:
     if release.mechanism == "gaussian":
         return float("inf")
     # log(1 + q expm1(x)) would overflow for the large x of very little noise.
-    whole, rate = 1 / release.noise_multiplier, release.sampling.rate
+    whole = 1 / release.noise_multiplier
+    rate = release.sampling.rate
     return float(np.logaddexp(np.log1p(-rate), np.log(rate) + whole)) if rate < 1 else whole
 
 

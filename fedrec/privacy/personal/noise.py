@@ -124,7 +124,8 @@ class PersonalNoise(Config):
     def prior_multiplier(self, client: int) -> float:
         """Standard deviation / L2 sensitivity of the noise on a user's prior, mean and variance as
         one release."""
-        priors, budget = self.noisy_priors, self.budget(client)
+        priors = self.noisy_priors
+        budget = self.budget(client)
         if priors is None:
             return 0.0
         if self.participations is None:

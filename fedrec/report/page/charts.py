@@ -15,8 +15,12 @@ from html import escape
 
 import numpy as np
 
-_WIDTH, _HEIGHT = 480, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 14, 48
+_WIDTH = 480
+_HEIGHT = 260
+_LEFT = 66
+_RIGHT = 14
+_TOP = 14
+_BOTTOM = 48
 _POINTS = 200  # points of a line; more are not visible
 _TICKS = 5
 COLOURS = 8
@@ -91,7 +95,8 @@ class _Axis:
     def of(
         cls, values: Sequence[float], start: float, stop: float, *, whole: bool = False
     ) -> _Axis:
-        low, high = min(values), max(values)
+        low = min(values)
+        high = max(values)
         if low == high:
             high = low + (abs(low) or 1.0)
         step = _step((high - low) / _TICKS)
@@ -125,7 +130,8 @@ def _path(line: Line, place: int, xs: _Axis, ys: _Axis) -> str:
 
 
 def _axes(xs: _Axis, ys: _Axis, x_label: str, y_label: str) -> list[str]:
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    bottom = _HEIGHT - _BOTTOM
+    right = _WIDTH - _RIGHT
     parts = [
         f'<path class="grid" d="M{_LEFT} {ys.at(tick):.1f}H{right}"/>'
         + _text("tick", _LEFT - 6, ys.at(tick) + 4, f"{tick:.4g}", "end")

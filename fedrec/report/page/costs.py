@@ -39,7 +39,8 @@ def cost_table(runs: Sequence[Run]) -> Table:
 def _row(run: Run) -> Row:
     result = run.result
     kept = _read(result.folder / "result.json")
-    seconds, cost = kept.get("seconds", {}), kept.get("cost", {})
+    seconds = kept.get("seconds", {})
+    cost = kept.get("cost", {})
     fitted = [
         sum(_read(file).get("seconds", {}).values())
         for file in sorted(result.folder.glob("baselines/*/result.json"))

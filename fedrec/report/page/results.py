@@ -81,7 +81,8 @@ def what(runs: Sequence[Run]) -> Table:
     heads = ("run", "title", "data", "split", "model", "strategy", "rounds", "seed", "test users")
     rows = []
     for run in runs:
-        result, one = run.result, run.result.experiment
+        result = run.result
+        one = run.result.experiment
         federated = one.federated
         rows.append(
             Row(

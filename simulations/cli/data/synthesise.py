@@ -79,7 +79,8 @@ def _refuse_unusable(output: Path) -> None:
     from fedrec.errors import ExperimentError
 
     if output.suffix not in (".csv", ".parquet"):
-        got, fix = output.name, "--output synthetic.csv"
+        got = output.name
+        fix = "--output synthetic.csv"
         raise ExperimentError(
             "cannot write that form of table", expected=".csv or .parquet", got=got, fix=fix
         )

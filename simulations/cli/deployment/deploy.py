@@ -207,7 +207,8 @@ def _show(deployment) -> None:
     from simulations.deployment.pki.certificates import RENEWED_DAYS
     from simulations.deployment.renewal import days_to_end
 
-    console, table = Console(), Table("process", "pid", "restarts", "health")
+    console = Console()
+    table = Table("process", "pid", "restarts", "health")
     found = operator.states(deployment)
     for state in found:
         health = {None: "", True: "well", False: "no answer"}[state.healthy]

@@ -60,7 +60,8 @@ def _refuse_another(folder: Path, experiment: Experiment) -> None:
 
     known = RunFolder(folder).experiment
     if known.digest() != experiment.digest():
-        before, asked = known.table(), experiment.table()
+        before = known.table()
+        asked = experiment.table()
         other = sorted(
             key for key in before.keys() | asked.keys() if before.get(key) != asked.get(key)
         )

@@ -226,7 +226,8 @@ def _experiments() -> list[Entry]:
     entries = []
     for name, file in shipped_experiments().items():
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-        about, paper = table.get("title", ""), table.get("paper", "")
+        about = table.get("title", "")
+        paper = table.get("paper", "")
         entries.append({"name": name, "about": about, "paper": paper, "file": _relative(str(file))})
     return entries
 

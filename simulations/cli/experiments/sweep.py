@@ -230,7 +230,8 @@ def _metrics(result: SweepResult) -> list[str]:
 
 
 def _cell(row: Mapping[Any, Any], metric: str) -> str:
-    value, spread = float(row[metric]), float(row[f"{metric} sd"])
+    value = float(row[metric])
+    spread = float(row[f"{metric} sd"])
     if math.isnan(value):
         return "-"
     return f"{value:.4f}" if math.isnan(spread) else f"{value:.4f} +- {spread:.4f}"

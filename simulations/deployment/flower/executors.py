@@ -38,7 +38,8 @@ node could block a round by never sending them."""
 FIRST_POLL = 0.1
 """Seconds after a task until an executor polls for the next one; or the interval of the
 environment, if longer."""
-SERVER_POLL, CLIENT_POLL = 1.0, 30.0
+SERVER_POLL = 1.0
+CLIENT_POLL = 30.0
 """Longest time in seconds between two polls of an idle executor: the server's as in Flower; a
 node's executor is woken by a work signal and polls only for missed ones."""
 LoadApp = Callable[[str, str, str], ClientApp]
@@ -66,7 +67,9 @@ class ForkExecutor:
         backoff: Backoff,
         unfinished: UnfinishedTasks | None = None,
     ) -> None:
-        self._kind, self._become, self._backoff = kind, become, backoff
+        self._kind = kind
+        self._become = become
+        self._backoff = backoff
         self._unfinished = unfinished or UnfinishedTasks(None)
         for spec in self._unfinished.take():
             _report_failure(spec, "ended together with its executor")

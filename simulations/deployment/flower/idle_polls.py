@@ -65,7 +65,8 @@ class EmptyQueues:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._lock = clock, Lock()
+        self._clock = clock
+        self._lock = Lock()
         self._until: dict[int, float] = {}
         self._stored: Counter[int] = Counter()
         self._held: dict[int, HeldCall] = {}
@@ -118,7 +119,8 @@ class EmptyQueues:
         """Answer all held calls, and hold none from now on."""
         with self._lock:
             self._closed = True
-            held, self._held = self._held, {}
+            held = self._held
+            self._held = {}
         for call in held.values():
             call.end()
 
@@ -132,7 +134,8 @@ class AnswerIdleNodes:
     """
 
     def __init__(self, app: ASGIApp, held: float = HELD) -> None:
-        self._app, self._held = app, held
+        self._app = app
+        self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != PULL:

@@ -26,7 +26,8 @@ class PacedTime:
     def __init__(
         self, pace: Callable[[float], float], sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self._pace, self._sleep = pace, sleep
+        self._pace = pace
+        self._sleep = sleep
 
     def sleep(self, seconds: float) -> None:
         """Sleep for the mapped time."""

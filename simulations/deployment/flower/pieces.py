@@ -28,9 +28,11 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUn
 
 from fedrec.runtime.backoff import Backoff
 
-FIRST_PULL_WAIT, LONGEST_PULL_WAIT = 0.05, 1.0
+FIRST_PULL_WAIT = 0.05
+LONGEST_PULL_WAIT = 1.0
 """Seconds before missing pieces of an announced message are requested again (Flower: 1 and 10)."""
-MOST_PIECES, MOST_BYTES = 256, 8 * 2**20
+MOST_PIECES = 256
+MOST_BYTES = 8 * 2**20
 """Bytes of a call; the last piece may exceed them, by at most 5 MiB, the size at which Flower
 cuts."""
 _BETWEEN = ","
@@ -88,7 +90,8 @@ def pull(
     Raises:
         ObjectPullError: a piece is unknown, was not there in time, or cannot be read.
     """
-    missing, found = list(dict.fromkeys(object_ids)), {}
+    missing = list(dict.fromkeys(object_ids))
+    found = {}
     until = time.monotonic() + max_time
     pauses = Backoff(FIRST_PULL_WAIT, LONGEST_PULL_WAIT, growth=2.0)
     while missing:
@@ -126,7 +129,8 @@ def push(object_contents: Iterable[tuple[str, bytes]], push_object_fn: Push, **_
     for name, piece in object_contents:
         if held and (len(held) == MOST_PIECES or size + len(piece) > MOST_BYTES):
             _sent(held, push_object_fn)
-            held, size = {}, 0
+            held = {}
+            size = 0
         held[name] = piece
         size += len(piece)
     if held:

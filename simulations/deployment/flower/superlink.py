@@ -37,7 +37,8 @@ TASK_SILENCE = 150.0
 ServerApp that ended immediately."""
 DATABASE_WAIT_MS = 60_000
 """Milliseconds that the SuperLink waits for a lock on its database."""
-OVERDUE, TIDYING = 120.0, 30.0
+OVERDUE = 120.0
+TIDYING = 30.0
 """Seconds that the data of a message are kept after it expired; smallest number of seconds between
 two clean-ups."""
 GARBAGE = (50_000, 20, 20)
@@ -67,7 +68,9 @@ class Seldom:
     def __init__(
         self, seconds: float, *, at_once: bool = True, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._seconds, self._clock, self._busy = seconds, clock, Lock()
+        self._seconds = seconds
+        self._clock = clock
+        self._busy = Lock()
         self._next = clock() + (0.0 if at_once else seconds)
 
     def run(self, work: Callable[[], None]) -> None:
@@ -98,7 +101,8 @@ class TidyLinkState(SqlLinkState):
         super().__init__(*arguments)
         self._forgotten: deque[tuple[float, set[str]]] = deque()
         self._tidying = Seldom(TIDYING, at_once=False)
-        self._expiring, self._entering = Seldom(SETTLING), Seldom(SETTLING)
+        self._expiring = Seldom(SETTLING)
+        self._entering = Seldom(SETTLING)
         self._bytes: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         self._counting = Lock()
         self.empty_queues = EmptyQueues()
@@ -179,7 +183,8 @@ class TidyLinkState(SqlLinkState):
 
     def _enter_bytes(self) -> None:
         with self._counting:
-            counted, self._bytes = self._bytes, defaultdict(lambda: [0, 0])
+            counted = self._bytes
+            self._bytes = defaultdict(lambda: [0, 0])
         for run_id, (sent, received) in counted.items():
             with suppress(ValueError):  # the run was deleted
                 super().store_traffic(run_id, bytes_sent=sent, bytes_recv=received)

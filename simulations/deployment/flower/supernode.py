@@ -36,7 +36,8 @@ FIRST_POLL = 0.1
 """Seconds after a message until the SuperNode polls for the next one."""
 HELD_LONG = 5.0
 """Seconds after which an empty reply counts as held by the SuperLink."""
-FIRST_LOOK, LONGEST_LOOK = 0.03, 0.5
+FIRST_LOOK = 0.03
+LONGEST_LOOK = 0.5
 """Seconds between two checks for the reply to a message (Flower: .5)."""
 REFUSED = 77
 """Exit status of a SuperNode whose key the server does not accept."""
@@ -69,7 +70,8 @@ class NodePace:
     ) -> None:
         self._message = Backoff(FIRST_POLL, longest, growth=1.3)
         self._reply = Backoff(FIRST_LOOK, LONGEST_LOOK)
-        self._clock, self._asked = clock, clock()
+        self._clock = clock
+        self._asked = clock()
 
     def __call__(self, seconds: float) -> float:
         """Seconds to sleep instead of Flower's."""

@@ -31,7 +31,8 @@ class WorkSignal:
     """
 
     def __init__(self, file: Path | None, pause: Callable[[float], None] = time.sleep) -> None:
-        self._file, self._pause = file, pause
+        self._file = file
+        self._pause = pause
         self._pipe: int | None = None  # opened by the listener
 
     def send(self) -> None:

@@ -78,7 +78,8 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
             limits=limits,
             trust_env=False,
         ) as client:
-            app.state.client, app.state.held = client, 0
+            app.state.client = client
+            app.state.held = 0
             app.state.signatures = None if nodes is None else NodeSignatures(nodes)
             yield
 
@@ -92,7 +93,8 @@ def allowed(method: str, path: bytes) -> bool:
 
 
 async def _pass(request: Request) -> Response:
-    path, method = request.scope["raw_path"].partition(b"?")[0], request.method
+    path = request.scope["raw_path"].partition(b"?")[0]
+    method = request.method
     if path == HEALTH and method in ("GET", "HEAD"):
         return PlainTextResponse("")
     if not allowed(method, path) or request.url.query:

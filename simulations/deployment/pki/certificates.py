@@ -18,7 +18,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 
 from fedrec.secure.identity import USE
 
-_AUTHORITY_DAYS, _ISSUED_DAYS = 3650, 825
+_AUTHORITY_DAYS = 3650
+_ISSUED_DAYS = 825
 RENEWED_DAYS = 90
 """Days before its end from which on a certificate is to be renewed."""
 

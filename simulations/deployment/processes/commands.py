@@ -43,7 +43,8 @@ class Process:
 
 def server_processes(deployment: Deployment) -> list[Process]:
     """SuperLink, executor of the ServerApp, and the gateway."""
-    settings, server = deployment.settings, deployment.server
+    settings = deployment.settings
+    server = deployment.server
     home = {"FLWR_HOME": str(deployment.flower_home)}
     noted = {UNFINISHED: str(server / "unfinished")}
     secret = ("--superexec-auth-secret-file", str(server / "superexec.secret"))
@@ -157,7 +158,8 @@ def uses_nginx(deployment: Deployment) -> bool:
     Raises:
         EngineError: it is requested and not installed.
     """
-    wanted, found = deployment.settings.proxy, shutil.which("nginx")
+    wanted = deployment.settings.proxy
+    found = shutil.which("nginx")
     if wanted == "nginx" and found is None:
         raise EngineError(
             "there is no nginx",
@@ -178,7 +180,8 @@ def _gateway(deployment: Deployment) -> tuple[str, ...]:
             "-c",
             str(deployment.server / "nginx.conf"),
         )
-    settings, server = deployment.settings, deployment.server
+    settings = deployment.settings
+    server = deployment.server
     return (
         *python("simulations.cli"),
         *(

@@ -42,7 +42,8 @@ class Forked:
             try:
                 child, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
-                child, status = self.pid, 0
+                child = self.pid
+                status = 0
             self._code = os.waitstatus_to_exitcode(status) if child else None
         return self._code
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from simulations.deployment.pki.keys import private_folder, write_private
 from simulations.deployment.processes.commands import Process, environment_of
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 5.0
+_FIRST_WAIT = 0.5
+_LONGEST_WAIT = 5.0
 _WELL_AFTER = 30.0  # a process that ran this long is restarted immediately
 _STOP_SECONDS = 12.0
 _PR_SET_PDEATHSIG = 1
@@ -40,7 +41,9 @@ class Supervisor:
     def __init__(
         self, processes: Sequence[Process], folder: Path, patience: float = _STOP_SECONDS
     ) -> None:
-        self.processes, self.folder, self._patience = processes, private_folder(folder), patience
+        self.processes = processes
+        self.folder = private_folder(folder)
+        self._patience = patience
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, float] = {}
         self._restarts: dict[str, int] = {process.name: 0 for process in processes}
@@ -65,7 +68,8 @@ class Supervisor:
 
     def _step(self) -> bool:
         """Start the processes that are due; returns whether anything changed."""
-        changed, now = False, time.monotonic()
+        changed = False
+        now = time.monotonic()
         for process in self.processes:
             running = self._running.get(process.name)
             if running is not None and running.poll() is None:

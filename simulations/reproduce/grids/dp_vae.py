@@ -49,7 +49,8 @@ from simulations.reproduce.grids.dp_vae_tables import (
     tables,
 )
 
-FEDERATED, PRIVATE = "dpvae-vae-ml100k", "dpvae-ml100k"
+FEDERATED = "dpvae-vae-ml100k"
+PRIVATE = "dpvae-ml100k"
 __all__ = ["comparisons", "paired"]
 QUIET = ("evaluation.baselines=[]", "checkpoint.every=1000")
 EVERYBODY = ("sampler={name='limited', cohort=943, participations=1}", "rounds=1")
@@ -155,7 +156,8 @@ def _of_table_11() -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
 
 def measured(experiment: str, overrides: tuple[str, ...], seed: int) -> dict[str, Any]:
     """The figures of one run."""
-    started, seeded = time.perf_counter(), [*overrides, f"seed={seed}"]
+    started = time.perf_counter()
+    seeded = [*overrides, f"seed={seed}"]
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = runner.run(experiment, seeded, output=Path(folder) / "run")

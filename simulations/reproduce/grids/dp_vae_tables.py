@@ -72,7 +72,8 @@ def comparisons() -> list[tuple[str, str]]:
             f"table 11 / {name}, {how}" for how in ("constant", "optimal", "fresh")
         )
         found += [(constant, optimal), (start, constant), (start, optimal)]
-    fresh, (least, *_, most) = "budgets / fresh parameters", BUDGETS
+    fresh = "budgets / fresh parameters"
+    (least, *_, most) = BUDGETS
     for mode in ("sound", "paper", "paper, tamed"):
         found += [(fresh, f"budgets / {mode}, up to {epsilon}") for epsilon in BUDGETS]
         found += [(f"budgets / {mode}, up to {least}", f"budgets / {mode}, up to {most}")]

@@ -31,10 +31,8 @@ from simulations import runner
 from simulations.reproduce.grids.targeted_tables import interval
 
 _ONE_RATE = "strategy.main.server-lr"
-_STAGE_RATE, _MAIN_RATE = (
-    "strategy.main.stage-one.strategy.server-lr",
-    "strategy.main.main.server-lr",
-)
+_STAGE_RATE = "strategy.main.stage-one.strategy.server-lr"
+_MAIN_RATE = "strategy.main.main.server-lr"
 _ENGINE = ["engine.name=serial"]
 _LAPLACE = {"name": "dp-popularity", "mechanism": "laplace", "clip-norm": 40.0}
 

@@ -120,7 +120,8 @@ def train_and_attack(setting: Setting, overrides: Sequence[str]) -> dict[str, fl
         return train(setting, overrides)
     experiment = load("targeted-dp-metamf-ml1m", [*setting.overrides(), *overrides])
     perturbation: Any = experiment.settings(PERTURBATION)
-    folder, metrics = Path(tempfile.mkdtemp(prefix="targeted-dp-")), {}
+    folder = Path(tempfile.mkdtemp(prefix="targeted-dp-"))
+    metrics = {}
     try:
         for source in LEAKS:
             options = AttributeOptions(perturbation.attribute, source=source)

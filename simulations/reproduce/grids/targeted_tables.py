@@ -76,7 +76,8 @@ def losses(records: Sequence[dict[str, Any]], metric: str) -> list[dict[str, Any
 def systems(records: Sequence[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     """What perturbation costs meta matrix factorization minus what it costs matrix factorization,
     paired by seed."""
-    costs, found = _costs(records, metric), dict[tuple[Any, ...], list[float]]()
+    costs = _costs(records, metric)
+    found = dict[tuple[Any, ...], list[float]]()
     for (system, *where, seed), cost in costs.items():
         other = costs.get(("mf", *where, seed))
         if system == "metamf" and other is not None:
@@ -118,7 +119,8 @@ def tradeoff(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         names = ("system", "epsilon", "budget", "select")
         return {tuple(row[name] for name in names): row["mean"] for row in summary(records, metric)}
 
-    success, errors = means("balanced-accuracy"), means("rmse")
+    success = means("balanced-accuracy")
+    errors = means("rmse")
     rows = []
     for (_, *where), value in success.items():
         own = {
@@ -150,7 +152,8 @@ def drawing(rows: Sequence[dict[str, Any]], system: str) -> str:
 
     shapes = []
     for x, y, row in points:
-        across, up = place(x, spans[0], 480), 420 - (place(y, spans[1], 300) - 30)
+        across = place(x, spans[0], 480)
+        up = 420 - (place(y, spans[1], 300) - 30)
         colour = {"stereotypical": "#b22222", "random": "#1f5fa8"}.get(row["select"], "#222222")
         label = f"{row['epsilon']:g}, {row['budget']:g}" if row["epsilon"] else "nothing"
         shapes.append(f'<circle cx="{across:.1f}" cy="{up:.1f}" r="5" fill="{colour}"/>')

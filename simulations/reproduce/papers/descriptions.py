@@ -100,7 +100,8 @@ def _bin(low: float, high: float) -> str:
 def _bounded(job: Job) -> list[Found]:
     from fedrec.data.splits.bounded import BoundedConfig
 
-    data, bounds = _interactions(job, SIZES), BoundedConfig()
+    data = _interactions(job, SIZES)
+    bounds = BoundedConfig()
     counts = np.bincount(data.users, minlength=data.num_users)
     kept = counts[counts >= bounds.bound(bounds.p_min)].clip(max=math.floor(bounds.bound(1.0)))
     whole = _sizes("ML-100K", "OL", data.num_users, data.num_items, len(data), "ratings")

@@ -36,11 +36,11 @@ SYSTEMS = {
     "dpmf-1": "DPMF",
     "dpae-1": "DPAE",
 }
+KINDS = {"": "OL", ", constant": "DP", ", optimal": "DP-O"}
 
 
 def tables() -> Iterator[Study]:
     """Tables 6 to 8, 10 and 11."""
-    vae = _cell("vae", "federated", "VAE", "VAE", 16)
     yield _study(
         "table6",
         "Fixed priors (NUP) and user-level priors (ULP)",
@@ -55,27 +55,18 @@ def tables() -> Iterator[Study]:
         _cell("constant", "parts", "constant", "DP-VAE, CCB", 6),
         _cell("optimal", "parts", "optimal", "DP-VAE, OCB", 6),
     )
-    central = run_task(
-        "central",
-        "central-ml100k",
-        (CENTRAL,),
-        dataset=DATASET,
-        models=SYSTEMS,
-        metrics=METRICS,
-        seconds=15,
-    )
     yield _study(
         "table8",
         "Systems beside each other, epsilon up to 1",
-        vae,
+        _cell("vae", "federated", "VAE", "VAE", 16),
         _cell("dp-vae", "budgets", "sound, up to 1.0", "DP-VAE", 5),
-        central,
+        _central(),
         more=("SVD is PureSVD, LightFM the WARP loss without side features; KNN is item-based.",),
     )
     yield _study(
         "table10",
         "DP-VAE over the users' budgets",
-        vae,
+        _cell("vae", "federated", "VAE", "VAE", 16),
         *(
             _cell(
                 f"{mode}-{budget:g}",
@@ -95,15 +86,26 @@ def tables() -> Iterator[Study]:
             "norms, and no finite epsilon.",
         ),
     )
-    kinds = {"": "OL", ", constant": "DP", ", optimal": "DP-O"}
     yield _study(
         "table11",
         "Other models under the same noise",
         *(
             _cell(f"{model}-{kind}".lower(), "table 11", f"{model}{how}", f"{model}/{kind}", 60)
             for model in ("SVD", "MF", "AE")
-            for how, kind in kinds.items()
+            for how, kind in KINDS.items()
         ),
+    )
+
+
+def _central() -> Task:
+    return run_task(
+        "central",
+        "central-ml100k",
+        (CENTRAL,),
+        dataset=DATASET,
+        models=SYSTEMS,
+        metrics=METRICS,
+        seconds=15,
     )
 
 

@@ -15,7 +15,8 @@ from simulations.reproduce.quick import shrunk
 from simulations.reproduce.runs import finished, values
 from simulations.reproduce.study import Found, Job, Study, Task
 
-SMALL, LARGE = "ML-100K", "ML-1M"
+SMALL = "ML-100K"
+LARGE = "ML-1M"
 NAMES = {SMALL: "ml-100k", LARGE: "ml-1m"}
 NEIGHBOURS = {SMALL: 900, LARGE: 1300}
 """Of PCC and COS, as in the paper."""
@@ -34,10 +35,12 @@ COMPARED: dict[str, dict[str, Any]] = {
 
 def figures() -> Iterator[Study]:
     """Figures 1 to 3, by data set."""
-    rating, user = ("DPSGD-PNBM", "DPSGD-MF"), ("DPPS-PNBM", "DPPS-MF")
+    rating = ("DPSGD-PNBM", "DPSGD-MF")
+    user = ("DPPS-PNBM", "DPPS-MF")
     both = (rating[0], user[0])
     for data, suffix in ((SMALL, ""), (LARGE, "-ml1m")):
-        gradients, samples = "Epsilon of one rating: noisy gradients", "Epsilon of a user: samples"
+        gradients = "Epsilon of one rating: noisy gradients"
+        samples = "Epsilon of a user: samples"
         yield _study(data, f"figure1{suffix}", gradients, rating, compared=True)
         yield _study(data, f"figure2{suffix}", samples, user, compared=True)
         title = "Noisy gradients and posterior samples of PNBM"

@@ -12,14 +12,16 @@ from simulations.reproduce.quick import shrunk
 from simulations.reproduce.runs import SYSTEM, run_task
 from simulations.reproduce.study import Found, Job, Study, Task
 
-ML, FRAPPE = "MovieLens-1M", "Frappe"
+ML = "MovieLens-1M"
+FRAPPE = "Frappe"
 METRICS = {
     f"{ours}@{k}": f"{theirs}@{k}"
     for ours, theirs in (("hits", "Hits"), ("ndcg", "nDCG"))
     for k in (5, 10, 20, 30)
 }
 BESIDE = {"popularity": "popularity", "ease": "EASE"}
-ROUNDS, NOISE = 1000, 1.0
+ROUNDS = 1000
+NOISE = 1.0
 DELTAS = (0.0, 1e-8, 1e-6, 1e-4)
 NCF = "{name='neumf', factors=128, regularisation=0.005, epochs=12, average=0.999}"
 """NeuMF with the settings of `central-ml1m`, chosen on validation users."""
@@ -219,7 +221,8 @@ def _attack(
         table = read(experiment, overrides)
         options = MembershipOptions(shadow_users=shadow_users, judged=60)
         if job.quick:
-            table, options = shrunk(table), replace(options, shadow_users=20, judged=4, trees=5)
+            table = shrunk(table)
+            options = replace(options, shadow_users=20, judged=4, trees=5)
         table["evaluation"] = {**table.get("evaluation", {}), "baselines": []}
         loaded = load(table, [f"seed={job.seed}", "engine.name=serial"])
         accuracy = attack_membership(loaded, options, job.folder).success.accuracy

@@ -16,7 +16,9 @@ from simulations.reproduce.runs import SYSTEM, run_task
 from simulations.reproduce.study import Found, Job, Study, Task
 
 DATASET = "MovieLens-1M"
-EPSILONS, BUDGETS, ATTACKED = (0.1, 3.0), (0.0, 0.3, 0.7), (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+EPSILONS = (0.1, 3.0)
+BUDGETS = (0.0, 0.3, 0.7)
+ATTACKED = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 ERRORS = {"rmse": "RMSE", "mae": "MAE"}
 SECONDS = {"metamf": 20.0, "mf": 6.0}
 

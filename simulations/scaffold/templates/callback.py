@@ -29,7 +29,9 @@ class Example(Callback):
 
     def __init__(self, config: ExampleConfig) -> None:
         super().__init__(config)
-        self.settings, self.best, self.waited = config, -math.inf, 0
+        self.settings = config
+        self.best = -math.inf
+        self.waited = 0
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """Called after each round; True ends the run."""

@@ -29,7 +29,8 @@ class Example(Model):
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Fresh parameters, `float32`, a function of the generator."""
-        items, width = self.schema.num_items, self.config.embedding
+        items = self.schema.num_items
+        width = self.config.embedding
         tables = {f"user.{name}": size for name, size in self.schema.user_features} | {
             "item.id": items
         }
@@ -54,10 +55,8 @@ class Example(Model):
         for (name, _), codes in zip(self.schema.user_features, users, strict=True):
             user = user + _mean_rows(parameters[f"user.{name}"], codes)
         client = torch.arange(len(places), device=places.device)[:, None]
-        item, bias = (
-            parameters["item.id"][client, places],
-            parameters["item.bias"][client, places, 0],
-        )
+        item = parameters["item.id"][client, places]
+        bias = parameters["item.bias"][client, places, 0]
         return (item * user.unsqueeze(1)).sum(-1) + bias
 
 

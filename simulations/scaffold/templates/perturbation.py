@@ -28,7 +28,8 @@ class Example(Perturbation):
         """The rows to learn from, and the training row that each of them comes from."""
         kept = []
         for user in range(data.rows.num_users):
-            rows, random = data.rows.rows_of(user), stream(self.seed, "perturb", user)
+            rows = data.rows.rows_of(user)
+            random = stream(self.seed, "perturb", user)
             count = len(rows) - int(self.config.share * len(rows))
             kept.append(random.choice(rows, size=count, replace=False))
         origin = np.sort(np.concatenate(kept))

@@ -27,7 +27,8 @@ class Example(Split):
 
     def split(self, interactions: Interactions) -> Partition:
         """The parts as row numbers; a function of the interactions and the seed."""
-        random, held_out = stream(self.seed, "split"), []
+        random = stream(self.seed, "split")
+        held_out = []
         for user in range(interactions.num_users):
             rows = interactions.rows_of(user)
             held_out.append(

@@ -41,7 +41,8 @@ class Example(Step):
         users = tuple(
             torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
         )
-        loss, count = float("nan"), len(data.positives)
+        loss = float("nan")
+        count = len(data.positives)
         for _ in range(self.config.epochs if count else 0):
             drawn = draw_negatives(
                 data.positives, self.model.schema.num_items, self.config.negatives * count, random

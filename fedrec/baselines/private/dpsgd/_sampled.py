@@ -115,7 +115,8 @@ class SampledBaseline(PrivateBaseline):
 
     def fit(self, histories: Histories) -> None:
         """Train from fresh parameters."""
-        config, generator = self.config, torch_stream(self.config.own_seed, self.stream)
+        config = self.config
+        generator = torch_stream(self.config.own_seed, self.stream)
         releases = self.releases(histories.num_users)
         self._parameters = self.start(histories, generator)
         adam = torch.optim.Adam(self._parameters.values(), lr=config.learning_rate)
@@ -145,7 +146,8 @@ class SampledBaseline(PrivateBaseline):
 
     def _cohort(self, users: int, step: int) -> np.ndarray:
         name, settings = self.sampler(users)
-        everybody, cohort = np.arange(users), int(settings["cohort"])
+        everybody = np.arange(users)
+        cohort = int(settings["cohort"])
         if self.config.mode == "secure":
             return (
                 secure_fixed_size(everybody, cohort)

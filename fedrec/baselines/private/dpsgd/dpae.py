@@ -84,10 +84,12 @@ class DpAe(SampledBaseline):
         self, parameters: dict[str, Tensor], rows: Tensor, kept: Tensor | None
     ) -> OuterGradients:
         """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`."""
-        inputs, outputs = {}, {}
+        inputs = {}
+        outputs = {}
 
         def record(name: str, entering: Tensor, leaving: Tensor) -> Tensor:
-            inputs[name], outputs[name] = entering.detach()[0], leaving
+            inputs[name] = entering.detach()[0]
+            outputs[name] = leaving
             return leaving
 
         leaves = {
@@ -99,10 +101,9 @@ class DpAe(SampledBaseline):
         log_chances = torch.log_softmax(self._model.decode(leaves, codes, record), -1)
         loss = -(log_chances[0] * rows).sum()
         found = torch.autograd.grad(loss, list(outputs.values()))
-        pairs, once = {}, rows.new_ones(len(rows), 1)
+        pairs = {}
+        once = rows.new_ones(len(rows), 1)
         for name, gradient in zip(outputs, found, strict=True):
-            pairs[f"{name}.weight"], pairs[f"{name}.bias"] = (
-                (inputs[name], gradient[0]),
-                (gradient[0], once),
-            )
+            pairs[f"{name}.weight"] = (inputs[name], gradient[0])
+            pairs[f"{name}.bias"] = (gradient[0], once)
         return OuterGradients(pairs)

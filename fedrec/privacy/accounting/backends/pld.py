@@ -133,8 +133,10 @@ def _step(counted: Mapping[Release, int], cut: float) -> tuple[float, bool]:
     for release, count in counted.items():
         low, high = Pair(release).range(cut)
         moments = _moments(release)
-        span, whole = max(span, high - low), whole + count * (high - low)
-        mean, variance = mean + count * moments[0], variance + count * moments[1]
+        span = max(span, high - low)
+        whole = whole + count * (high - low)
+        mean = mean + count * moments[0]
+        variance = variance + count * moments[1]
     needed = max(span, min(whole, 16 * math.sqrt(variance) + 2 * mean)) / _LARGEST_GRID
     finest = min(_STEP, min(math.sqrt(_moments(release)[1]) for release in counted) / 8)
     # a step shared by many numbers of rounds
@@ -169,11 +171,13 @@ def _intervals(
     low, high = pair.range(cut)
     if side == "leaves":
         # one more: a loss may lie on the edge
-        first, last = (math.floor(low / step) - 1, math.ceil(high / step) + 1)
+        first = math.floor(low / step) - 1
+        last = math.ceil(high / step) + 1
         mix, q = pair.masses(np.arange(first, last + 1) * step)
         return first, mix, q
     # A client that joins: the loss is ln(Q/mix), so the grid is reversed.
-    first, last = math.floor(-high / step) - 1, math.ceil(-low / step) + 1
+    first = math.floor(-high / step) - 1
+    last = math.ceil(-low / step) + 1
     mix, q = pair.masses(np.arange(-last, -first + 1) * step)
     return first, q[::-1], mix[::-1]
 

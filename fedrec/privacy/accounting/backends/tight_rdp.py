@@ -40,7 +40,8 @@ class TightRdp(RdpBackend):
 
 
 def _poisson(order: int, release: Release) -> float:
-    rate, terms = release.sampling.rate, np.arange(order + 1)
+    rate = release.sampling.rate
+    terms = np.arange(order + 1)
     log_moments = np.zeros(order + 1)  # of P/Q under Q; the first two are 1
     log_moments[2:] = (terms[2:] - 1) * unsampled(terms[2:].astype(np.float64), release)
     log_binomial = gammaln(order + 1) - gammaln(terms + 1) - gammaln(order - terms + 1)
@@ -93,7 +94,8 @@ def _positive_part(order: int, release: Release) -> tuple[np.ndarray, np.ndarray
 def _nodes(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Gauss-Legendre nodes and weights on every interval between edges."""
     points, weights = np.polynomial.legendre.leggauss(_NODES)
-    middle, half = (edges[1:] + edges[:-1]) / 2, (edges[1:] - edges[:-1]) / 2
+    middle = (edges[1:] + edges[:-1]) / 2
+    half = (edges[1:] - edges[:-1]) / 2
     return (middle[:, None] + half[:, None] * points).ravel(), (half[:, None] * weights).ravel()
 
 

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of the packages: lines of code without blank lines, comments and docstrings.
+
+    python benchmarks/size.py [--json]
+
+Per package and in total: files, lines of code, public classes and functions, assignments that pack
+two statements into one tuple (per 1,000 lines), and the longest function body. The tests are
+counted separately.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import tokenize
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
+_NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Size of one file, or of many."""
+
+    files: int = 0
+    lines: int = 0
+    public: int = 0
+    """Classes and functions without a leading underscore, methods included."""
+    packed: int = 0
+    """Assignments of several values to several targets at once."""
+    longest_body: int = 0
+    """Lines from a function's first statement after the docstring to its last."""
+
+    def __add__(self, other: Size) -> Size:
+        return Size(
+            self.files + other.files,
+            self.lines + other.lines,
+            self.public + other.public,
+            self.packed + other.packed,
+            max(self.longest_body, other.longest_body),
+        )
+
+
+def size_of(source: str) -> Size:
+    """Size of the source text of one file."""
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTION)]
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return Size(
+        files=1,
+        lines=len(code_lines(source)),
+        public=sum(not node.name.startswith("_") for node in [*functions, *classes]),
+        packed=len(list(packed_assignments(tree))),
+        longest_body=max((body_length(node) for node in functions), default=0),
+    )
+
+
+def code_lines(source: str) -> set[int]:
+    """Numbers of the lines that hold code: no blank lines, comments or docstrings."""
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            found.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        for text in _docstrings(node):
+            found -= set(range(text.lineno, (text.end_lineno or text.lineno) + 1))
+    return found
+
+
+def packed_assignments(tree: ast.AST) -> Iterator[ast.Assign]:
+    """Assignments such as `a, b = 1, 2`: two statements in one. Those whose values need the old
+    ones of the targets (`a, b = b, a + b`) are one statement and do not count."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Assign)
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Tuple)
+            and isinstance(node.value, ast.Tuple)
+            and len(node.targets[0].elts) == len(node.value.elts)
+            and not _depend(node.targets[0], node.value)
+        ):
+            yield node
+
+
+def body_length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function's body without its docstring."""
+    body = function.body[1:] if _is_text(function.body[0]) else function.body
+    return (body[-1].end_lineno or body[-1].lineno) - body[0].lineno + 1 if body else 0
+
+
+def _depend(targets: ast.Tuple, values: ast.Tuple) -> bool:
+    """Whether a value uses a target that is assigned before it."""
+    names = [ast.unparse(target) for target in targets.elts]
+    return any(
+        name in {ast.unparse(part) for part in ast.walk(value) if isinstance(part, ast.expr)}
+        for place, name in enumerate(names)
+        for value in values.elts[place + 1 :]
+    )
+
+
+def _docstrings(node: ast.AST) -> Iterator[ast.Expr]:
+    """The texts that stand alone as statements in a body: docstrings of modules, classes,
+    functions and attributes."""
+    body = getattr(node, "body", None)
+    if isinstance(body, list):
+        yield from (statement for statement in body if _is_text(statement))
+
+
+def _is_text(statement: ast.AST) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def folder_size(folder: Path) -> Size:
+    """Size of all Python files below a folder."""
+    files = sorted(folder.rglob("*.py"))
+    return sum((size_of(file.read_text(encoding="utf-8")) for file in files), Size())
+
+
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder of the checkout")
+    options = parser.parse_args()
+    sizes = {name: folder_size(options.root / name) for name in PACKAGES}
+    sizes["source"] = sum(sizes.values(), Size())
+    sizes["tests"] = folder_size(options.root / "tests")
+    sizes["benchmarks"] = folder_size(options.root / "benchmarks")
+    if options.json:
+        print(json.dumps({name: asdict(size) for name, size in sizes.items()}, indent=1))
+        return
+    print(f"{'':12} {'files':>6} {'lines':>7} {'public':>7} {'packed/1000':>12} {'body':>5}")
+    for name, size in sizes.items():
+        packed = 1000 * size.packed / max(1, size.lines)
+        print(
+            f"{name:12} {size.files:6} {size.lines:7} {size.public:7} {packed:12.1f}"
+            f" {size.longest_body:5}"
+        )
+
+
+if __name__ == "__main__":
+    main()

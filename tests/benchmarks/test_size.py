@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What counts as a line of code, and as two statements in one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from benchmarks import size
+from benchmarks.size import size_of
+
+SOURCE = '''# a comment
+"""A module."""
+
+import os
+
+
+class Box:
+    """A docstring of
+    two lines."""
+
+    width: int = 0
+    """An attribute."""
+
+    def half(self):
+        """Half."""
+        text = """a text that is
+        a value"""
+        return text  # why
+
+
+def _swap(a, b):
+    a, b = b, a
+    return a, b
+'''
+
+
+def test_comments_docstrings_and_blank_lines_do_not_count():
+    found = size_of(SOURCE)
+    assert found.lines == 1 + 2 + 1 + 3 + 3
+    assert found.files == 1 and found.public == 2 and found.longest_body == 3
+
+
+def test_only_independent_assignments_are_two_statements():
+    assert size_of(SOURCE).packed == 0
+    packed = ("a, b = 1, 2", "self.a, self.b = x, y", "(a, b) = (f(), g())")
+    assert [size_of(text).packed for text in packed] == [1, 1, 1]
+    single = ("a, b = f()", "a, b = b, a + b", "a = b = 1", "x[i], x[j] = x[j], x[i]")
+    assert [size_of(text).packed for text in single] == [0, 0, 0, 0]
+
+
+def test_the_table_has_a_line_for_each_package(tmp_path):
+    done = subprocess.run(
+        [sys.executable, size.__file__], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    rows = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert rows == [*size.PACKAGES, "source", "tests", "benchmarks"]
