@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.baselines.protocol import RankingProtocol, make_baseline
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.experiment.loading import load
 from fedrec.runtime.atomic_files import write_atomically
 
@@ -129,7 +129,7 @@ def fill(file: Path, experiment: str, name: str, seed: int, minutes: float) -> b
             return False
         if protocol is None:
             loaded = load(experiment, [*OVERRIDES[experiment], f"seed={seed}"])
-            population = KEPT.population(loaded)
+            population = POPULATIONS.population(loaded)
             ks = loaded.evaluation.ks
             protocol = RankingProtocol(population, held_out="validation", ks=ks)
         records.append(measured(protocol, name, settings, seed))

@@ -23,7 +23,7 @@ import torch
 from fedrec.baselines.base import Histories
 from fedrec.baselines.factorisation.ials import Ials
 from fedrec.baselines.protocol import RankingProtocol, make_baseline
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.experiment.loading import load
 
 EVALUATED = ("popularity", "item-knn", "user-knn", "ease", "puresvd", "ials")
@@ -35,7 +35,7 @@ SWEEPS = 15
 def lists() -> RankingProtocol:
     """Every user, with a tenth of the rows held out."""
     experiment = load("central-ml1m", ["split={name='ratio'}"])
-    return RankingProtocol(KEPT.population(experiment), held_out="test", ks=(5, 10, 20, 30))
+    return RankingProtocol(POPULATIONS.population(experiment), held_out="test", ks=(5, 10, 20, 30))
 
 
 def clocked(work: Callable[[], Any]) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
-from fedrec.components.contract_check import speaks_for
+from fedrec.components.contract_check import covers_overrides
 from fedrec.config import Config
 from fedrec.data.client_data import ClientData
 from fedrec.models.base import Model
@@ -176,7 +176,7 @@ class CohortStep(Step):
         """The result of `kernel_refusal`, unless a subclass overrides a method that the kernel
         replaces."""
         none = type(self).train_in_kernel is CohortStep.train_in_kernel
-        if none or speaks_for(
+        if none or covers_overrides(
             type(self), "train_in_kernel", ("update", "batches", "block", "train_block")
         ):
             return self.kernel_refusal()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 Value = TypeVar("Value")
 
 
-def together(tables: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
+def add_prefix(tables: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
     """Merge several dictionaries, each under its prefix, in order; `under` extracts one."""
     return {
         f"{prefix}{name}": value
@@ -18,7 +18,7 @@ def together(tables: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
     }
 
 
-def under(prefix: str, table: Mapping[str, Value]) -> dict[str, Value]:
+def strip_prefix(prefix: str, table: Mapping[str, Value]) -> dict[str, Value]:
     """The entries whose names begin with a prefix, in order, by the rest of their names."""
     return {
         name.removeprefix(prefix): value for name, value in table.items() if name.startswith(prefix)

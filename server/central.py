@@ -29,7 +29,7 @@ from fedrec.baselines.protocol import (
     settings_that_fit,
     stated_privacy,
 )
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.data.population import Population, sample_clients
 from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
@@ -229,7 +229,7 @@ def _say(line: str, callback_list: CallbackList) -> None:
 
 
 def _evaluator(experiment: Experiment) -> _Evaluator:
-    population = KEPT.population(experiment)
+    population = POPULATIONS.population(experiment)
     return (_RatingEvaluator if experiment.task == "rating" else _RankingEvaluator)(
         experiment, population
     )

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fedrec.errors import RunError
-from fedrec.prefixes import together, under
+from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import open_atomically
 
@@ -171,7 +171,7 @@ def _arrays(state: State, digest: str) -> dict[str, np.ndarray]:
         "timings": state.timings,
         "digest": digest,
     }
-    arrays = together({"parameters/": state.parameters, "strategy/": state.strategy})
+    arrays = add_prefix({"parameters/": state.parameters, "strategy/": state.strategy})
     about["arrays"] = sorted(arrays)
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
     return arrays
@@ -210,8 +210,8 @@ def _decode(content: bytes, digests: Sequence[str]) -> State:
         )
     return State(
         about["round"],
-        under("parameters/", arrays),
-        under("strategy/", arrays),
+        strip_prefix("parameters/", arrays),
+        strip_prefix("strategy/", arrays),
         about["rounds"],
         about["timings"],
     )

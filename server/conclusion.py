@@ -26,7 +26,7 @@ from server.evaluation import Evaluator, grouped, has_fine_tuning, means, metric
 from server.extension import RunExtension
 from strategies.base import CohortStrategy
 
-Said = tuple[list[str], dict[str, Any]]
+Report = tuple[list[str], dict[str, Any]]
 
 
 def conclude(
@@ -95,7 +95,7 @@ def _cost(state: State) -> dict[str, float]:
     return {"parameter-bytes": size, "bytes-sent": 2 * size * clients, "peak-memory-mib": peak}
 
 
-def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -> dict[str, Said]:
+def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -> dict[str, Report]:
     """The privacy reports of a run by name: in words, and as JSON values."""
     perturbation = perturbation_of(run.experiment)
     perturbed = [] if perturbation is None else perturbation.words()
@@ -103,12 +103,12 @@ def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -
         "leak": _in_words(leak_words(run.experiment)),
         "perturb": _in_words(perturbed),
         "strategy": _in_words(_said(run.experiment, state)),
-        **{one.name: one.close(state.round) for one in reversed(extensions)},
+        **{one.name: one.report(state.round) for one in reversed(extensions)},
         "baselines-privacy": _in_words(list(baseline_privacy(run))),
     }
 
 
-def _in_words(lines: list[str]) -> Said:
+def _in_words(lines: list[str]) -> Report:
     return lines, {"in words": lines} if lines else {}
 
 

@@ -29,7 +29,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.early_stopping import EarlyStoppingConfig
 from fedrec.experiment.phases import rounds_before_last_phase
 from fedrec.experiment.schema import Experiment
-from fedrec.prefixes import under
+from fedrec.prefixes import strip_prefix
 from fedrec.protocol.zero_copy import zero_copy_arrays
 from fedrec.report.table import lower_is_better
 from server.checkpoint import State
@@ -117,9 +117,9 @@ class EarlyStopping(RunExtension):
         self._best = best
         self._round = int(number)
         self._waited = int(waited)
-        self._parameters = under(_PARAMETERS, memory)
+        self._parameters = strip_prefix(_PARAMETERS, memory)
 
-    def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """Best round, its value, and what stopping early means for privacy."""
         said = self._words(rounds)
         return said, {
@@ -180,8 +180,8 @@ def early_stopping_of(experiment: Experiment, evaluator: Evaluator) -> EarlyStop
 def ending(state: State) -> tuple[int, dict[str, np.ndarray]]:
     """Round and parameters that a run ends with: of its best round with early stopping, else of its
     last."""
-    memory = under(f"{NAME}:", state.strategy)
-    best = under(_PARAMETERS, memory)
+    memory = strip_prefix(f"{NAME}:", state.strategy)
+    best = strip_prefix(_PARAMETERS, memory)
     return (int(memory["numbers"][1]), best) if best else (state.round, state.parameters)
 
 

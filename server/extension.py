@@ -58,6 +58,6 @@ class RunExtension:
         """The extension's state for the checkpoint after a round."""
         return {}
 
-    def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """The report after the last round, as sentences and as JSON values."""
         return [], {}

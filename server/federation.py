@@ -45,7 +45,7 @@ class Federation:
         """The nodes as strategies see them: one for all under secure aggregation."""
         return self.roster if self.secure is None else self.secure.whole
 
-    def look(self) -> bool:
+    def refresh_roster(self) -> bool:
         """Look for new nodes; whether `roster` has changed."""
         return False
 

@@ -187,7 +187,7 @@ class Loop:
         """One round: configure, send, aggregate, evaluate."""
         started = time.perf_counter()
         number = state.round + 1
-        if self.federation.look():
+        if self.federation.refresh_roster():
             self.evaluator.roster = self.federation.roster
             self.cohorts.joined(self.federation.members)
         arrays, metrics = self._train(number, to_record(state.parameters))

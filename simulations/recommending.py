@@ -22,7 +22,7 @@ from clients.evaluation import client_scores
 from clients.hosting.node import Node
 from clients.step import Step
 from clients.training.one_client import to_device
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
@@ -56,7 +56,7 @@ def with_parameters(result: Result) -> Result:
 
 def keep_ids(run: RunFolder) -> None:
     """Write the ids of the data into a run folder, if this process has read the data."""
-    population = KEPT.cached(run.experiment)
+    population = POPULATIONS.cached(run.experiment)
     if population is not None:
         write_ids(run.path, population.interactions)
 
@@ -140,8 +140,8 @@ def _population(result: Result, more: Interactions | None = None) -> Population:
             expected="a finished run of a federated system, from Result.load or fedrec.resume",
             got="centralised systems alone" if not experiment.federated else "no checkpoint",
         )
-    KEPT.renew(experiment)
-    population = KEPT.population(experiment)
+    POPULATIONS.renew(experiment)
+    population = POPULATIONS.population(experiment)
     data = population.interactions
     own = data.user_ids.astype(str), data.item_ids.astype(str)
     users, items = read_ids(result.folder) or own

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.engine import EngineConfig
 from fedrec.experiment.loading import load
@@ -98,7 +98,7 @@ def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
 
 
 def _executed(folder: RunFolder, callbacks: Sequence[Callback]) -> Result:
-    KEPT.renew(folder.experiment)
+    POPULATIONS.renew(folder.experiment)
     if not folder.experiment.federated:
         from server.run import execute_central
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from fedrec.prefixes import together, under
+from fedrec.prefixes import add_prefix, strip_prefix
 from strategies._server_rate import ServerRate
 from strategies.base import Aggregate, Cohorts, CohortStrategy
 
@@ -81,11 +81,11 @@ class FedAdam(CohortStrategy):
 
     def state(self) -> dict[str, np.ndarray]:
         """State between rounds: both moments and the number of steps."""
-        means = together({"first/": self._first, "second/": self._second})
+        means = add_prefix({"first/": self._first, "second/": self._second})
         return {**means, "steps": np.array(self._steps)}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Restore what `state` returned."""
         self._steps = int(state["steps"])
-        self._first = {name: v.copy() for name, v in under("first/", state).items()}
-        self._second = {name: v.copy() for name, v in under("second/", state).items()}
+        self._first = {name: v.copy() for name, v in strip_prefix("first/", state).items()}
+        self._second = {name: v.copy() for name, v in strip_prefix("second/", state).items()}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clients.hosting.block_size import cut_blocks, largest_block
 from clients.hosting.paths import PathName, TrainingPath, training_path
-from clients.hosting.step_checks import refuse_unmatched, tried
+from clients.hosting.step_checks import check_plugin_model, refuse_unmatched
 from clients.step import Step
 from clients.storage.private_state import PrivateState
 from clients.storage.session_secrets import SessionSecrets
@@ -27,7 +27,7 @@ from clients.storage.uploads import UploadLedger
 from fedrec.cohort.batches import Batches
 from fedrec.components import registry
 from fedrec.components.errors import component_errors
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.data.population import Population
 from fedrec.device import products_in, resolve_device
 from fedrec.errors import ExperimentError
@@ -113,7 +113,7 @@ class Node:
     @cached_property
     def population(self) -> Population:
         """The clients' data; the nodes of a process share one copy."""
-        return KEPT.population(self.experiment)
+        return POPULATIONS.population(self.experiment)
 
     @cached_property
     def model(self) -> Model:
@@ -121,7 +121,7 @@ class Node:
         model_class = registry.resolve(registry.MODEL, self.experiment.model.name)
         with component_errors(registry.MODEL.name, model_class, "when it was made"):
             model = model_class(self.experiment.settings(registry.MODEL), self.population.schema())
-        return tried(model)
+        return check_plugin_model(model)
 
     @cached_property
     def training(self) -> np.ndarray:

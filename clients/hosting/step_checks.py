@@ -160,7 +160,7 @@ def refuse_unmatched(step: Step, names: Sequence[str]) -> None:
         )
 
 
-def tried(model: Model) -> Model:
+def check_plugin_model(model: Model) -> Model:
     """A plug-in model, tested once: initial parameters and a few predictions.
 
     Raises:

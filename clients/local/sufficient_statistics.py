@@ -16,7 +16,7 @@ from clients.local.vector_updates import VectorUpdates, changed
 from clients.step import CohortStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.components.contract_check import speaks_for
+from fedrec.components.contract_check import covers_overrides
 from fedrec.data.client_data import ClientData
 from fedrec.data.population import Population
 
@@ -105,7 +105,9 @@ class SufficientStatistics(CohortStep):
     def whole(self) -> bool:
         """Whether `whole_block` gives the same as the other methods, of which a subclass may have
         its own."""
-        return speaks_for(type(self), "whole_block", ("update", "batches", "block", "train_block"))
+        return covers_overrides(
+            type(self), "whole_block", ("update", "batches", "block", "train_block")
+        )
 
     def whole_block(
         self, parameters: Mapping[str, Tensor], population: Population, clients: np.ndarray

@@ -81,7 +81,7 @@ def _takes(own: Any, contract: Any) -> bool:
     return True
 
 
-def speaks_for(cls: type, name: str, others: Sequence[str]) -> bool:
+def covers_overrides(cls: type, name: str, others: Sequence[str]) -> bool:
     """Whether a subclass that overrides some of the `others` also overrides the method `name`,
     which describes them.
 

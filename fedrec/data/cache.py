@@ -22,7 +22,7 @@ FileStamp = tuple[str, int, int, int]
 """Path, size in bytes, time of the last change in nanoseconds, and inode of a file."""
 
 
-class Kept:
+class PopulationCache:
     """A cache of a few populations; the least recently used one is dropped first."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Kept:
             self.drop(experiment)
 
 
-KEPT = Kept()
+POPULATIONS = PopulationCache()
 
 
 def _key(experiment: Experiment) -> str:

@@ -213,7 +213,7 @@ class Experiment(Config):
         return {key: value for key, value in table.items() if key not in unused}
 
     @model_validator(mode="after")
-    def _is_of_something(self) -> Self:
+    def _requires_rounds_or_baselines(self) -> Self:
         given = [key for key in FEDERATED if key.replace("-", "_") in self.model_fields_set]
         if not self.federated and given:
             raise ValueError(

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.components.contract_check import speaks_for
+from fedrec.components.contract_check import covers_overrides
 from fedrec.config import Config
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
@@ -95,7 +95,9 @@ class Model(ABC):
     def declared_kernel(self) -> KernelModel | None:
         """The result of `kernel`, unless a subclass overrides `predict` or `loss` but not
         `kernel`."""
-        return self.kernel() if speaks_for(type(self), "kernel", ("predict", "loss")) else None
+        return (
+            self.kernel() if covers_overrides(type(self), "kernel", ("predict", "loss")) else None
+        )
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or

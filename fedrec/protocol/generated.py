@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedrec.prefixes import together, under
+from fedrec.prefixes import add_prefix, strip_prefix
 
 _VALUE = "value/"
 _ROW = "row/"
@@ -90,12 +90,14 @@ class Generated:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """As named arrays."""
-        return {**self.requests.arrays(), **together({_VALUE: self.values, _ROW: self.rows})}
+        return {**self.requests.arrays(), **add_prefix({_VALUE: self.values, _ROW: self.rows})}
 
     @classmethod
     def read(cls, arrays: Mapping[str, np.ndarray]) -> Generated:
         """From named arrays returned by `arrays`."""
-        return cls(ItemRequests.read(arrays), under(_VALUE, arrays), under(_ROW, arrays))
+        return cls(
+            ItemRequests.read(arrays), strip_prefix(_VALUE, arrays), strip_prefix(_ROW, arrays)
+        )
 
     def take(self, places: np.ndarray) -> Generated:
         """The clients at the given positions, `int64 [n]`."""

@@ -23,7 +23,7 @@ import pandas as pd
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedrec.errors import RefusalError
-from fedrec.prefixes import under
+from fedrec.prefixes import strip_prefix
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.generated import Generated, ItemRequests
 from fedrec.protocol.orders import (
@@ -124,7 +124,7 @@ def _refuses_malformed(
 def unpack_train_order(content: RecordDict) -> TrainOrder:
     """The order of a training message without its parameters."""
     config = config_of(content)
-    masking = under(_SECURE, config)
+    masking = strip_prefix(_SECURE, config)
     overrides = {key: float(config[key]) for key in OVERRIDES if key in config}  # type: ignore
     return TrainOrder(
         round=int(config.get("server-round", 0)),  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ class Discovery:
         pause = 0.2
         waited = 0.0
         while True:
-            self.look()
+            self.refresh_roster()
             if len(self._known) >= nodes and any(
                 len(presence.training) for presence in self._known.values()
             ):
@@ -135,7 +135,7 @@ class Discovery:
         more = [f"{len(told) - _NAMED} others"] if len(told) > _NAMED else []
         return "; ".join([f"{len(self._known)} joined", *told[:_NAMED], *more])
 
-    def look(self) -> bool:
+    def refresh_roster(self) -> bool:
         """Ask the new nodes that are online; whether any joined."""
         strangers = [
             node

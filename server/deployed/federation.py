@@ -55,9 +55,9 @@ class DeployedFederation(Federation):
         super().__init__(experiment, grid)
         self.validator = ReplyValidator(self.dropped)
 
-    def look(self) -> bool:
+    def refresh_roster(self) -> bool:
         """Look for new nodes; whether `roster` has changed."""
-        if not self.discovery.look():
+        if not self.discovery.refresh_roster():
             return False
         self.roster = self.discovery.roster
         if self.secure is not None:

@@ -21,7 +21,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedrec.components.registry import MODEL, resolve
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.messages import (
@@ -120,7 +120,7 @@ class ForeignClientGrid(WrappedGrid):
 
     def _initial(self) -> dict[str, np.ndarray]:
         """The reply of a fedrec node, computed from the server's own copy of the catalogue."""
-        schema = KEPT.population(self._experiment).schema()
+        schema = POPULATIONS.population(self._experiment).schema()
         model = resolve(MODEL, self._experiment.model.name)(
             self._experiment.settings(MODEL), schema
         )

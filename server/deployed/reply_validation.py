@@ -48,13 +48,13 @@ class Asked(NamedTuple):
 
     Attributes:
         clients: how many clients it named, 0 for all.
-        bare: whether their updates come without clip and noise.
+        unprotected: whether their updates come without clip and noise.
         weighting: how they count in the sum.
         step: the local step.
     """
 
     clients: int
-    bare: bool
+    unprotected: bool
     weighting: str
     step: str
 
@@ -84,7 +84,7 @@ class ReplyValidator:
         """
         asked = {message.metadata.dst_node_id: _asked(message) for message in sent}
         good: dict[int, Message] = {}
-        bare: dict[int, tuple[float, float]] = {}
+        unprotected: dict[int, tuple[float, float]] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
@@ -97,9 +97,9 @@ class ReplyValidator:
                 self._dropped.dropped(node, reason)
                 continue
             good[node] = reply
-            if asked[node].bare:
-                bare[node] = size
-        self._bound({node: good[node] for node in bare}, bare, asked, theta)
+            if asked[node].unprotected:
+                unprotected[node] = size
+        self._bound({node: good[node] for node in unprotected}, unprotected, asked, theta)
         return list(good.values())
 
     def _bound(
@@ -237,8 +237,8 @@ def _inspected(
         return _norm_of_mean(reply, theta)
     found = unpack_sum(reply.content)
     _check_counts(found, asked)
-    bare = asked.bare
-    strange = set(found.total) ^ set(theta if bare else found.total.keys() & theta.keys())
+    unprotected = asked.unprotected
+    strange = set(found.total) ^ set(theta if unprotected else found.total.keys() & theta.keys())
     if strange:
         raise ValueError(f"unknown or missing parameters {sorted(strange)[:3]}")
     for name, change in found.total.items():
@@ -271,7 +271,7 @@ def _check_counts(found: TrainSum, asked: Asked) -> None:
         raise ValueError(f"{found.clients} clients where {most} were asked for")
     if found.examples < 0 or not abs(found.loss) <= _LARGEST_LOSS * max(found.losses, 1):
         raise ValueError("impossible counts or losses")
-    if asked.bare:
+    if asked.unprotected:
         expected = float(found.examples if asked.weighting == "examples" else found.clients)
     else:
         expected = float(found.clients)

@@ -78,7 +78,7 @@ class DroppedReplies(RunExtension):
         if "totals" in memory:
             self._counts, self._nodes = map(Counter, json.loads(memory["totals"].tobytes()))
 
-    def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """A sentence with the totals, the final evaluation included; none without such replies."""
         dropped = self._counts["dropped"]
         bounded = self._counts["bounded"]

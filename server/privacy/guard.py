@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import RunError
-from fedrec.prefixes import together, under
+from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.accounting.events import Event, to_record
 from fedrec.privacy.config import PrivacyConfig
@@ -115,7 +115,7 @@ class Guard(RunExtension):
         """The epsilon spent so far."""
         return {"epsilon": self.epsilon()}
 
-    def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """The privacy cost of the run, as sentences and as JSON values."""
         report = self.phases.report(self.ledger.accountant)
         accountants = self._accountants()
@@ -223,7 +223,7 @@ class Guard(RunExtension):
 
     def memory(self) -> dict[str, np.ndarray]:
         """State for a resumed run beside the ledger, with the number of charges in it."""
-        own = together({f"{phase}/": part.state() for phase, part in self._guarded()})
+        own = add_prefix({f"{phase}/": part.state() for phase, part in self._guarded()})
         return {**own, _CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
 
     @property
@@ -261,7 +261,7 @@ class Guard(RunExtension):
         if _CHARGES in memory:
             self.refuse_lost_charges(int(memory[_CHARGES]), float(memory[_SPENT]))
         for phase, part in self._guarded():
-            part.restore(under(f"{phase}/", memory))
+            part.restore(strip_prefix(f"{phase}/", memory))
 
     def _guarded(self) -> list[tuple[str, DpFedAvg]]:
         return [

@@ -217,7 +217,7 @@ class PersonalAccounts(RunExtension):
         """The rounds in which clients were asked, in their order, if they are recorded."""
         return uploads_in(self._file) if self._file.exists() else []
 
-    def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """Write `epsilons.csv`; gives the report in words and as JSON values."""
         table = self.table()
         write_atomically(self.run.path / "epsilons.csv", table.to_csv())

@@ -16,7 +16,7 @@ from fedrec.attacks.attribute import Inference, infer_attribute
 from fedrec.attacks.classifier import Attacker
 from fedrec.attacks.membership import one_hot, top_lists
 from fedrec.config import did_you_mean
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
@@ -93,8 +93,8 @@ def attack_attribute(
             few users.
         FedrecError: see `simulations.runner.run`.
     """
-    KEPT.renew(experiment)
-    population = KEPT.population(experiment)
+    POPULATIONS.renew(experiment)
+    population = POPULATIONS.population(experiment)
     users, labels, categories = _attacked(population, options.attribute)
     recommends: dict[str, float] = {}
     if options.source == "profiles":

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedrec.attacks.membership import Describer, Encoding, forest_scores, top_lists, train_forest
 from fedrec.attacks.success import Success, measure
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.data.memberships import shadow_plan
 from fedrec.data.population import Population
 from fedrec.experiment.schema import Experiment
@@ -95,8 +95,8 @@ def attack_membership(
         ExperimentError: too few users, or scikit-learn is missing.
         FedrecError: see `simulations.runner.run`.
     """
-    KEPT.renew(experiment)
-    population = KEPT.population(experiment)
+    POPULATIONS.renew(experiment)
+    population = POPULATIONS.population(experiment)
     plan = shadow_plan(
         population.partition.training_clients,
         shadow_users=options.shadow_users,

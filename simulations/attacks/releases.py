@@ -24,7 +24,7 @@ from fedrec.data.population import Population
 from fedrec.errors import RunError
 from fedrec.experiment.phases import phase_at, phases_of
 from fedrec.experiment.schema import Experiment
-from fedrec.prefixes import together, under
+from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.atomic_files import open_atomically
@@ -119,7 +119,7 @@ class Watch(Callback):
         """The run is finished."""
         found = {f"{phase}/": self._releases(phase).arrays() for phase in self._plans}
         with open_atomically(self._file) as file:
-            np.savez(file, **together(found))  # type: ignore[arg-type]
+            np.savez(file, **add_prefix(found))  # type: ignore[arg-type]
 
     def _record(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
         phase = phase_at(self._phases, round_number).name
@@ -163,7 +163,7 @@ def recorded(file: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, Releases]
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
             tables = {name: arrays[name] for name in arrays.files}
-        found = {phase: Releases(**under(f"{phase}/", tables)) for phase in plans}
+        found = {phase: Releases(**strip_prefix(f"{phase}/", tables)) for phase in plans}
         if all(own.fits(plans[phase].count) for phase, own in found.items()):
             return found
         shown = ", ".join(

@@ -23,7 +23,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
 from fedrec.components.errors import line_of
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.data.population import Population
 from fedrec.errors import EngineError, FedrecError
 from fedrec.experiment.loading import from_run_config
@@ -75,7 +75,7 @@ class NodeActor:
         population: Population,
     ) -> None:
         self.context = Context(1, FIRST_NODE_ID + place, node_config, RecordDict(), run_config)
-        KEPT.hold(from_run_config(run_config), population)
+        POPULATIONS.hold(from_run_config(run_config), population)
 
     def handle(self, packed: bytes, *shared: ArrayRecord) -> Answer:
         """Answer one message, `_packed`; its large arrays come separately, from the object
@@ -229,7 +229,7 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
     engine = run.experiment.engine
     nodes = engine.nodes or 1
     ours = not ray.is_initialized()
-    connect(engine.ray_address, nodes, _bytes(KEPT.population(run.experiment)))
+    connect(engine.ray_address, nodes, _bytes(POPULATIONS.population(run.experiment)))
     if ours and engine.ray_address is None and not has_token():
         log.warning(
             "Ray's token authentication is off: other users of this machine may be able to connect"
@@ -239,8 +239,8 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
         gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
         remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)
         configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
-        population = ray.put(KEPT.population(run.experiment))
-        KEPT.hold(run.experiment, ray.get(population))
+        population = ray.put(POPULATIONS.population(run.experiment))
+        POPULATIONS.hold(run.experiment, ray.get(population))
         placement = Placement(
             lambda place: remote.remote(place, *configs[place], population), nodes
         )
@@ -252,7 +252,7 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
     finally:
         if not ours or engine.ray_address is not None:
             # An object store that outlives this process reuses the memory for other objects.
-            KEPT.drop(run.experiment)
+            POPULATIONS.drop(run.experiment)
         if ours:
             ray.shutdown()
 

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.prefixes import together, under
+from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.protocol.generated import Generated, ItemRequests
 from fedrec.protocol.messages import pack_train
 from fedrec.protocol.orders import TrainEach, TrainOrder
@@ -68,12 +68,12 @@ class PerClientStrategy(CohortStrategy):
 
     def state(self) -> dict[str, np.ndarray]:
         """All `memories` in one table."""
-        return together({prefix: memory.state() for prefix, memory in self.memories.items()})
+        return add_prefix({prefix: memory.state() for prefix, memory in self.memories.items()})
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Restore what `state` returned."""
         for prefix, memory in self.memories.items():
-            memory.restore(under(prefix, state))
+            memory.restore(strip_prefix(prefix, state))
 
     def protect(self, privacy: DpFedAvg) -> None:
         """Always raises an error.

@@ -37,7 +37,7 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import MAIN, Phase, step_table
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.prefixes import together, under
+from fedrec.prefixes import add_prefix, strip_prefix
 from strategies.base import Cohorts, CohortStrategy
 from strategies.wrappers._by_round import ByRound
 
@@ -146,12 +146,12 @@ class TwoStage(ByRound):
 
     def state(self) -> dict[str, np.ndarray]:
         """The states of both strategies, each under the name of its stage."""
-        return together({f"{stage}/": inner.state() for stage, inner in self.stages.items()})
+        return add_prefix({f"{stage}/": inner.state() for stage, inner in self.stages.items()})
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Restore what `state` returned."""
         for stage, inner in self.stages.items():
-            inner.restore(under(f"{stage}/", state))
+            inner.restore(strip_prefix(f"{stage}/", state))
 
 
 def _participants(config: StageOneConfig, cohorts: Cohorts) -> tuple[np.ndarray, np.ndarray]:

@@ -28,7 +28,7 @@ def asked(monkeypatch):
         def population(experiment):
             return experiment.name, experiment.seed
 
-    monkeypatch.setattr(central_choices, "KEPT", Kept)
+    monkeypatch.setattr(central_choices, "POPULATIONS", Kept)
     monkeypatch.setattr(central_choices, "RankingProtocol", Protocol)
     monkeypatch.setattr(central_choices, "measured", measured)
     return found

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedrec
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.errors import DataError, ExperimentError
 from simulations.cli import app
 
@@ -47,7 +47,7 @@ def with_data(trained, table):
 
     def put(rows):
         rows.to_csv(file, index=False)
-        KEPT.drop(trained.experiment)
+        POPULATIONS.drop(trained.experiment)
         return trained
 
     yield put

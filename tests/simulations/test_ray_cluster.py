@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.errors import FedrecError
 from fedrec.experiment.loading import load
 from server.callbacks.base import Callback
@@ -126,9 +126,9 @@ def test_three_raylets_give_the_numbers_of_one_process(cluster, table, tmp_path)
     result = runner.run(table, output=tmp_path / "cluster", callbacks=[Look()])
     assert len(seen) >= 2
     # its arrays were in the cluster's object store, in memory that other objects use now
-    assert KEPT.cached(load(table)) is None
+    assert POPULATIONS.cached(load(table)) is None
     serial = serial_run(table, tmp_path / "serial")
-    assert KEPT.cached(load(table)) is not None
+    assert POPULATIONS.cached(load(table)) is not None
     same(result, serial)
     for name in ("rounds.csv", "users.csv"):
         assert (result.folder / name).read_bytes() == (serial.folder / name).read_bytes()

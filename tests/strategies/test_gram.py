@@ -12,7 +12,7 @@ import torch
 import fedrec
 from clients.steps.gram import Gram, GramConfig
 from fedrec.baselines.factorisation.ease import item_weights
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.factors.chosen_items import chosen_items, item_scale
@@ -41,7 +41,7 @@ def table(tiny_experiment):
 
 
 def histories(experiment):
-    population = KEPT.population(load(experiment))
+    population = POPULATIONS.population(load(experiment))
     return population.histories(population.training_clients).astype(np.float64)
 
 

@@ -56,7 +56,7 @@ sql_corestate: Any = importlib.import_module("flwr.supercore.corestate.sql_cores
 sql_mixin: Any = importlib.import_module("flwr.supercore.sql_mixin")
 
 
-class Seldom:
+class Throttle:
     """Rate limit: one caller at a time, and none for some seconds after it.
 
     Args:
@@ -100,9 +100,9 @@ class TidyLinkState(SqlLinkState):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._forgotten: deque[tuple[float, set[str]]] = deque()
-        self._tidying = Seldom(TIDYING, at_once=False)
-        self._expiring = Seldom(SETTLING)
-        self._entering = Seldom(SETTLING)
+        self._tidying = Throttle(TIDYING, at_once=False)
+        self._expiring = Throttle(SETTLING)
+        self._entering = Throttle(SETTLING)
         self._bytes: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         self._counting = Lock()
         self.empty_queues = EmptyQueues()

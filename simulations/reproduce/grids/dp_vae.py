@@ -30,7 +30,7 @@ import torch
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.hosting.node import Node
 from fedrec.baselines.evaluation import evaluate_baselines
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.errors import ClientError
 from fedrec.experiment.loading import load
 from fedrec.metrics.ranking import ranking_metrics
@@ -201,7 +201,7 @@ def _ideal(lengths: np.ndarray) -> np.ndarray:
 
 def baselines_on_whole_histories(seed: int) -> dict[str, dict[str, float]]:
     """The same for popularity and EASE."""
-    population = KEPT.population(load(PRIVATE, [f"seed={seed}"]))
+    population = POPULATIONS.population(load(PRIVATE, [f"seed={seed}"]))
     names = ("popularity", "ease")
     return evaluate_baselines(
         names, population, held_out="test", ks=(20, 50, 100), protocol="reconstruction"
@@ -215,7 +215,7 @@ def bounded(seed: int, p_min: float, baseline: str) -> dict[str, Any]:
     Lists of all users are ranked, also of those who do not train, so that all values of `p_min`
     have the same ones.
     """
-    population = KEPT.population(
+    population = POPULATIONS.population(
         load(PRIVATE, [f"seed={seed}", f"split={{name='bounded', p-min={p_min}}}"])
     )
     found = evaluate_baselines((baseline,), population, held_out="validation", ks=(20, 50, 100))
@@ -229,7 +229,7 @@ def noisy_popularity(seed: int) -> dict[str, dict[str, float]]:
     All users get one list, by the sum. The noise is drawn once for the sum, which has the same
     distribution.
     """
-    population = KEPT.population(load(PRIVATE, [f"seed={seed}"]))
+    population = POPULATIONS.population(load(PRIVATE, [f"seed={seed}"]))
     clients = population.evaluated_clients("test")
     lists = population.held_out(clients, "test")
     masks = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")}

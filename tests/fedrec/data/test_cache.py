@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from fedrec.data.cache import Kept
+from fedrec.data.cache import PopulationCache
 from fedrec.experiment.loading import load
 from simulations import runner
 
@@ -43,7 +43,7 @@ def path(tmp_path):
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_rewritten_data_are_read_again_by_what_begins_anew(table, path, dataset):
     table["dataset"] = DATASETS[dataset](path)
-    experiment, kept = load(table), Kept()
+    experiment, kept = load(table), PopulationCache()
     first = kept.population(experiment)
     kept.renew(experiment)
     assert kept.population(experiment) is first
@@ -57,7 +57,7 @@ def test_a_table_of_the_same_size_and_a_table_of_features_are_noticed(table, pat
     features = path.with_name("sorts.csv")
     features.write_text("item,sort\n0,a\n1,b\n")
     table["dataset"] = {"name": "table", "path": str(path), "item-features": ["sorts.csv"]}
-    experiment, kept = load(table), Kept()
+    experiment, kept = load(table), PopulationCache()
     for changed in (path, features):
         first = kept.population(experiment)
         changed.write_bytes(changed.read_bytes())
@@ -69,7 +69,7 @@ def test_a_table_of_the_same_size_and_a_table_of_features_are_noticed(table, pat
 def test_populations_from_elsewhere_are_kept(table, path):
     """A node of a cluster has the data from the object store, and perhaps no file."""
     table["dataset"] = DATASETS["table"](path)
-    experiment, kept, other = load(table), Kept(), Kept()
+    experiment, kept, other = load(table), PopulationCache(), PopulationCache()
     other.hold(experiment, kept.population(experiment))
     path.unlink()
     other.renew(experiment)

@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedrec.data.cache import KEPT
+from fedrec.data.cache import POPULATIONS
 from fedrec.data.perturbation import TrainingData
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
@@ -180,10 +180,10 @@ def test_shares_are_among_the_public_users_alone(world):
 
 
 def test_populations_with_other_perturbations_are_others(load_tiny):
-    plain, changed = (KEPT.population(load_tiny(*some)) for some in ([], TARGETED))
+    plain, changed = (POPULATIONS.population(load_tiny(*some)) for some in ([], TARGETED))
     assert plain is not changed and plain.perturbed is None
-    assert changed is KEPT.population(load_tiny(*TARGETED))
-    assert changed is not KEPT.population(load_tiny(*TARGETED, "perturb.budget=0.5"))
+    assert changed is POPULATIONS.population(load_tiny(*TARGETED))
+    assert changed is not POPULATIONS.population(load_tiny(*TARGETED, "perturb.budget=0.5"))
 
 
 def test_guarantees_are_those_of_each_client(world):

@@ -74,10 +74,10 @@ def discovery(nodes, file, timeout=5.0, **settings):
 def test_late_nodes_are_asked_once_and_remembered(tmp_path):
     nodes = Nodes({7: presence(1, [4, 9], [4]), 3: presence(0, [5])})
     found = discovery(nodes, tmp_path / "roster.json")
-    assert found.wait_for(2).nodes == (3, 7) and not found.look() and len(nodes.pushed) == 2
+    assert found.wait_for(2).nodes == (3, 7) and not found.refresh_roster() and len(nodes.pushed) == 2
     nodes.answers[11] = presence(2**61, [2**61 + 1])
     assert (
-        found.look()
+        found.refresh_roster()
         and found.roster.training.tolist() == [4, 5, 9, 2**61 + 1]
         and len(nodes.pushed) == 3
     )
@@ -98,7 +98,7 @@ def test_a_client_id_belongs_to_the_first_node_and_to_none_of_two_at_once(tmp_pa
     found = discovery(nodes, tmp_path / "r.json")
     found.wait_for(1)
     nodes.answers |= {4: presence(1, [6, 7]), 8: presence(2, [7, 8], [5])}
-    found.look()
+    found.refresh_roster()
     assert {
         n: p.training.tolist()
         for n, p in zip(found.roster.nodes, found.roster.presences, strict=True)
@@ -200,7 +200,7 @@ def test_cohorts_take_in_who_joins(load_tiny, tmp_path):
     some = cohorts.among(np.array([0, 1, 2]), cohorts.section.model_copy(update={"cohort": 2}))
     assert cohorts.sample(1).tolist() == list(range(10))
     nodes.answers[4] = presence(1, range(10, 20))
-    found.look()
+    found.refresh_roster()
     cohorts.joined(found.roster)
     drawn = np.concatenate([cohorts.sample(number) for number in range(1, 8)])
     assert (drawn >= 10).any() and len(cohorts.clients) == 20

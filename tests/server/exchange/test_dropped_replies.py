@@ -8,7 +8,7 @@ from server.exchange.dropped_replies import DroppedReplies
 
 def test_a_simulation_has_no_columns_until_a_reply_is_dropped():
     record = DroppedReplies()
-    assert record.columns() == {} and record.close(1) == ([], {})
+    assert record.columns() == {} and record.report(1) == ([], {})
     record.dropped(7, "no answer in time")
     assert record.columns()["dropped-replies"] == 1
     assert record.columns() == {
@@ -29,7 +29,7 @@ def test_the_end_of_a_run_states_the_totals_also_of_a_resumed_one():
     resumed = DroppedReplies(always=True)
     resumed.restore(record.memory())
     resumed.dropped(None, "its metrics: in the final evaluation")
-    (line,), table = resumed.close(3)
+    (line,), table = resumed.report(3)
     assert line.startswith("Replies of nodes: 3 dropped or missing, 1 scaled down, in 1 of 3 round")
     assert "node 7 2, node 8 1" in line and table["dropped"] == 3
 
@@ -38,5 +38,5 @@ def test_in_mode_secure_no_node_is_named():
     record = DroppedReplies(always=True, names=False)
     record.dropped(7, "no answer in time")
     assert record.columns()["dropped-or-bounded"] == ""
-    (line,), _ = record.close(1)
+    (line,), _ = record.report(1)
     assert "1 dropped" in line and "7" not in line

@@ -374,15 +374,15 @@ def test_pieces_of_a_message_that_flower_just_forgot_can_still_be_read(linked):
 
 def test_what_is_done_seldom_is_done_once_in_a_while_and_never_twice_at_a_time():
     now, done = [0.0], []
-    seldom = superlink.Seldom(1.0, clock=lambda: now[0])
+    seldom = superlink.Throttle(1.0, clock=lambda: now[0])
     for now[0] in (0.0, 0.5, 0.99, 1.0, 1.5):
         seldom.run(lambda: (done.append(now[0]), seldom.run(lambda: done.append("inside")))[0])
     assert done == [0.0, 1.0]
-    later = superlink.Seldom(1.0, at_once=False, clock=lambda: now[0])
+    later = superlink.Throttle(1.0, at_once=False, clock=lambda: now[0])
     later.run(lambda: done.append("too soon"))
     assert done == [0.0, 1.0]
     with pytest.raises(ZeroDivisionError):
-        superlink.Seldom(0.0).run(lambda: 1 / 0)
+        superlink.Throttle(0.0).run(lambda: 1 / 0)
 
 
 def test_bytes_that_travelled_are_written_together_and_none_is_lost(linked, monkeypatch):
@@ -412,7 +412,7 @@ def test_silent_tasks_are_looked_for_once_a_second(linked, monkeypatch):
     monkeypatch.setattr(
         superlink.SqlLinkState, "_cleanup_expired_task_tokens", lambda _: looks.append(1)
     )
-    state._expiring = superlink.Seldom(superlink.SETTLING)
+    state._expiring = superlink.Throttle(superlink.SETTLING)
     for _ in range(5):
         state.get_tasks()
     assert looks == [1]
