@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -16,6 +17,15 @@ from server.cohorts.roster import Roster, call_roster
 from server.exchange.dropped_replies import DroppedReplies
 from server.exchange.replies import answers
 from server.privacy.secure_sums import secure_sums
+
+
+@runtime_checkable
+class SharesMemory(Protocol):
+    """A grid whose nodes read parameters without a copy."""
+
+    def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The same arrays in memory that the nodes can read."""
+        ...
 
 
 class Federation:
@@ -64,10 +74,10 @@ class Federation:
     def shared(self, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The same parameters, writable, in memory that the grid shares with the nodes if it has
         such memory."""
-        share = getattr(self.grid, "share", dict)
+        offered = self.grid.share(parameters) if isinstance(self.grid, SharesMemory) else parameters
         shared = {
             name: value if value.flags.writeable else value.copy()
-            for name, value in share(parameters).items()
+            for name, value in offered.items()
         }
         release_free_heap()  # frees the replies that held the parameters
         return shared

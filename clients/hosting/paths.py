@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from clients.local.sufficient_statistics import SufficientStatistics
 from clients.step import CohortStep, GeneratedStep, Step
 from fedrec.components.errors import named
 from fedrec.errors import ExperimentError
@@ -40,7 +41,7 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
     """The fastest path that a step, a model and the engine's settings allow.
 
     Steps that train one client at a time, and item tables that stay on the device, take
-    `reference` whatever `engine.path` says.
+    `reference` whatever `engine.path` says; steps that train nothing take `blocks`.
 
     Raises:
         ExperimentError: `engine.path` is `kernel`, and the step trains in blocks but not in native
@@ -54,7 +55,7 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
         return TrainingPath("reference", f"step {type(step).__name__} trains one client at a time")
     if step.private_names(list(model.item_tables)):
         return TrainingPath("reference", "item tables are private")
-    if engine.path == "blocks":
+    if engine.path == "blocks" or isinstance(step, SufficientStatistics):  # nothing is trained
         return TrainingPath("blocks")
     refusal = step.declared_refusal()
     if refusal is None and engine.precision != "float32":

@@ -74,7 +74,9 @@ def discovery(nodes, file, timeout=5.0, **settings):
 def test_late_nodes_are_asked_once_and_remembered(tmp_path):
     nodes = Nodes({7: presence(1, [4, 9], [4]), 3: presence(0, [5])})
     found = discovery(nodes, tmp_path / "roster.json")
-    assert found.wait_for(2).nodes == (3, 7) and not found.refresh_roster() and len(nodes.pushed) == 2
+    assert (
+        found.wait_for(2).nodes == (3, 7) and not found.refresh_roster() and len(nodes.pushed) == 2
+    )
     nodes.answers[11] = presence(2**61, [2**61 + 1])
     assert (
         found.refresh_roster()

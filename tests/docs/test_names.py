@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every back-quoted Python name and path of ours in the documentation exists in the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
+FOLDERS = (*PACKAGES, "tests", "benchmarks", "examples")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOREIGN = {"KNNWithMeans", "my_wandb.py", "snake_case"}  # of another library; a reader's own
+NAME = re.compile(r"[A-Za-z_][\w.]*(\(\))?")
+PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./-]+")
+WRITTEN = re.compile(r"\.(txt|db|crt|key|jsonl)$")  # files that a run writes
+
+
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    """All names in the source: definitions, arguments, attributes, keys, and files."""
+    found: set[str] = set()
+    for file in (file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")):
+        found.update(*(part.split(".") for part in file.relative_to(ROOT).parts))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for field in ("name", "arg", "id", "attr", "module"):
+                value = getattr(node, field, None)
+                found.update(value.split(".") if isinstance(value, str) else ())
+            own = file != Path(__file__)  # the names below are nowhere else
+            if own and isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def unknown_names(text: str, known: set[str]) -> list[str]:
+    """Back-quoted names of a page, outside of code blocks, that the source does not have."""
+    quoted = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
+    return [name for name in quoted if name not in FOREIGN and not _is_there(name, known)]
+
+
+def _is_there(name: str, known: set[str]) -> bool:
+    if PATH.fullmatch(name):
+        return (ROOT / name).exists()
+    looks_like_python = re.search(r"[a-z]_[a-z]|[a-z][A-Z]|\w\.\w|\(\)$", name)
+    if not (NAME.fullmatch(name) and looks_like_python) or WRITTEN.search(name):
+        return True
+    plain = name.removesuffix("()")
+    return plain in known or (ROOT / plain).exists() or set(plain.split(".")) <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_names_of_a_page_exist(page, known):
+    assert not unknown_names(page.read_text(encoding="utf-8"), known)
+
+
+def test_a_name_that_is_nowhere_is_found(known):
+    page = "`by_phase` `Strategy.by_phases` `clients/nowhere.py` `no_such_name()` `fedrec.load`"
+    assert unknown_names(page, known) == [
+        "Strategy.by_phases",
+        "clients/nowhere.py",
+        "no_such_name()",
+    ]
