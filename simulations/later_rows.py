@@ -9,7 +9,7 @@ rows are training rows: nothing is held out, and each user is served from its wh
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fedrec.components.registry import DATASET
-from fedrec.data.files.delimited import missing_column
-from fedrec.data.files.tables import read_columns, table_columns
+from fedrec.data.files.tables import Layout, columns_of, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.data.readers.table import TableConfig, indexed
@@ -46,38 +45,22 @@ def read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> I
     config = (
         settings if isinstance(settings, TableConfig) else TableConfig.parse(_BESIDE, at="history")
     )
+    layout = Layout.own(
+        {config.user: str, config.item: str},
+        {name: None for name in (config.rating, config.time) if name},
+        {config.user: "dataset.user", config.item: "dataset.item"},
+        separator=config.separator,
+        header=config.header,
+    )
     if isinstance(source, pd.DataFrame):
         path = Path("history")
-        present = [str(name) for name in source.columns]
+        frame = columns_of("history", source, layout)
     else:
         path = Path(source)
-        if not path.is_file():
-            raise DataError(f"{path} is not there", expected="a CSV or Parquet file", got="no file")
-        present = table_columns(path, separator=config.separator, header=config.header)
-    optional = {
-        name: column if column in present else None
-        for name, column in (("rating", config.rating), ("time", config.time))
-    }
-    config = config.model_copy(update={**optional, "user_features": (), "item_features": ()})
-    wanted = {config.user: "dataset.user", config.item: "dataset.item"}
-    wanted |= {column: f"dataset.{name}" for name, column in optional.items() if column}
-    if isinstance(source, pd.DataFrame):
-        return indexed("history", _columns(source, wanted, path), config, path)
-    inferred = [column for column in optional.values() if column]
-    frame = read_columns(
-        path, wanted, separator=config.separator, inferred=inferred, header=config.header
-    )
-    return indexed("history", frame, config, path)
-
-
-def _columns(table: pd.DataFrame, wanted: Mapping[str, str], name: Path) -> dict[str, pd.Series]:
-    present = [str(column) for column in table.columns]
-    for column, setting in wanted.items():
-        if column not in present:
-            raise missing_column(name, column, present, setting=setting)
-    if table.empty:
-        raise DataError("history has no rows", expected="at least one row", got="none")
-    return {column: pd.Series(table[column]) for column in wanted}
+        frame = read_table(path, layout)
+    roles = {"rating": config.rating, "time": config.time}
+    left_out = {role: None for role, name in roles.items() if name not in frame}
+    return indexed("history", frame, config.model_copy(update=left_out), path)
 
 
 def grown_population(
@@ -177,6 +160,7 @@ def _ratings(tables: Sequence[Interactions], kept: np.ndarray) -> np.ndarray | N
             "the history has no ratings",
             expected="a column of ratings, as the data of the run have",
             got="none",
+            fix="add the column",
         )
     return np.concatenate(ratings)[kept]
 

@@ -25,7 +25,8 @@ from fedrec.components import registry
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.client_data import ClientData, HeldOut
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.files.tables import ids_of, numbers_of, read_columns, table_columns, times_of
+from fedrec.data.files.columns import ids_of, numbers_of, times_of
+from fedrec.data.files.tables import Columns, Layout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.data.split import Partition
@@ -181,11 +182,10 @@ def _read_own(
     data: Path, catalogue: Path, *_: object
 ) -> tuple[Interactions, list[str], np.ndarray | None]:
     known = Catalogue.read(catalogue)
-    present = table_columns(data, separator=",")
     numeric = [name for name, has in (("rating", known.rated), ("time", known.timed)) if has]
-    features = [name for name, _ in known.user_features if name in present]
-    wanted = ["user", "item", *numeric, *features, *(["part"] if "part" in present else [])]
-    frame = read_columns(data, dict.fromkeys(wanted, "--data"), separator=",", inferred=numeric)
+    needed = {"user": str, "item": str, **dict.fromkeys(numeric)}
+    optional = dict.fromkeys([*(name for name, _ in known.user_features), "part"], str)
+    frame = read_table(data, Layout.own(needed, optional, dict.fromkeys(needed, "--data")))
     items = pd.Index(known.item_ids).get_indexer(pd.Index(ids_of(frame["item"], data).astype(str)))
     kept = items >= 0
     if not kept.all():
@@ -198,9 +198,7 @@ def _read_own(
             expected="items of the catalogue",
             got="none of them",
         )
-    column = {
-        name: pd.Series(values[kept]).reset_index(drop=True) for name, values in frame.items()
-    }
+    column = {name: values[kept].reset_index(drop=True) for name, values in frame.items()}
     codes, names = pd.factorize(column["user"].astype(str), sort=True)
     interactions = Interactions(
         name="own data",
@@ -216,7 +214,7 @@ def _read_own(
     return interactions, [str(name) for name in names], _parts(column, data)
 
 
-def _parts(column: dict[str, pd.Series], data: Path) -> np.ndarray | None:
+def _parts(column: Columns, data: Path) -> np.ndarray | None:
     if "part" not in column:
         return None
     part = column["part"].astype(str).to_numpy()
@@ -238,7 +236,7 @@ def _partition(interactions: Interactions, part: np.ndarray) -> Partition:
 
 
 def _user_features(
-    known: Catalogue, column: dict[str, pd.Series], codes: np.ndarray, users: int
+    known: Catalogue, column: Columns, codes: np.ndarray, users: int
 ) -> FeatureTable:
     first = np.full(users, -1, dtype=np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedrec.data.files.delimited import Layout, read_delimited
+from fedrec.data.files.tables import Columns, Layout, read_table
 from fedrec.data.files.verification import require_complete_lines
 from fedrec.data.interactions import Interactions
 from fedrec.errors import DataError
@@ -41,12 +41,10 @@ def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.nd
             f"the file of fold {fold} is missing", expected=f"a file {path}", got="nothing", fix=fix
         )
     require_complete_lines(path)
-    return _rows_of_pairs(interactions, read_delimited(path, _LINES), path)
+    return _rows_of_pairs(interactions, read_table(path, _LINES), path)
 
 
-def _rows_of_pairs(
-    interactions: Interactions, pairs: dict[str, np.ndarray], path: Path
-) -> np.ndarray:
+def _rows_of_pairs(interactions: Interactions, pairs: Columns, path: Path) -> np.ndarray:
     users = pd.Index(interactions.user_ids).get_indexer(pd.Index(pairs["user"]))
     items = pd.Index(interactions.item_ids).get_indexer(pd.Index(pairs["item"]))
     known = pd.Index(interactions.users * interactions.num_items + interactions.items)

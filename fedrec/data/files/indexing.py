@@ -35,10 +35,10 @@ def _lookup(values: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
 def index_rows(
     name: str,
     *,
-    users: np.ndarray,
-    items: np.ndarray,
-    ratings: np.ndarray | None = None,
-    times: np.ndarray | None = None,
+    users: np.ndarray | pd.Series,
+    items: np.ndarray | pd.Series,
+    ratings: np.ndarray | pd.Series | None = None,
+    times: np.ndarray | pd.Series | None = None,
 ) -> Interactions:
     """Interactions without features from columns `[rows]` of the source's ids; users and items are
     those that occur.
@@ -46,8 +46,8 @@ def index_rows(
     Raises:
         DataError: see `Interactions`.
     """
-    user_ids, user_index = dense_index(users)
-    item_ids, item_index = dense_index(items)
+    user_ids, user_index = dense_index(np.asarray(users))
+    item_ids, item_index = dense_index(np.asarray(items))
     return Interactions(
         name=name,
         users=user_index,
@@ -56,6 +56,6 @@ def index_rows(
         item_ids=item_ids,
         user_features=FeatureTable(len(user_ids)),
         item_features=FeatureTable(len(item_ids)),
-        ratings=ratings,
-        times=times,
+        ratings=None if ratings is None else np.asarray(ratings),
+        times=None if times is None else np.asarray(times),
     )

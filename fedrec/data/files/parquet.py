@@ -14,24 +14,17 @@ from fedrec.errors import DataError
 PARQUET = (".parquet", ".pq")
 
 
-def parquet_columns(path: Path) -> list[str]:
-    """Names of the columns, those with nested values included.
+def parquet_columns(path: Path) -> list[tuple[str, str]]:
+    """Name of each column, and its type if its rows have lists, structs or maps; otherwise an empty
+    text.
 
     Raises:
         DataError: the file is damaged, or pyarrow is missing.
     """
-    with _reading(path) as file:
-        return list(file.schema_arrow.names)
-
-
-def nested_columns(path: Path) -> list[str]:
-    """Names of the columns with lists, structs or maps in their rows.
-
-    Raises:
-        DataError: the file is damaged, or pyarrow is missing.
-    """
-    with _reading(path) as file:
-        return [field.name for field in file.schema_arrow if field.type.num_fields]
+    with _opened(path) as file:
+        return [
+            (one.name, str(one.type) if one.type.num_fields else "") for one in file.schema_arrow
+        ]
 
 
 def read_parquet(path: Path, columns: Sequence[str]) -> pd.DataFrame:
@@ -40,26 +33,21 @@ def read_parquet(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     Raises:
         DataError: a column has nested values, the file is damaged, or pyarrow is missing.
     """
-    for name in nested_columns(path):
-        if name in columns:
+    for name, nested in parquet_columns(path):
+        if nested and name in columns:
             raise DataError(
                 f"{path}, column {name!r}: its rows have lists, structs or maps",
                 expected="one value per row, such as a number or a text",
-                got=_kind(path, name),
+                got=nested,
                 fix="write one row per value, or name another column",
             )
-    with _reading(path) as file:
+    with _opened(path) as file:
         # the notes that pandas leaves in a file say nothing about the values, and may be damaged
         return file.read(columns=list(columns)).to_pandas(ignore_metadata=True)
 
 
-def _kind(path: Path, name: str) -> str:
-    with _reading(path) as file:
-        return str(file.schema_arrow.field(name).type)
-
-
 @contextmanager
-def _reading(path: Path):
+def _opened(path: Path):
     """An open file; faults that appear while it is read are errors that name it."""
     try:
         import pyarrow

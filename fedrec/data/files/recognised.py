@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from fedrec.data.files.tables import Columns
 
 ROLES = ("user", "item", "rating", "time")
 _UNFIT = {
@@ -35,6 +37,7 @@ class Recognised:
         unfit: role -> column with a name of that role, whose values cannot be read as such.
         header: whether the first line of a CSV file has names; otherwise columns are named by their
             positions.
+        frame: the columns that were read.
     """
 
     separator: str
@@ -50,6 +53,7 @@ class Recognised:
     ignored: tuple[str, ...]
     unfit: dict[str, str]
     header: bool = True
+    frame: Columns = field(default_factory=dict, repr=False, compare=False)
 
     def lines(self) -> list[str]:
         """The result as text, one finding per line."""

@@ -5,17 +5,18 @@ contents. The result and its reasons are printed, and each column can be named e
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from fedrec.data.files.parquet import PARQUET, nested_columns
+from fedrec.data.files.columns import dates_of, ids_of, numbers_of, typed
+from fedrec.data.files.parquet import PARQUET, parquet_columns
 from fedrec.data.files.recognised import ROLES, Recognised
-from fedrec.data.files.tables import dates_of, ids_of, numbers_of, read_columns, table_columns
+from fedrec.data.files.tables import Columns, Layout, column_names, read_table
 from fedrec.errors import DataError
 
 _NAMES = {
@@ -34,12 +35,6 @@ _NAMES = {
     "ratedat when eventtime orderdate invoicedate purchasedate timestampms "
     "datum zeit zeitpunkt bestelldatum kaufdatum",
 }
-_CONVERSIONS = {
-    b"PK": "spreadsheets and zip archives are not read: export the table as CSV, or unpack it",
-    b"\x1f\x8b": "unpack it: gunzip FILE",
-    b"PAR1": "a Parquet file needs the ending .parquet",
-}
-"""First bytes of other files, and what to do with these."""
 _SEPARATORS = (",", "\t", ";", "|")
 _DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
 _VALUE = rf"-?\d+(\.\d+)?|({_DATE}).*"  # numbers and dates are values, not names
@@ -65,42 +60,26 @@ def recognise(
             or, for ratings, without a number in a row, or the user and item columns are
             ambiguous.
     """
-    if not path.is_file():
-        raise DataError(
-            "there is no table",
-            expected="a CSV or Parquet file",
-            got=f"{path}, which is {_what(path)}",
-            fix="give the path of a file with one interaction per row",
-        )
     given = given or {}
-    separator = _separator(path)
-    names = table_columns(path, separator=separator)
-    header = not all(re.fullmatch(_VALUE, name.strip()) for name in names)
-    nested = nested_columns(path) if path.suffix in PARQUET else []
-    names = [
-        name
-        for name in table_columns(path, separator=separator, header=header)
-        if name not in nested
-    ]
-    _require_two(path, names)
-    frame = read_columns(
-        path,
-        {name: "--data" for name in names},
-        separator=separator,
-        inferred=names,
-        header=header,
+    layout = _layout(path)
+    header = layout.names == "first line"
+    nested = (
+        [name for name, kind in parquet_columns(path) if kind] if path.suffix in PARQUET else []
     )
+    names = [name for name in column_names(path, layout) if name not in nested]
+    _require_two(path, names)
+    frame = read_table(path, replace(layout, columns=_types(names, given)))
     roles = tuple(role for role in ROLES if rated or role != "rating")
     columns, reasons = _assigned(path, names, frame, given, roles, header=header)
     rating = columns.get("rating")
     if "rating" in given:
         numbers_of(frame[given["rating"]], path)
-    threshold = None if rating is None else _threshold(frame[rating])
+    threshold = None if rating is None else _threshold(typed(frame[rating]))
     users, items = (_codes(frame[columns[role]], path) for role in ("user", "item"))
     pairs = np.unique(users * (items.max() + 1) + items)
     rows = len(users)
     return Recognised(
-        separator=separator,
+        separator=layout.separator,
         columns={role: columns[role] for role in ROLES if role in columns},
         reasons=reasons,
         positive_above=threshold,
@@ -115,6 +94,7 @@ def recognise(
         ignored=tuple(name for name in [*names, *nested] if name not in columns.values()),
         unfit=_unfit(names, columns, roles),
         header=header,
+        frame=frame,
     )
 
 
@@ -132,7 +112,7 @@ def _at_least_twice(numbers: np.ndarray) -> int:
 def _assigned(
     path: Path,
     names: list[str],
-    frame: Mapping[str, pd.Series],
+    frame: Columns,
     given: Mapping[str, str],
     roles: Sequence[str],
     *,
@@ -183,7 +163,7 @@ def _assigned(
 def _by_content(
     path: Path,
     names: list[str],
-    frame: Mapping[str, pd.Series],
+    frame: Columns,
     columns: dict[str, str],
     reasons: dict[str, str],
 ) -> None:
@@ -192,7 +172,8 @@ def _by_content(
     ids = [
         name
         for name in left
-        if len(left) <= 2 or (1 < frame[name].nunique() < len(frame[name]) and _whole(frame[name]))
+        if len(left) <= 2
+        or (1 < frame[name].nunique() < len(frame[name]) and _whole(typed(frame[name])))
     ]
     missing = [role for role in ("user", "item") if role not in columns]
     if not missing:
@@ -209,37 +190,21 @@ def _by_content(
         reasons[role] = "the only column of ids left" if len(ids) == 1 else "by its place"
 
 
-def _what(path: Path) -> str:
-    """What a path that is not that of a file leads to."""
-    if path.is_dir():
-        return "a folder"
-    return "a pipe or a device, which can be read once only" if path.exists() else "not there"
+def _layout(path: Path) -> Layout:
+    """The layout of a table, with the character that separates its first line into most columns;
+    values in the first line are no names."""
+    layouts = [Layout.own({}, separator=one) for one in _SEPARATORS]
+    layout = max(layouts, key=lambda one: len(column_names(path, one)))
+    values = all(re.fullmatch(_VALUE, name.strip()) for name in column_names(path, layout))
+    return replace(layout, names="places") if values else layout
 
 
-def _separator(path: Path) -> str:
-    """The character that separates the first line into most columns."""
-    if path.suffix in PARQUET:
-        return ","
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
-        counts = {one: len(next(csv.reader([first], delimiter=one), [])) for one in _SEPARATORS}
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            f"{path} is not UTF-8 text",
-            expected="a CSV file in UTF-8, or a Parquet file",
-            got=str(error),
-            fix=_conversion(path),
-        ) from None
-    return max(_SEPARATORS, key=lambda one: counts[one])
-
-
-def _conversion(path: Path) -> str:
-    """How a file that is not text becomes a table, by its first bytes."""
-    with path.open("rb") as file:
-        start = file.read(4)
-    known = (fix for first, fix in _CONVERSIONS.items() if start.startswith(first))
-    return next(known, "save it as UTF-8, such as by: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE")
+def _types(names: Sequence[str], given: Mapping[str, str]) -> dict[str, type | None]:
+    """Columns that may be ids are read as text, so that "007" is not 7."""
+    ids = [name for role, name in given.items() if role in ("user", "item")]
+    numbers = [name for role, name in given.items() if role in ("rating", "time")]
+    numbers += [name for name in names if _named("rating", name) or _named("time", name)]
+    return {name: None if name in numbers and name not in ids else str for name in names}
 
 
 def _require_two(path: Path, names: list[str]) -> None:
@@ -268,6 +233,7 @@ def _named(role: str, name: str) -> bool:
 
 def _fits(role: str, column: pd.Series) -> bool:
     """Whether a column with that name can be read in that role."""
+    column = typed(column)
     numeric = pd.api.types.is_numeric_dtype(column) and bool(
         np.isfinite(column.to_numpy(dtype=np.float64, na_value=np.nan)).all()
     )
@@ -278,6 +244,7 @@ def _looks(role: str, column: pd.Series) -> bool:
     """Whether a column without a known name holds times or, where no column has a name, ratings: a
     usual scale in steps of a half at least. Small numbers in a column with another name are more
     likely to be quantities."""
+    column = typed(column)
     if role == "rating":
         if not _fits(role, column) or _threshold(column) is None:
             return False

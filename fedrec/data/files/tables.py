@@ -1,231 +1,304 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of CSV and Parquet files, and the accepted formats of ids, numbers and times."""
+"""The reader of all tables: delimited text and Parquet. Text is parsed fast; a line that does not
+fit is found and named."""
 
 from __future__ import annotations
 
 import csv
-import re
+import io
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from fedrec.data.files.delimited import missing_column
+from fedrec.config import did_you_mean
 from fedrec.data.files.parquet import PARQUET, parquet_columns, read_parquet
 from fedrec.errors import DataError
 
-_DOTTED = re.compile(r"^\s*(\d{1,2})\.(\d{1,2})\.(\d{4})(?=$|[ T])")  # day, month, year
-_TIME = "a number or a date, such as 2022-05-26 or 26.05.2022"
+Types: TypeAlias = Mapping[str, type | None]
+Columns: TypeAlias = Mapping[str, pd.Series]
+"""Columns of a table, `[rows]` each, by name."""
+_SHOWN = 200
+_CONVERSIONS = {
+    b"PK": "spreadsheets and zip archives are not read: export the table as CSV, or unpack it",
+    b"\x1f\x8b": "unpack it: gunzip FILE",
+    b"PAR1": "a Parquet file needs the ending .parquet",
+}
+"""First bytes of other files, and what to do with these."""
 
 
-def table_columns(path: Path, *, separator: str, header: bool = True) -> list[str]:
-    """Names of the columns of a table.
+@dataclass(frozen=True)
+class Layout:
+    """The columns to read from a table, and its format if it is text.
 
-    Args:
-        path: a `.parquet` file, or any other for CSV.
-        separator: of a CSV file.
-        header: whether the first line of a CSV file has the names. Otherwise the columns are named
-            by their positions: "1", "2", and so on.
+    Attributes:
+        columns: name -> type: a NumPy integer or float type, which each value must have; `str`; or
+            None for numbers if all values are, else text.
+        optional: likewise, columns that may be missing.
+        settings: name -> the setting that names a column, for errors.
+        separator: between two values; `"::"` is allowed.
+        names: where the names of the columns come from: the first line; `columns`, which are all of
+            them, in order; or their places, "1", "2" and so on.
+        quoted: whether values may stand in double quotes.
+        gaps: whether values may be missing.
+        encoding: of the whole file.
+    """
+
+    columns: Types
+    optional: Types = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    separator: str = "\t"
+    names: Literal["first line", "columns", "places"] = "columns"
+    quoted: bool = False
+    gaps: bool = False
+    encoding: str = "utf-8-sig"
+
+    @classmethod
+    def own(
+        cls,
+        columns: Types,
+        optional: Types | None = None,
+        settings: Mapping[str, str] | None = None,
+        *,
+        separator: str = ",",
+        header: bool = True,
+    ) -> Layout:
+        """The layout of a user's own table: CSV whose values may be quoted or missing."""
+        names = "first line" if header else "places"
+        return cls(
+            columns, optional or {}, settings or {}, separator, names, quoted=True, gaps=True
+        )
+
+
+def column_names(path: Path, layout: Layout) -> list[str]:
+    """Names of all columns of a table.
 
     Raises:
-        DataError: the file is empty or not readable, or pyarrow is needed and missing.
+        DataError: there is no such file, it is empty or not readable, or pyarrow is needed and
+            missing.
     """
+    if not path.is_file():
+        raise DataError(
+            f"there is no table {path}",
+            expected="a CSV or Parquet file",
+            got=_what(path),
+            fix="give the path of the file itself",
+        )
     if path.suffix in PARQUET:
-        return parquet_columns(path)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        try:
-            names = next(csv.reader(file, delimiter=separator), [])
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise _unreadable(path, error) from None
+        return [name for name, _ in parquet_columns(path)]
+    if layout.names == "columns":
+        return list(layout.columns)
+    try:
+        names = next(_rows(path, layout), [])
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
     if not names:
         raise DataError(
-            f"{path} is empty", expected="a first line with the names of the columns", got="nothing"
+            f"{path} is empty",
+            expected="a first line with the names of the columns",
+            got="nothing",
+            fix="write the table again",
         )
-    return names if header else [str(place) for place in range(1, len(names) + 1)]
+    return names if layout.names == "first line" else [str(n + 1) for n in range(len(names))]
 
 
-def read_columns(
-    path: Path,
-    columns: Mapping[str, str],
-    *,
-    separator: str,
-    inferred: Sequence[str] = (),
-    header: bool = True,
-) -> dict[str, pd.Series]:
-    """The requested columns of a table; empty values are missing values.
+def read_table(path: Path, layout: Layout) -> Columns:
+    """The columns of a layout; text is of type object.
 
     Args:
-        path: a `.parquet` file, or any other for CSV.
-        columns: name -> the setting that names it, for error messages.
-        separator: of a CSV file.
-        inferred: columns of a CSV file that may be numbers; the others are text, so that "007" is
-            not 7.
-        header: whether the first line of a CSV file has the names (`table_columns`).
+        path: a `.parquet` file, or any other for delimited text.
+        layout: the columns, and the format of text.
 
     Raises:
-        DataError: a column is missing, given twice or has nested values, the file has no rows or is
-            malformed, or pyarrow is missing.
+        DataError: there is no such file, a column is missing, given twice or has nested values, a
+            line has too few or too many values or one that is not of its type, a table with gaps
+            has no rows, or pyarrow is missing.
     """
-    present = table_columns(path, separator=separator, header=header)
-    for column, setting in columns.items():
+    names = column_names(path, layout)
+    wanted = _wanted(str(path), layout, names)
+    if path.suffix in PARQUET:
+        frame = read_parquet(path, list(wanted))
+    else:
+        frame = _read_text(path, layout, names, wanted)
+    return columns_of(str(path), frame, layout)
+
+
+def columns_of(table: str, frame: pd.DataFrame, layout: Layout) -> Columns:
+    """The columns of a layout from a table in memory.
+
+    Raises:
+        DataError: a column is missing or stands twice, or a table with gaps has no rows.
+    """
+    wanted = _wanted(table, layout, frame.columns.tolist())
+    if layout.gaps and frame.empty:
+        raise DataError(
+            f"{table} has no rows", expected="at least one row", got="none", fix="add rows to it"
+        )
+    return {name: pd.Series(frame[name]) for name in wanted}
+
+
+def _wanted(table: str, layout: Layout, present: Sequence[str]) -> dict[str, type | None]:
+    """The columns of a layout that are among those of a table, and their types.
+
+    Raises:
+        DataError: one is missing or stands twice.
+    """
+    for column in layout.columns:
         if column not in present:
-            raise missing_column(path, column, present, setting=setting)
+            setting = layout.settings.get(column)
+            raise DataError(
+                f"{table} has no column {column!r}",
+                expected=f"a column {column!r}" + (f" ({setting})" if setting else ""),
+                got="columns " + ", ".join(repr(name) for name in present),
+                fix=did_you_mean(column, present),
+            )
+    optional = {name: kind for name, kind in layout.optional.items() if name in present}
+    for column in (wanted := {**layout.columns, **optional}):
         if present.count(column) > 1:
             raise DataError(
-                f"{path} has two columns {column!r}",
+                f"{table} has two columns {column!r}",
                 expected="distinct names",
                 got=", ".join(present),
+                fix="rename one of them",
             )
-    if path.suffix in PARQUET:
-        frame = read_parquet(path, list(columns))
-    else:
-        text = [column for column in columns if column not in inferred]
-        frame = _read_csv(
-            path,
-            separator,
-            text,
-            list(columns) if set(columns) != set(present) else None,
-            None if header else present,
-        )
-    if frame.empty:
-        raise DataError(f"{path} has no rows", expected="at least one row", got="none")
-    return {column: pd.Series(frame[column]) for column in columns}
+    return wanted
 
 
-def _read_csv(
-    path: Path,
-    separator: str,
-    text: list[str],
-    some: list[str] | None,
-    names: list[str] | None,
-) -> pd.DataFrame:
-    """Read a CSV file; `names` are the column names of a file without a header."""
-    kinds: dict = dict.fromkeys(text, str)
+def _read_text(path: Path, layout: Layout, names: list[str], wanted: Types) -> pd.DataFrame:
+    kinds: dict = {
+        name: object if kind is str else kind for name, kind in wanted.items() if kind is not None
+    }
+    # The parser takes no name twice; none of these columns is read.
+    unique = [
+        f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names)
+    ]
+    # If columns are selected, the parser accepts lines with too many values, so this is done only
+    # if it saves memory.
+    some = list(wanted) if set(names) != set(wanted) else None
     try:
         with warnings.catch_warnings():
             # a first line with too many values only warns
             warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(
-                path,
-                sep=separator,
-                header=0 if names is None else None,
-                names=names,
+                _opened(path, layout),
+                sep=_single(layout),
+                header=0 if layout.names == "first line" else None,
+                names=unique,
                 usecols=some,  # pyright: ignore[reportArgumentType]
                 dtype=kinds,
-                encoding="utf-8-sig",
+                encoding=layout.encoding,
                 keep_default_na=False,
-                na_values=[""],
+                na_values=[""] if layout.gaps else None,
+                na_filter=layout.gaps,
                 index_col=False,
                 low_memory=False,
+                quoting=_quoting(layout),
             )
-    except (ValueError, pd.errors.ParserWarning) as error:
+    except UnicodeDecodeError as error:
         raise _unreadable(path, error) from None
+    except (ValueError, OverflowError, pd.errors.ParserWarning) as error:
+        raise _first_fault(path, layout, names, error) from None
+
+
+def _what(path: Path) -> str:
+    """What a path that is not that of a file leads to."""
+    if path.is_dir():
+        return "a folder"
+    return "a pipe or a device, which can be read once only" if path.exists() else "nothing"
+
+
+def _single(layout: Layout) -> str:
+    return "\t" if len(layout.separator) > 1 else layout.separator
+
+
+def _quoting(layout: Layout) -> Literal[0, 3]:
+    return csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
+
+
+def _opened(path: Path, layout: Layout) -> Path | io.BytesIO:
+    # The fast parser knows separators of one character only; replacing them costs a few hundredths
+    # of a second.
+    if len(layout.separator) == 1:
+        return path
+    return io.BytesIO(
+        path.read_bytes().replace(layout.separator.encode(), _single(layout).encode())
+    )
+
+
+def _rows(path: Path, layout: Layout, errors: str = "strict") -> Iterator[list[str]]:
+    with path.open(encoding=layout.encoding, errors=errors, newline="") as file:
+        lines = (line.replace(layout.separator, _single(layout)) for line in file)
+        yield from csv.reader(lines, delimiter=_single(layout), quoting=_quoting(layout))
+
+
+def _first_fault(path: Path, layout: Layout, names: list[str], error: Exception) -> DataError:
+    """Find the first bad line, slowly: the fast parser does not say which one it was."""
+    with suppress(csv.Error):  # a value of more than 128 KiB, as after an open quote
+        for number, row in enumerate(_rows(path, layout, "replace"), start=1):
+            if not row or (layout.names == "first line" and number == 1):
+                continue
+            expected = _fault(row, layout, names)
+            if expected:
+                line = layout.separator.join(row)[:_SHOWN]
+                return malformed_line(path, number, line, expected)
+    return _unreadable(path, error)
+
+
+def _fault(row: list[str], layout: Layout, names: list[str]) -> str | None:
+    """The expected format of a row, or None if it is correct."""
+    if len(row) > len(names) or (len(row) < len(names) and not layout.gaps):
+        return f"{len(names)} values: {', '.join(names)}"
+    for name, text in zip(names, row, strict=False):
+        dtype = layout.columns.get(name)
+        if dtype not in (None, str) and not _converts(text, dtype):
+            return (
+                f"{'a whole number' if np.issubdtype(dtype, np.integer) else 'a number'} as"
+                f" {name!r}"
+            )
+    return None
+
+
+def _converts(text: str, dtype: type) -> bool:
+    try:
+        if np.issubdtype(dtype, np.integer):
+            limits = np.iinfo(dtype)  # pyright: ignore[reportArgumentType]
+            return limits.min <= int(text) <= limits.max
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
-    coded = isinstance(error, UnicodeDecodeError)
+    """The error for a file that is no text, or whose lines cannot be told apart."""
+    if isinstance(error, UnicodeDecodeError):
+        with path.open("rb") as file:
+            start = file.read(4)
+        known = (fix for first, fix in _CONVERSIONS.items() if start.startswith(first))
+        return DataError(
+            f"{path} is not UTF-8 text",
+            expected="a CSV file in UTF-8, or a Parquet file",
+            got=str(error),
+            fix=next(known, "save it as UTF-8: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE"),
+        )
     return DataError(
         f"{path} cannot be read as a table",
         expected="one value per column and line",
         got=str(error).removeprefix("Error tokenizing data. C error: ").strip(),
-        fix="save it as UTF-8, such as by: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE"
-        if coded
-        else "check the separator (dataset.separator) and the named line",
+        fix="check the separator and the quotes, or get the file again",
     )
 
 
-def ids_of(column: pd.Series, path: Path) -> np.ndarray:
-    """Ids of users or items, one per row: `int64 [rows]` when all are plain whole numbers, else
-    text.
-
-    Raises:
-        DataError: an id is missing.
-    """
-    codes, names = pd.factorize(column)
-    _require_all(column, codes >= 0, path, "an id")
-    texts = np.array([str(name) for name in names], dtype=object)
-    whole = all(name.isdecimal() and str(int(name)) == name and len(name) < 19 for name in texts)
-    return (texts.astype(np.int64) if whole else texts)[codes]
-
-
-def numbers_of(column: pd.Series, path: Path) -> np.ndarray:
-    """Finite numbers, `float32 [rows]`, one per row.
-
-    Raises:
-        DataError: a value is missing or not a finite number.
-    """
-    numbers = pd.to_numeric(column, errors="coerce")
-    with np.errstate(over="ignore"):
-        values = pd.Series(numbers).to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)
-    _require_all(column, np.isfinite(values), path, "a finite number")
-    return values
-
-
-def times_of(column: pd.Series, path: Path) -> np.ndarray:
-    """Times, `int64 [rows]`, one per row: numbers unchanged, dates as seconds since 1970. A date
-    is in ISO format (2022-05-26) or dotted with the day first (26.05.2022), each with or without a
-    time of day.
-
-    A column must not contain both: among dates, "1005" might be a year or a number of seconds.
-
-    Raises:
-        DataError: a value is missing, is neither a number nor a date, is of the other kind, or
-            exceeds 64 bits.
-    """
-    if pd.api.types.is_bool_dtype(column):
-        _require_all(column, np.zeros(len(column), dtype=bool), path, _TIME)
-    if pd.api.types.is_numeric_dtype(column):
-        return _numeric_times(column, path)
-    numeric = np.zeros(len(column), dtype=bool)
-    if not pd.api.types.is_datetime64_any_dtype(column):
-        numbers = pd.Series(pd.to_numeric(column, errors="coerce"), name=column.name)
-        numeric = np.asarray(numbers.notna())
-        if len(numeric) and numeric.all():
-            return _numeric_times(numbers, path)
-    dates = dates_of(column)
-    _require_all(column, numeric | np.asarray(dates.notna()), path, _TIME)
-    _require_all(column, ~numeric, path, "a date, as other rows have dates")
-    return np.asarray(dates.dt.tz_localize(None), dtype="datetime64[s]").astype(np.int64)
-
-
-def dates_of(column: pd.Series) -> pd.Series:
-    """Dates in UTC, as accepted by `times_of`; missing where a value is none."""
-    if pd.api.types.is_datetime64_any_dtype(column):
-        return pd.Series(pd.to_datetime(column, utc=True, errors="coerce"))
-    texts = column.astype(str)
-    dotted = texts.str.match(_DOTTED)
-    if dotted.any():
-        column = column.where(~dotted, texts.str.replace(_DOTTED, _day_last, regex=True))
-    return pd.Series(pd.to_datetime(column, utc=True, errors="coerce", format="ISO8601"))
-
-
-def _day_last(found: re.Match[str]) -> str:
-    day, month, year = found.groups()
-    return f"{year}-{int(month):02d}-{int(day):02d}"
-
-
-def _numeric_times(column: pd.Series, path: Path) -> np.ndarray:
-    """Whole numbers do not pass through float64, which holds only 53 bits of them."""
-    values = np.asarray(column, dtype=np.float64)
-    whole = pd.api.types.is_integer_dtype(column)
-    fits = np.isfinite(values) & (whole | (np.abs(values) < 2.0**63))
-    if whole:
-        fits &= np.asarray((column <= np.iinfo(np.int64).max).fillna(False), dtype=bool)
-    _require_all(column, fits, path, "a time of at most 63 bits")
-    return np.asarray(column if whole else values, dtype=np.int64)
-
-
-def _require_all(column: pd.Series, good: np.ndarray, path: Path, expected: str) -> None:
-    if good.all():
-        return
-    row = int((~good).argmax())
-    value = column.iloc[row]
-    raise DataError(
-        f"{path}, row {row + 1:,} (line {row + 2:,} of a CSV file): wrong value in column"
-        f" {column.name!r}",
+def malformed_line(path: Path, number: int, line: str, expected: str) -> DataError:
+    """The error for one line that is not in the expected format."""
+    return DataError(
+        f"{path}, line {number:,}: not in the expected format",
         expected=expected,
-        got="nothing" if pd.isna(value) else repr(getattr(value, "item", lambda: value)()),
-        fix="correct that row, or leave it out",
+        got=repr(line),
+        fix="get the file again, or fix this line",
     )

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared code of the MovieLens readers: licence, age bands, features by id."""
+"""What the MovieLens readers share: ratings, features by id, age bands, genres, licence."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.files.delimited import Layout, read_delimited
 from fedrec.data.files.indexing import index_rows
+from fedrec.data.files.source import Source
+from fedrec.data.files.tables import Columns, Layout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
 from fedrec.errors import DataError
@@ -20,28 +24,58 @@ from fedrec.errors import DataError
 LICENCE = (
     "research use with acknowledgement; no redistribution, no commercial use without permission"
 )
-
-RATING_COLUMNS = {"users": "user", "items": "item", "ratings": "rating", "times": "time"}
-"""Column names in the layouts of the two oldest releases, whose files have no header."""
-
+RATINGS = {"user": np.int32, "item": np.int32, "rating": np.float32, "time": np.int64}
+"""The columns of ratings in the two oldest releases, whose files have no header."""
 _BAND_STARTS = (0, 18, 25, 35, 45, 50, 56)
 _BANDS = ("Under 18", "18-24", "25-34", "35-44", "45-49", "50-55", "56+")
 
 
-def read_ratings(
-    reader: Reader, path: Path, layout: Layout, columns: Mapping[str, str]
-) -> Interactions:
-    """The ratings of a release without features, verified against the published counts.
+class MovieLens(Reader):
+    """Reads one release.
 
-    Args:
-        reader: of the release.
-        path: the file of ratings.
-        layout: format of the file.
-        columns: the file's names for `users`, `items`, `ratings` and `times`.
+    Attributes:
+        source: its files are those of the ratings, of the users where it has features of them, and
+            of the films.
+        ratings: layout of the ratings; its columns are user, item, rating and time.
+        films: layout of the films; the first column is the id.
+        users: layout of the users, likewise; None if the release has none.
     """
-    frame = read_delimited(path, layout)
-    named = {name: frame[column] for name, column in columns.items()}
-    return reader.verified(index_rows(reader.name, **named))
+
+    source: ClassVar[Source]  # pyright: ignore[reportIncompatibleVariableOverride]
+    ratings: ClassVar[Layout]
+    films: ClassVar[Layout]
+    users: ClassVar[Layout | None] = None
+
+    def read(self) -> Interactions:
+        ratings, *users, films = self.source.files
+        header = self.ratings.names == "first line"
+        frame = read_table(self.file(ratings, lines=(self.source.rows or 0) + header), self.ratings)
+        names = ("users", "items", "ratings", "times")
+        columns = dict(zip(names, (frame[one] for one in self.ratings.columns), strict=True))
+        bare = self.verified(index_rows(self.name, **columns))
+        found = replace(bare, item_features=self._table(films, self.films, bare.item_ids))
+        if self.users is None:
+            return found
+        return replace(found, user_features=self._table(users[0], self.users, bare.user_ids))
+
+    def _table(self, file: str, layout: Layout, ids: np.ndarray) -> FeatureTable:
+        path = self.file(file)
+        rows = rows_of(ids, read_table(path, layout), path)
+        features = self.film_features if layout is self.films else self.user_features
+        return FeatureTable(len(ids), tuple(features(rows)))
+
+    @abstractmethod
+    def film_features(self, films: Columns) -> list[Feature]:
+        """Features of films from their rows in the file of films."""
+
+    def user_features(self, users: Columns) -> list[Feature]:
+        """Gender, age band and occupation from the columns `gender`, `age` (years) and
+        `occupation`."""
+        return [
+            Feature.single("gender", users["gender"]),
+            Feature.single("age", [age_band(age) for age in users["age"]]),
+            Feature.single("occupation", users["occupation"]),
+        ]
 
 
 def age_band(age: int) -> str:
@@ -50,33 +84,21 @@ def age_band(age: int) -> str:
     return _BANDS[bisect_right(_BAND_STARTS, age) - 1]
 
 
-def user_features(users: dict[str, np.ndarray], occupations: Iterable[str]) -> FeatureTable:
-    """Gender, age band and occupation of each row of `users`, which has the columns `gender` and
-    `age` (years)."""
-    return FeatureTable(
-        len(users["age"]),
-        (
-            Feature.single("gender", users["gender"]),
-            Feature.single("age", [age_band(age) for age in users["age"]]),
-            Feature.single("occupation", occupations),
-        ),
-    )
-
-
-def rows_of(
-    ids: np.ndarray, table: dict[str, np.ndarray], path: Path, key: str = "id"
-) -> dict[str, np.ndarray]:
-    """The rows of `table` (columns `[rows]`, read from `path`) whose `key` is one of the `ids`
-    `[n]`, in the order of these.
+def rows_of(ids: np.ndarray, table: Columns, path: Path) -> Columns:
+    """The rows of a table, read from `path`, whose first column is one of the `ids` `[n]`, in the
+    order of these.
 
     Raises:
         DataError: an id has no row, or two.
     """
-    listed = pd.Index(table[key])
+    listed = pd.Index(next(iter(table.values())))
     if not listed.is_unique:
         twice = listed[listed.duplicated()][0]
         raise DataError(
-            f"{path}: id {twice} is given twice", expected="one line per id", got="two or more"
+            f"{path}: id {twice} is given twice",
+            expected="one line per id",
+            got="two or more",
+            fix="get the file again, or leave one line out",
         )
     place = listed.get_indexer(pd.Index(ids))
     missing = place < 0
@@ -85,8 +107,9 @@ def rows_of(
             f"{path}: id {ids[missing][0]} of the ratings is missing",
             expected=f"a line for each of {len(ids):,} ids",
             got=f"{int(missing.sum()):,} without one",
+            fix="take both files from one copy of the dataset",
         )
-    return {name: values[place] for name, values in table.items()}
+    return {name: values.iloc[place] for name, values in table.items()}
 
 
 def genre_lists(texts: Iterable[str]) -> list[list[str]]:

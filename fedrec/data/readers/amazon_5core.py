@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrec.data.files.delimited import malformed_line
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.source import Source
+from fedrec.data.files.tables import malformed_line
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
 from fedrec.errors import DataError

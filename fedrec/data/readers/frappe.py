@@ -20,9 +20,9 @@ import numpy as np
 import pandas as pd
 
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.files.delimited import Layout, read_delimited
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.source import Source
+from fedrec.data.files.tables import Layout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 
@@ -36,9 +36,9 @@ _USAGE = Layout(
         "cost": str,
         **dict.fromkeys(_CONTEXT, str),
     },
-    header=True,
+    names="first line",
 )
-_APPS = Layout({"item": np.int32, "category": str}, header=True, quoted=True)
+_APPS = Layout({"item": np.int32, "category": str}, names="first line", quoted=True)
 
 
 class FrappeConfig(ReaderConfig):
@@ -75,7 +75,7 @@ class Frappe(Reader):
     )
 
     def read(self) -> Interactions:
-        usage = read_delimited(self.file("frappe.csv", lines=_ROWS + 1), _USAGE)
+        usage = read_table(self.file("frappe.csv", lines=_ROWS + 1), _USAGE)
         rows = self.verified(
             index_rows(self.name, users=usage["user"], items=usage["item"], ratings=usage["cnt"])
         )
@@ -89,10 +89,10 @@ class Frappe(Reader):
         )
         return _merge_pairs(rows) if self.config.unit == "pairs" else rows
 
-    def _item_features(self, rows: Interactions, cost: np.ndarray) -> FeatureTable:
+    def _item_features(self, rows: Interactions, cost: pd.Series) -> FeatureTable:
         features = [Feature.single("cost", _most_frequent(rows.items, cost))]
         if (self.folder() / "meta.csv").is_file():
-            apps = read_delimited(self.file("meta.csv"), _APPS)
+            apps = read_table(self.file("meta.csv"), _APPS)
             category = dict(zip(apps["item"].tolist(), apps["category"], strict=True))
             known = (category.get(app) for app in rows.item_ids.tolist())
             features.append(
@@ -101,10 +101,10 @@ class Frappe(Reader):
         return FeatureTable(rows.num_items, tuple(features))
 
 
-def _most_frequent(owner: np.ndarray, labels: np.ndarray) -> list[str]:
+def _most_frequent(owner: np.ndarray, labels: pd.Series) -> list[str]:
     """For each owner, ascending, the label that most of its rows have; of equals the first in
     alphabetical order."""
-    frame = pd.DataFrame({"owner": owner, "label": labels})
+    frame = pd.DataFrame({"owner": owner, "label": labels.to_numpy()})
     counts = frame.value_counts(sort=False).rename("rows").reset_index()
     best = counts.sort_values(
         ["owner", "rows", "label"], ascending=[True, False, True]

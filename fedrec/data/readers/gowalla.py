@@ -3,8 +3,7 @@
 + 217,242 pairs.
 
 Each line of `train.txt` and `test.txt` is a user followed by that user's places. Pairs have no
-rating and no time. Rows of `train.txt` come first. Whatever `part` is chosen, users and items keep
-their numbers in the whole dataset.
+rating and no time. Rows of `train.txt` come first.
 """
 
 from __future__ import annotations
@@ -15,30 +14,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrec.data.files.delimited import malformed_line
-from fedrec.data.files.indexing import index_rows
-from fedrec.data.files.published_split import Part, keep_part
 from fedrec.data.files.source import Source
-from fedrec.data.files.verification import require_match
-from fedrec.data.interactions import Interactions
-from fedrec.data.reader import Reader, ReaderConfig
+from fedrec.data.files.tables import malformed_line
+from fedrec.data.readers._published_pairs import PublishedPairs
 
 _SPACE = b" \t\r\n"
 
 
-class GowallaConfig(ReaderConfig):
-    """Settings of the Gowalla dataset."""
-
-    part: Part = "all"
-    """Which file the rows are taken from: all (train.txt, then test.txt), train, or test."""
-
-
-class Gowalla(Reader):
+class Gowalla(PublishedPairs):
     """Reads `train.txt` and `test.txt`. Import only: no publisher offers these files at a fixed
     address."""
 
-    Config: ClassVar[type[ReaderConfig]] = GowallaConfig
-    config: GowallaConfig
     title = "Gowalla: 1,027,370 check-ins, 29,858 users, 40,981 places"
     paper = "UPC-SDG; X. He et al., LightGCN, SIGIR 2020"
     source = Source(
@@ -59,32 +45,22 @@ class Gowalla(Reader):
         fingerprints=("55a126701da3607f7ae5bfa45ca00d0786f9c8106783579b6db56a20a9a63d7d",),
     )
 
-    def read(self) -> Interactions:
-        parts = [_read_lists(self.file(name)) for name in ("train.txt", "test.txt")]
-        users, items = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        whole = self.verified(index_rows(self.name, users=users, items=items))
-        train_rows = len(parts[0][0])
-        if self.config.verify:  # a pair moved from one file to the other leaves the whole as it was
-            require_match(keep_part(whole, "train", train_rows=train_rows), self.train_source)
-        return keep_part(whole, self.config.part, train_rows=train_rows)
+    def pairs(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
+        """Users and items `int64 [pairs]` of a file of lines `user item item ...`.
 
-
-def _read_lists(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Users and items `int64 [pairs]` of a file of lines `user item item ...`.
-
-    Raises:
-        DataError: a line holds something other than whole numbers.
-    """
-    data = path.read_bytes()
-    text = np.frombuffer(data, dtype=np.uint8)
-    _require_digits(path, data, text)
-    blank = text <= 32
-    starts = np.flatnonzero(~blank & np.concatenate([[True], blank[:-1]]))
-    values = np.fromstring(data, dtype=np.int64, sep=" ")  # type: ignore[call-overload]
-    line = np.searchsorted(np.flatnonzero(text == ord("\n")), starts)
-    first = np.concatenate([[True], line[1:] != line[:-1]])[: len(values)]
-    owner = values[first][np.cumsum(first) - 1]
-    return owner[~first], values[~first]
+        Raises:
+            DataError: a line holds something other than whole numbers.
+        """
+        data = path.read_bytes()
+        text = np.frombuffer(data, dtype=np.uint8)
+        _require_digits(path, data, text)
+        blank = text <= 32
+        starts = np.flatnonzero(~blank & np.concatenate([[True], blank[:-1]]))
+        values = np.fromstring(data, dtype=np.int64, sep=" ")  # type: ignore[call-overload]
+        line = np.searchsorted(np.flatnonzero(text == ord("\n")), starts)
+        first = np.concatenate([[True], line[1:] != line[:-1]])[: len(values)]
+        owner = values[first][np.cumsum(first) - 1]
+        return owner[~first], values[~first]
 
 
 def _require_digits(path: Path, data: bytes, text: np.ndarray) -> None:

@@ -8,24 +8,13 @@ reads both. The zip code is dropped. The publisher's five folds lie in the same 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.files.delimited import Layout, read_delimited
+from fedrec.data.features import Feature
 from fedrec.data.files.source import Archive, Source
-from fedrec.data.interactions import Interactions
-from fedrec.data.reader import Reader
-from fedrec.data.readers._movielens import (
-    LICENCE,
-    RATING_COLUMNS,
-    read_ratings,
-    rows_of,
-    user_features,
-)
+from fedrec.data.files.tables import Columns, Layout
+from fedrec.data.readers._movielens import LICENCE, RATINGS, MovieLens
 
-_ROWS = 100_000
 _GENRES = (
     *(
         "unknown",
@@ -51,25 +40,9 @@ _GENRES = (
         "Western",
     ),
 )
-_RATINGS = Layout({"user": np.int32, "item": np.int32, "rating": np.float32, "time": np.int64})
-_USERS = Layout(
-    {"id": np.int32, "age": np.int32, "gender": str, "occupation": str, "zip": str}, separator="|"
-)
-_FILMS = Layout(
-    {
-        "id": np.int32,
-        "title": str,
-        "released": str,
-        "video": str,
-        "page": str,
-        **dict.fromkeys(_GENRES, np.int8),
-    },
-    separator="|",
-    encoding="latin-1",
-)
 
 
-class MovieLens100K(Reader):
+class MovieLens100K(MovieLens):
     """Reads `u.data`, `u.user` and `u.item`."""
 
     title = "MovieLens-100K: 100,000 ratings, 943 users, 1,682 films"
@@ -88,27 +61,29 @@ class MovieLens100K(Reader):
         ),
         users=943,
         items=1_682,
-        rows=_ROWS,
+        rows=100_000,
         fingerprints=("33caa63b1f96eb36dbe5d712b44ef39aa3ba8252027c98507131ca06498f48fd",),
     )
 
-    def read(self) -> Interactions:
-        path = self.file("u.data", lines=_ROWS)
-        bare = read_ratings(self, path, _RATINGS, RATING_COLUMNS)
-        return replace(
-            bare,
-            user_features=self._user_features(bare.user_ids),
-            item_features=self._item_features(bare.item_ids),
-        )
+    ratings = Layout(RATINGS)
+    films = Layout(
+        {
+            "id": np.int32,
+            "title": str,
+            "released": str,
+            "video": str,
+            "page": str,
+            **dict.fromkeys(_GENRES, np.int8),
+        },
+        separator="|",
+        encoding="latin-1",
+    )
+    users = Layout(
+        {"id": np.int32, "age": np.int32, "gender": str, "occupation": str, "zip": str},
+        separator="|",
+    )
 
-    def _user_features(self, ids: np.ndarray) -> FeatureTable:
-        path = self.file("u.user")
-        users = rows_of(ids, read_delimited(path, _USERS), path)
-        return user_features(users, users["occupation"])
-
-    def _item_features(self, ids: np.ndarray) -> FeatureTable:
-        path = self.file("u.item")
-        films = rows_of(ids, read_delimited(path, _FILMS), path)
+    def film_features(self, films: Columns) -> list[Feature]:
         flags = np.stack([films[genre] for genre in _GENRES], axis=1)
         genres = [[_GENRES[place] for place in np.flatnonzero(row)] for row in flags]
-        return FeatureTable(len(ids), (Feature.multiple("genres", genres),))
+        return [Feature.multiple("genres", genres)]

@@ -10,28 +10,18 @@ it.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 
-from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.files.delimited import Layout, read_delimited
+from fedrec.data.features import Feature
 from fedrec.data.files.source import Archive, Source
-from fedrec.data.interactions import Interactions
-from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.readers._movielens import (
-    LICENCE,
-    RATING_COLUMNS,
-    genre_lists,
-    read_ratings,
-    rows_of,
-    user_features,
-)
+from fedrec.data.files.tables import Columns, Layout
+from fedrec.data.reader import ReaderConfig
+from fedrec.data.readers._movielens import LICENCE, RATINGS, MovieLens, genre_lists
 from fedrec.errors import DataError
 
-_ROWS = 1_000_209
 _OCCUPATIONS = (
     *(
         "other or not specified",
@@ -59,14 +49,6 @@ _OCCUPATIONS = (
     ),
     *("tradesman/craftsman", "unemployed", "writer"),
 )
-_RATINGS = Layout(
-    {"user": np.int32, "item": np.int32, "rating": np.float32, "time": np.int64}, separator="::"
-)
-_USERS = Layout(
-    {"id": np.int32, "gender": str, "age": np.int32, "occupation": np.int32, "zip": str},
-    separator="::",
-)
-_FILMS = Layout({"id": np.int32, "title": str, "genres": str}, separator="::", encoding="latin-1")
 
 
 class MovieLens1MConfig(ReaderConfig):
@@ -77,7 +59,7 @@ class MovieLens1MConfig(ReaderConfig):
     year of release."""
 
 
-class MovieLens1M(Reader):
+class MovieLens1M(MovieLens):
     """Reads `ratings.dat`, `users.dat` and `movies.dat`."""
 
     Config: ClassVar[type[ReaderConfig]] = MovieLens1MConfig
@@ -98,42 +80,36 @@ class MovieLens1M(Reader):
         ),
         users=6_040,
         items=3_706,
-        rows=_ROWS,
+        rows=1_000_209,
         fingerprints=("5b75cd00c6c0484a1135c0f59b5ef3667177635a4c1e989b770a1d8b7906e43f",),
     )
 
-    def read(self) -> Interactions:
-        path = self.file("ratings.dat", lines=_ROWS)
-        bare = read_ratings(self, path, _RATINGS, RATING_COLUMNS)
-        return replace(
-            bare,
-            user_features=self._user_features(bare.user_ids),
-            item_features=self._item_features(bare.item_ids),
-        )
+    ratings = Layout(RATINGS, separator="::")
+    films = Layout(
+        {"id": np.int32, "title": str, "genres": str}, separator="::", encoding="latin-1"
+    )
+    users = Layout(
+        {"id": np.int32, "gender": str, "age": np.int32, "occupation": np.int32, "zip": str},
+        separator="::",
+    )
 
-    def _user_features(self, ids: np.ndarray) -> FeatureTable:
-        path = self.file("users.dat")
-        users = rows_of(ids, read_delimited(path, _USERS), path)
-        return user_features(users, _occupations(users["occupation"]))
-
-    def _item_features(self, ids: np.ndarray) -> FeatureTable:
-        path = self.file("movies.dat")
-        films = rows_of(ids, read_delimited(path, _FILMS), path)
+    def film_features(self, films: Columns) -> list[Feature]:
         features = [Feature.multiple("genres", genre_lists(films["genres"]))]
         if self.config.eras:
-            features.append(
-                Feature.multiple("eras", [_eras(title, path) for title in films["title"]])
-            )
-        return FeatureTable(len(ids), tuple(features))
+            features.append(Feature.multiple("eras", [_eras(title) for title in films["title"]]))
+        return features
+
+    def user_features(self, users: Columns) -> list[Feature]:
+        return super().user_features({**users, "occupation": _occupations(users["occupation"])})
 
 
-def _eras(title: str, path: Path) -> list[str]:
+def _eras(title: str) -> list[str]:
     """The two decades, of those that start every five years, that hold the year at the end of a
     title."""
     year = re.search(r"\((\d{4})\)\s*$", title)
     if year is None:
         raise DataError(
-            f"{path}: a film without a year",
+            "movies.dat: a film without a year",
             expected="a title that ends in the year of release, such as 'Alien (1979)'",
             got=repr(title),
             fix="set dataset.eras = false",
@@ -142,11 +118,12 @@ def _eras(title: str, path: Path) -> list[str]:
     return [f"{start}-{start + 9}" for start in (last - 5, last)]
 
 
-def _occupations(codes: np.ndarray) -> list[str]:
-    if not (codes.min(initial=0) >= 0 and codes.max(initial=0) < len(_OCCUPATIONS)):
+def _occupations(codes: pd.Series) -> pd.Series:
+    if not codes.between(0, len(_OCCUPATIONS) - 1).all():
         raise DataError(
             "users.dat: unknown occupation",
             expected=f"codes 0 to {len(_OCCUPATIONS) - 1}",
             got=f"codes {codes.min()} to {codes.max()}",
+            fix="get the file again",
         )
-    return [_OCCUPATIONS[code] for code in codes]
+    return codes.map(dict(enumerate(_OCCUPATIONS)))

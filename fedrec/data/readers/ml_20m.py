@@ -9,27 +9,15 @@ named here.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.files.delimited import Layout, read_delimited
+from fedrec.data.features import Feature
 from fedrec.data.files.source import Archive, Source
-from fedrec.data.interactions import Interactions
-from fedrec.data.reader import Reader
-from fedrec.data.readers._movielens import LICENCE, genre_lists, read_ratings, rows_of
-
-_ROWS = 20_000_263
-_RATINGS = Layout(
-    {"userId": np.int32, "movieId": np.int32, "rating": np.float32, "timestamp": np.int64},
-    separator=",",
-    header=True,
-)
-_FILMS = Layout({"movieId": np.int32, "genres": str}, separator=",", header=True, quoted=True)
+from fedrec.data.files.tables import Columns, Layout
+from fedrec.data.readers._movielens import LICENCE, MovieLens, genre_lists
 
 
-class MovieLens20M(Reader):
+class MovieLens20M(MovieLens):
     """Reads `ratings.csv` and `movies.csv`."""
 
     title = "MovieLens-20M: 20,000,263 ratings, 138,493 users, 26,744 rated films"
@@ -48,16 +36,17 @@ class MovieLens20M(Reader):
         ),
         users=138_493,
         items=26_744,
-        rows=_ROWS,
+        rows=20_000_263,
     )
 
-    def read(self) -> Interactions:
-        path = self.file("ratings.csv", lines=_ROWS + 1)
-        columns = {"users": "userId", "items": "movieId", "ratings": "rating", "times": "timestamp"}
-        bare = read_ratings(self, path, _RATINGS, columns)
-        return replace(bare, item_features=self._item_features(bare.item_ids))
+    ratings = Layout(
+        {"userId": np.int32, "movieId": np.int32, "rating": np.float32, "timestamp": np.int64},
+        separator=",",
+        names="first line",
+    )
+    films = Layout(
+        {"movieId": np.int32, "genres": str}, separator=",", names="first line", quoted=True
+    )
 
-    def _item_features(self, ids: np.ndarray) -> FeatureTable:
-        path = self.file("movies.csv")
-        films = rows_of(ids, read_delimited(path, _FILMS), path, key="movieId")
-        return FeatureTable(len(ids), (Feature.multiple("genres", genre_lists(films["genres"])),))
+    def film_features(self, films: Columns) -> list[Feature]:
+        return [Feature.multiple("genres", genre_lists(films["genres"]))]

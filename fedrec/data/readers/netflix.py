@@ -20,9 +20,9 @@ import numpy as np
 import pandas as pd
 
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.files.delimited import malformed_line
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.source import Source
+from fedrec.data.files.tables import malformed_line
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
 from fedrec.errors import DataError

@@ -8,7 +8,7 @@ such as 26.05.2022), which becomes seconds since 1970 (UTC where no zone is give
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -18,8 +18,9 @@ import pandas as pd
 from pydantic import Field
 
 from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.files.columns import ids_of, numbers_of, times_of
 from fedrec.data.files.indexing import index_rows
-from fedrec.data.files.tables import ids_of, numbers_of, read_columns, table_columns, times_of
+from fedrec.data.files.tables import Columns, Layout, column_names, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.errors import DataError
@@ -60,15 +61,25 @@ class Table(Reader):
     def read(self) -> Interactions:
         path = self._path()
         config = self.config
-        inferred = [name for name in (config.rating, config.time) if name]
-        frame = read_columns(
-            path,
-            self._columns(path),
-            separator=config.separator,
-            inferred=inferred,
-            header=config.header,
-        )
-        bare = indexed(self.name, frame, config, path)
+        settings = self._columns(path)
+        numbers = (config.rating, config.time)
+        columns = {name: None if name in numbers else str for name in settings}
+        separator = config.separator
+        layout = Layout.own(columns, settings=settings, separator=separator, header=config.header)
+        return self.interactions(read_table(path, layout))
+
+    def interactions(self, frame: Columns) -> Interactions:
+        """The interactions in a table that has been read.
+
+        Args:
+            frame: at least the columns that the settings name; ids as text, or as numbers of a
+                Parquet file.
+
+        Raises:
+            DataError: a value is missing or wrong, or a feature is not constant.
+        """
+        config = self.config
+        bare = indexed(self.name, frame, config, self._path())
         return replace(
             bare,
             user_features=self._features(
@@ -94,14 +105,7 @@ class Table(Reader):
                 got="nothing",
                 fix="set dataset.path = ...",
             )
-        path = self.folder()
-        if not path.is_file():
-            raise DataError(
-                f"{path} is not a file",
-                expected="a CSV or Parquet file",
-                got="a folder" if path.is_dir() else "a pipe or a device",
-            )
-        return path
+        return self.folder()
 
     def _columns(self, path: Path) -> dict[str, str]:
         """The columns to read from the main table, and the setting that names each."""
@@ -134,7 +138,7 @@ class Table(Reader):
 
     def _features(
         self,
-        frame: Mapping[str, pd.Series],
+        frame: Columns,
         key: str,
         names: Sequence[str],
         owner: np.ndarray,
@@ -150,11 +154,10 @@ class Table(Reader):
         return FeatureTable(len(ids), tuple(features))
 
     def _from_extra(self, path: Path, key: str, ids: np.ndarray) -> list[Feature]:
-        separator = self.config.separator
-        columns = dict.fromkeys(
-            [key, *table_columns(path, separator=separator)], "the column of ids"
-        )
-        frame = read_columns(path, columns, separator=separator)
+        layout = Layout.own({}, separator=self.config.separator)
+        columns = dict.fromkeys([key, *column_names(path, layout)], str)
+        settings = {key: "the column of ids"}
+        frame = read_table(path, replace(layout, columns=columns, settings=settings))
         place = pd.Index(ids.astype(str)).get_indexer(
             pd.Index(ids_of(frame[key], path).astype(str))
         )
@@ -166,9 +169,7 @@ class Table(Reader):
         ]
 
 
-def indexed(
-    name: str, frame: Mapping[str, pd.Series], config: TableConfig, path: Path
-) -> Interactions:
+def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Interactions:
     """Interactions without features from the columns of a table.
 
     Raises:

@@ -12,7 +12,8 @@ import pandas as pd
 from pydantic import Field
 
 from fedrec.config import Config
-from fedrec.data.files.tables import ids_of, numbers_of, read_columns, table_columns
+from fedrec.data.files.columns import ids_of, numbers_of
+from fedrec.data.files.tables import Layout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import TrainingData
 from fedrec.errors import DataError
@@ -96,28 +97,16 @@ def refuse_missing_rows(data: TrainingData) -> None:
 
 
 def _from_table(path: Path, rows: Interactions) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        raise DataError(
-            f"there is no table of users {path}",
-            expected="a CSV or Parquet file",
-            got="no such file",
-            fix="correct perturb.users, or leave it out: then all users want the same",
-        )
-    columns = table_columns(path, separator=",")
-    present = [name for name in (RATIO, SENSITIVITY) if name in columns]
+    wanted: dict[str, type | None] = {RATIO: None, SENSITIVITY: None}
+    table = read_table(path, Layout.own({"user": str}, wanted, {"user": "perturb.users"}))
+    present = [name for name in wanted if name in table]
     if not present:
         raise DataError(
             f"{path} has no preferences of users",
             expected=f"a column {RATIO} or {SENSITIVITY}",
-            got=f"columns {', '.join(map(str, columns))}",
+            got="neither",
             fix="name the columns so",
         )
-    table = read_columns(
-        path,
-        {name: "perturb.users" for name in ("user", *present)},
-        separator=",",
-        inferred=present,
-    )
     names = pd.Index(ids_of(table["user"], path).astype(str))
     if not names.is_unique:
         twice = str(names[names.duplicated()][0])

@@ -6,7 +6,7 @@ import sys
 import pandas as pd
 import pytest
 
-from fedrec.data.files.tables import times_of
+from fedrec.data.files.columns import times_of
 from fedrec.data.readers.table import Table
 from fedrec.errors import DataError, ExperimentError
 
@@ -205,8 +205,8 @@ def test_missing_column_is_named_with_the_nearest(tmp_path, settings, column, se
         (",20,", ",soon,", "row 2 .*'when'"),
         (",20,", ",,", "row 2 .*'when'"),
         ("u1", "", "row 2 .*'who'"),
-        ("Rome,a", "Rome,a,b", "cannot be read as a table"),
-        ("1,30,Rome,b", "1,30,Rome,b,c", "cannot be read as a table"),
+        ("Rome,a", "Rome,a,b", "line 2:"),
+        ("1,30,Rome,b", "1,30,Rome,b,c", "line 4:"),
     ],
 )
 def test_wrong_values_are_named(tmp_path, old, new, message):
@@ -233,7 +233,7 @@ def test_column_given_twice_is_refused(tmp_path):
 def test_path_is_needed(tmp_path):
     with pytest.raises(DataError, match="no table is given"):
         Table("mine", Table.Config()).read()
-    with pytest.raises(DataError, match="not a file"):
+    with pytest.raises(DataError, match="there is no table"):
         read(tmp_path)
 
 

@@ -176,7 +176,7 @@ class TestTableOfUsers:
             replaced(data, users=write(*lines))
 
     def test_a_table_that_is_not_there_is_an_error(self, make_data, tmp_path):
-        with pytest.raises(DataError, match="no table of users"):
+        with pytest.raises(DataError, match="there is no table"):
             replaced(make_data([0], [0], 1, 9), users=str(tmp_path / "nobody.csv"))
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from fedrec.data.files.recognition import recognise
-from fedrec.data.files.tables import read_columns
+from fedrec.data.files.tables import Layout, read_table
 from fedrec.errors import DataError
 
 RATED = [(1, 10, 5, 978300760), (1, 11, 1, 978300761), (2, 10, 3, 978300762), (2, 12, 4, 978300763)]
@@ -158,6 +158,20 @@ def test_dates_with_the_day_first_are_times(written, start):
     assert "does not use it" in "".join(recognise(written(("user", "item", "x"), rows)).lines())
 
 
+def test_a_column_without_a_name_is_not_used_and_two_of_one_name_are_refused(written):
+    rows = [(0, "a", "x"), (1, "a", "y"), (2, "b", "x")]
+    found = recognise(written(("", "user", "item"), rows))
+    assert found.columns == {"user": "user", "item": "item"} and found.ignored == ("",)
+    with pytest.raises(DataError, match="two columns 'user'"):
+        recognise(written(("user", "user", "item"), rows))
+
+
+def test_ids_keep_their_leading_zeros(written):
+    found = recognise(written(("a", "b"), [("007", "1.0"), ("7", "1"), ("007", "2")]))
+    assert found.frame["a"].tolist() == ["007", "7", "007"]
+    assert (found.users, found.items) == (2, 3)
+
+
 def test_infinite_ratings_are_said(tmp_path):
     file = tmp_path / "x.parquet"
     frame = pd.DataFrame({"user": [1, 1, 2], "item": [1, 2, 1], "rating": [5.0, np.inf, 1.0]})
@@ -176,7 +190,7 @@ def test_columns_of_lists_structs_and_maps_are_left_out(tmp_path):
     assert found.ignored == ("rating", "struct", "map")
     for name in found.ignored:
         with pytest.raises(DataError, match="lists, structs or maps") as error:
-            read_columns(file, {"user": "x", name: "y"}, separator=",")
+            read_table(file, Layout.own({"user": str, name: str}))
         assert repr(name) in str(error.value)
     pyarrow.parquet.write_table(pyarrow.table(_nested()).select(["rating"]), file)
     with pytest.raises(DataError, match="no column with one value per row"):
@@ -287,6 +301,6 @@ def test_a_letter_of_another_encoding_far_down_is_told_too(tmp_path):
     file = tmp_path / "x.csv"
     rows = "".join(f"u{n},i{n % 9}\n" for n in range(20_000))
     file.write_bytes(f"user,item\n{rows}J\u00fcrgen,i1\n".encode("latin-1"))
-    with pytest.raises(DataError, match="cannot be read") as error:
+    with pytest.raises(DataError, match="not UTF-8 text") as error:
         recognise(file)
     assert "iconv" in error.value.text()

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accepted formats of ids, numbers and times in a user's own table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedrec.errors import DataError
+
+_DOTTED = re.compile(r"^\s*(\d{1,2})\.(\d{1,2})\.(\d{4})(?=$|[ T])")  # day, month, year
+_TIME = "a number or a date, such as 2022-05-26 or 26.05.2022"
+
+
+def typed(column: pd.Series) -> pd.Series:
+    """The same column, as numbers if all of its texts are numbers."""
+    if pd.api.types.is_numeric_dtype(column) or pd.api.types.is_datetime64_any_dtype(column):
+        return column
+    numbers = pd.Series(pd.to_numeric(column, errors="coerce"), name=column.name)
+    return numbers if bool((numbers.notna() | column.isna()).all()) else column
+
+
+def ids_of(column: pd.Series, path: Path) -> np.ndarray:
+    """Ids of users or items, one per row: `int64 [rows]` when all are plain whole numbers, else
+    text.
+
+    Raises:
+        DataError: an id is missing.
+    """
+    codes, names = pd.factorize(column)
+    _require_all(column, codes >= 0, path, "an id")
+    texts = np.array([str(name) for name in names], dtype=object)
+    whole = all(name.isdecimal() and str(int(name)) == name and len(name) < 19 for name in texts)
+    return (texts.astype(np.int64) if whole else texts)[codes]
+
+
+def numbers_of(column: pd.Series, path: Path) -> np.ndarray:
+    """Finite numbers, `float32 [rows]`, one per row.
+
+    Raises:
+        DataError: a value is missing or not a finite number.
+    """
+    numbers = pd.to_numeric(column, errors="coerce")
+    with np.errstate(over="ignore"):
+        values = pd.Series(numbers).to_numpy(dtype=np.float64, na_value=np.nan).astype(np.float32)
+    _require_all(column, np.isfinite(values), path, "a finite number")
+    return values
+
+
+def times_of(column: pd.Series, path: Path) -> np.ndarray:
+    """Times, `int64 [rows]`, one per row: numbers unchanged, dates as seconds since 1970. A date
+    is in ISO format (2022-05-26) or dotted with the day first (26.05.2022), each with or without a
+    time of day.
+
+    A column must not contain both: among dates, "1005" might be a year or a number of seconds.
+
+    Raises:
+        DataError: a value is missing, is neither a number nor a date, is of the other kind, or
+            exceeds 64 bits.
+    """
+    if pd.api.types.is_bool_dtype(column):
+        _require_all(column, np.zeros(len(column), dtype=bool), path, _TIME)
+    if pd.api.types.is_numeric_dtype(column):
+        return _numeric_times(column, path)
+    numeric = np.zeros(len(column), dtype=bool)
+    if not pd.api.types.is_datetime64_any_dtype(column):
+        numbers = pd.Series(pd.to_numeric(column, errors="coerce"), name=column.name)
+        numeric = np.asarray(numbers.notna())
+        if len(numeric) and numeric.all():
+            return _numeric_times(numbers, path)
+    dates = dates_of(column)
+    _require_all(column, numeric | np.asarray(dates.notna()), path, _TIME)
+    _require_all(column, ~numeric, path, "a date, as other rows have dates")
+    return np.asarray(dates.dt.tz_localize(None), dtype="datetime64[s]").astype(np.int64)
+
+
+def dates_of(column: pd.Series) -> pd.Series:
+    """Dates in UTC, as accepted by `times_of`; missing where a value is none."""
+    if pd.api.types.is_datetime64_any_dtype(column):
+        return pd.Series(pd.to_datetime(column, utc=True, errors="coerce"))
+    texts = column.astype(str)
+    dotted = texts.str.match(_DOTTED)
+    if dotted.any():
+        column = column.where(~dotted, texts.str.replace(_DOTTED, _day_last, regex=True))
+    return pd.Series(pd.to_datetime(column, utc=True, errors="coerce", format="ISO8601"))
+
+
+def _day_last(found: re.Match[str]) -> str:
+    day, month, year = found.groups()
+    return f"{year}-{int(month):02d}-{int(day):02d}"
+
+
+def _numeric_times(column: pd.Series, path: Path) -> np.ndarray:
+    """Whole numbers do not pass through float64, which holds only 53 bits of them."""
+    values = np.asarray(column, dtype=np.float64)
+    whole = pd.api.types.is_integer_dtype(column)
+    fits = np.isfinite(values) & (whole | (np.abs(values) < 2.0**63))
+    if whole:
+        fits &= np.asarray((column <= np.iinfo(np.int64).max).fillna(False), dtype=bool)
+    _require_all(column, fits, path, "a time of at most 63 bits")
+    return np.asarray(column if whole else values, dtype=np.int64)
+
+
+def _require_all(column: pd.Series, good: np.ndarray, path: Path, expected: str) -> None:
+    if good.all():
+        return
+    row = int((~good).argmax())
+    value = column.iloc[row]
+    raise DataError(
+        f"{path}, row {row + 1:,} (line {row + 2:,} of a CSV file): wrong value in column"
+        f" {column.name!r}",
+        expected=expected,
+        got="nothing" if pd.isna(value) else repr(getattr(value, "item", lambda: value)()),
+        fix="correct that row, or leave it out",
+    )
