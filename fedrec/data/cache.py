@@ -12,9 +12,9 @@ from collections import OrderedDict
 
 from fedrec.components.errors import component_errors
 from fedrec.components.registry import DATASET, resolve
-from fedrec.data.population import Population
+from fedrec.data.population import Population, reader_of
 from fedrec.data.reader import data_directory
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.data_settings import DataSettings
 from fedrec.runtime.heap import release_free_heap
 
 _MOST = 2  # populations in the cache
@@ -29,61 +29,57 @@ class PopulationCache:
         self._held: OrderedDict[str, Population] = OrderedDict()
         self._read: dict[str, tuple[FileStamp, ...]] = {}  # the files that were read, by key
 
-    def population(self, experiment: Experiment) -> Population:
-        """The population of an experiment; read if it is not cached.
+    def population(self, settings: DataSettings) -> Population:
+        """The population of these settings; read if it is not cached.
 
         Raises:
             DataError: the dataset is missing or damaged.
         """
-        key = _key(experiment)
+        key = _key(settings)
         if key not in self._held:
-            self._read[key] = _stamps(experiment)
-            self.hold(experiment, Population.of(experiment))
+            self._read[key] = _stamps(settings)
+            self.hold(settings, Population.of(settings))
             release_free_heap()  # reading needs much more memory than the result
         self._held.move_to_end(key)
         return self._held[key]
 
-    def cached(self, experiment: Experiment) -> Population | None:
-        """The population of an experiment, if it is cached; nothing is read."""
-        return self._held.get(_key(experiment))
+    def cached(self, settings: DataSettings) -> Population | None:
+        """The population of these settings, if it is cached; nothing is read."""
+        return self._held.get(_key(settings))
 
-    def hold(self, experiment: Experiment, population: Population) -> None:
+    def hold(self, settings: DataSettings, population: Population) -> None:
         """Store a population that was read elsewhere."""
-        self._held[_key(experiment)] = population
+        self._held[_key(settings)] = population
         while len(self._held) > _MOST:
             self._read.pop(self._held.popitem(last=False)[0], None)
 
-    def drop(self, experiment: Experiment) -> None:
-        """Remove the population of an experiment from the cache."""
-        key = _key(experiment)
+    def drop(self, settings: DataSettings) -> None:
+        """Remove the population of these settings from the cache."""
+        key = _key(settings)
         self._held.pop(key, None)
         self._read.pop(key, None)
 
-    def renew(self, experiment: Experiment) -> None:
-        """Remove the population of an experiment if this process read it from files that have
+    def renew(self, settings: DataSettings) -> None:
+        """Remove the population of these settings if this process read it from files that have
         changed since."""
-        read = self._read.get(_key(experiment))
-        if read is not None and read != _stamps(experiment):
-            self.drop(experiment)
+        read = self._read.get(_key(settings))
+        if read is not None and read != _stamps(settings):
+            self.drop(settings)
 
 
 POPULATIONS = PopulationCache()
 
 
-def _key(experiment: Experiment) -> str:
+def _key(settings: DataSettings) -> str:
     """The cache key: everything that a population depends on, and the location of its data."""
-    table = experiment.table()
-    parts = {
-        name: table.get(name)
-        for name in ("dataset", "split", "seed", "task", "positive-above", "perturb")
-    }
+    parts = settings.model_dump(mode="json", include=set(DataSettings.model_fields))
     return json.dumps([parts, str(data_directory())], sort_keys=True)
 
 
-def _stamps(experiment: Experiment) -> tuple[FileStamp, ...]:
-    """The files that the dataset of an experiment is read from; empty for generated data."""
-    reader = resolve(DATASET, experiment.dataset.name)
+def _stamps(settings: DataSettings) -> tuple[FileStamp, ...]:
+    """The files that a dataset is read from; empty for generated data."""
+    reader = resolve(DATASET, settings.dataset.name)
     with component_errors(DATASET.name, reader, "when its files were looked for"):
-        files = reader(experiment.dataset.name, experiment.settings(DATASET)).files()
+        files = reader_of(settings).files()
     found = ((str(file), file.stat()) for file in files)
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found)

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from fedrec.data.time_weighting import time_weighted
-from fedrec.experiment.schema import Masked
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ class HeldOut:
     relevant: np.ndarray
     weight: np.ndarray | None
 
-    def masked(self, how: Masked) -> np.ndarray:
+    def masked(self, how: Literal["real", "learned", "both"]) -> np.ndarray:
         """`bool [users, items]`: items that are excluded from whole lists (`evaluation.masked`)."""
         return (
             {"real": self.known, "learned": self.learned}[how]

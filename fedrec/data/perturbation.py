@@ -20,7 +20,7 @@ from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.data_settings import DataSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,28 +89,28 @@ class Perturbation(ABC):
         """Sentences to be reported with the results of a run: the guarantee and its limits."""
 
 
-def perturbation_of(experiment: Experiment) -> Perturbation | None:
-    """The perturbation of an experiment; None without one."""
-    if experiment.perturb is None:
+def perturbation_of(settings: DataSettings) -> Perturbation | None:
+    """The perturbation of the training rows; None without one."""
+    if settings.perturb is None:
         return None
     kind = registry.PERTURBATION
-    cls = registry.resolve(kind, experiment.perturb.name)
+    cls = registry.resolve(kind, settings.perturb.name)
     with component_errors(kind.name, cls, "when it was made"):
-        return cls(experiment.settings(kind), experiment.seed)
+        return cls(settings.settings(kind), settings.seed)
 
 
 def apply_perturbation(
-    experiment: Experiment, interactions: Interactions, partition: Partition
+    settings: DataSettings, interactions: Interactions, partition: Partition
 ) -> Perturbed | None:
-    """The perturbed training rows of an experiment; None without a perturbation.
+    """The perturbed training rows of a partition; None without a perturbation.
 
     Raises:
         ComponentError: the perturbation failed, or returned rows of other users or items.
     """
-    perturbation = perturbation_of(experiment)
+    perturbation = perturbation_of(settings)
     if perturbation is None:
         return None
-    rated = experiment.task == "rating" or experiment.positive_above is not None
+    rated = settings.task == "rating" or settings.positive_above is not None
     held_out = np.concatenate([partition.validation_rows, partition.test_rows])
     data = TrainingData(
         interactions.with_rows(partition.train_rows),

@@ -15,11 +15,12 @@ from fedrec.data.client_data import ClientData, HeldOut
 from fedrec.data.grouped_rows import GroupedRows
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed, apply_perturbation
+from fedrec.data.reader import Reader
 from fedrec.data.schema import Schema
 from fedrec.data.split import Partition
 from fedrec.data.time_weighting import time_weighted
 from fedrec.errors import DataError
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.data_settings import DataSettings
 from fedrec.rng import stream
 from fedrec.runtime.distinct import distinct
 
@@ -73,13 +74,22 @@ class Population:
         self._user_codes = [feature.padded() for feature in interactions.user_features.features]
 
     @classmethod
-    def of(cls, experiment: Experiment) -> Population:
-        """Read and split the dataset of an experiment, and perturb its training rows if
-        configured."""
-        interactions = read_interactions(experiment)
-        split_class = registry.resolve(registry.SPLIT, experiment.split.name)
+    def of(cls, settings: DataSettings, interactions: Interactions | None = None) -> Population:
+        """Read and split a dataset, and perturb its training rows if configured.
+
+        Args:
+            settings: of the data; an experiment has them.
+            interactions: the dataset, if it has been read.
+
+        Raises:
+            DataError: the dataset is missing or damaged, or lacks what the split needs.
+            ComponentError: a reader, split or perturbation failed.
+        """
+        if interactions is None:
+            interactions = read_interactions(settings)
+        split_class = registry.resolve(registry.SPLIT, settings.split.name)
         with component_errors(registry.SPLIT.name, split_class, "with these interactions"):
-            partition = split_class(experiment.settings(registry.SPLIT), experiment.seed).split(
+            partition = split_class(settings.settings(registry.SPLIT), settings.seed).split(
                 interactions
             )
         if not isinstance(partition, Partition):
@@ -91,9 +101,9 @@ class Population:
         return cls(
             interactions,
             partition,
-            task=experiment.task,
-            positive_above=experiment.positive_above,
-            perturbed=apply_perturbation(experiment, interactions, partition),
+            task=settings.task,
+            positive_above=settings.positive_above,
+            perturbed=apply_perturbation(settings, interactions, partition),
         )
 
     @property
@@ -333,20 +343,24 @@ def sample_clients(clients: np.ndarray, count: int | None, seed: int) -> np.ndar
     return np.sort(stream(seed, "evaluated").choice(clients, size=count, replace=False))
 
 
-def read_interactions(experiment: Experiment) -> Interactions:
-    """Read the dataset of an experiment.
+def reader_of(settings: DataSettings) -> Reader:
+    """The reader of a dataset."""
+    reader = registry.resolve(registry.DATASET, settings.dataset.name)
+    return reader(settings.dataset.name, settings.settings(registry.DATASET))
+
+
+def read_interactions(settings: DataSettings) -> Interactions:
+    """Read a dataset.
 
     Raises:
         DataError: it is missing or damaged.
         ComponentError: its reader failed, or gave something else.
     """
-    reader_class = registry.resolve(registry.DATASET, experiment.dataset.name)
-    with component_errors(registry.DATASET.name, reader_class, "when it was read"):
-        interactions = reader_class(
-            experiment.dataset.name, experiment.settings(registry.DATASET)
-        ).read()
+    reader = registry.resolve(registry.DATASET, settings.dataset.name)
+    with component_errors(registry.DATASET.name, reader, "when it was read"):
+        interactions = reader_of(settings).read()
     if not isinstance(interactions, Interactions):
         expected = "fedrec.data.interactions.Interactions"
         got = type(interactions).__name__
-        refuse_wrong(registry.DATASET.name, reader_class, "from read()", expected=expected, got=got)
+        refuse_wrong(registry.DATASET.name, reader, "from read()", expected=expected, got=got)
     return interactions

@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
+from fedrec.experiment.data_settings import DataSettings
 from fedrec.experiment.early_stopping import EarlyStoppingConfig
 from fedrec.experiment.engine import EngineConfig
 from fedrec.experiment.sections import (
@@ -123,7 +124,7 @@ class CheckpointConfig(Config):
     """Number of checkpoints to keep; at least 2, in case the newest one is damaged."""
 
 
-class Experiment(Config):
+class Experiment(DataSettings):
     """A whole experiment."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
@@ -132,20 +133,9 @@ class Experiment(Config):
     """Title, one line."""
     paper: str = ""
     """Paper and table that the experiment reproduces."""
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of all random streams."""
     rounds: int = Field(default=0, ge=1, le=999_999)
     """Number of training rounds (E1 in PrivRec). Without it the experiment only evaluates
     `evaluation.baselines`, without a federated system and its tables, such as `[model]`."""
-    task: Literal["ranking", "rating"] = "ranking"
-    """`ranking`: implicit feedback, sigmoid and cross-entropy; `rating`: explicit ratings, linear
-    and squared error."""
-    positive_above: float | None = None
-    """Rows with a rating above this are positive; default: all rows are positive."""
-    dataset: Section
-    """Dataset and the options of its reader."""
-    split: Section = Section(name="user-holdout")
-    """Training and held-out rows."""
     model: Section = Section(name="privrec")
     """The recommender."""
     step: Section = Section(name="sgd")
@@ -163,8 +153,6 @@ class Experiment(Config):
     default: none."""
     privacy: PrivacyConfig | None = None
     """User-level differential privacy; default: none, epsilon is infinite."""
-    perturb: Section | None = None
-    """Perturbation of the training rows before training; default: none."""
     secure_aggregation: SecureAggregationConfig | Literal[False] | None = None
     """`true`, or a table of settings: the server sees only the sum over nodes, which mask their own
     sums; default: it sees each node's sum."""
@@ -208,7 +196,7 @@ class Experiment(Config):
     def table(self) -> dict[str, Any]:
         """The settings as a TOML table (kebab-case keys, no empty values). In an experiment without
         a federated system, its sections are left out."""
-        table = super().table()
+        table = {"name": self.name, **super().table()}
         unused = () if self.federated else ("rounds", *FEDERATED)
         return {key: value for key, value in table.items() if key not in unused}
 
@@ -285,11 +273,6 @@ class Experiment(Config):
         strategy."""
         nested = nested_sections(self.settings(registry.STRATEGY))
         return [self.step, *(section for kind, section in nested if kind is registry.STEP)]
-
-    def settings(self, kind: registry.Kind) -> Any:
-        """Settings of the component in the section of that kind: its `Config`, or keyword arguments
-        without one."""
-        return component_settings(kind, getattr(self, kind.key))
 
     def toml(self) -> str:
         """The experiment as TOML text."""

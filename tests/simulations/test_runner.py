@@ -112,7 +112,7 @@ def test_a_run_that_gets_a_signal_is_recorded_as_interrupted_and_can_be_resumed(
     (tmp_path / "e.toml").write_text(tomli_w.dumps(tiny_experiment()))
     command = [sys.executable, "-m", "simulations.cli", "run", str(tmp_path / "e.toml"), "--quiet"]
     process = subprocess.Popen(
-        [*command, "-o", str(tmp_path / "run"), "--set", "rounds=1000000"], stderr=subprocess.PIPE
+        [*command, "-o", str(tmp_path / "run"), "--set", "rounds=999999"], stderr=subprocess.PIPE
     )
     rounds = tmp_path / "run" / "rounds.csv"
     deadline = time.monotonic() + 120

@@ -14,6 +14,7 @@ from fedrec.data.perturbation import Perturbed
 from fedrec.data.population import Population
 from fedrec.data.split import Partition
 from fedrec.errors import ComponentError, DataError
+from fedrec.experiment.data_settings import DataSettings
 
 
 @pytest.mark.parametrize(
@@ -260,3 +261,11 @@ def test_a_perturbation_that_gives_something_else_is_named(load_tiny, monkeypatc
     monkeypatch.setattr(RandomReplacement, "perturb", lambda self, data: give(data.rows))
     with pytest.raises(ComponentError, match=f"perturbation 'RandomReplacement'(.*\n)*.*{words}"):
         Population.of(load_tiny("perturb.name=random-replacement"))
+
+
+def test_the_settings_of_the_data_suffice_and_data_that_were_read_are_not_read_again():
+    settings = DataSettings.parse({"seed": 3, "dataset": {"name": "synthetic", "users": 30}})
+    found = Population.of(settings)
+    again = Population.of(settings, found.interactions)
+    assert len(found.training_clients) == 24 and again.interactions is found.interactions
+    assert again.training_clients.tolist() == found.training_clients.tolist()
