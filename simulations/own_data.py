@@ -13,11 +13,19 @@ run: private popularity with the whole budget.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedrec.components.registry import DATASET
+from fedrec.data.cache import POPULATIONS
 from fedrec.data.files.recognised import Recognised
-from fedrec.errors import DataError
+from fedrec.data.population import Population
+from fedrec.data.readers.table import Table
+from fedrec.errors import DataError, ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
 from simulations.private_signal import Signal, signal_of
 
 _VALIDATION = 0.1
@@ -27,19 +35,69 @@ _FEW_TEST_USERS = 25
 _EASE_ITEMS = 6000  # a minute or so; it grows with the third power
 
 
-def own_experiment(
-    path: Path, found: Recognised, *, epsilon: float | None = None
-) -> dict[str, Any]:
-    """The experiment on a table of interactions, as a TOML table.
+@dataclass(frozen=True)
+class OwnSystem:
+    """The experiment on a user's own table.
+
+    Attributes:
+        experiment: the resolved experiment.
+        signal: what its private linear model can learn at most; None without privacy.
+    """
+
+    experiment: Experiment
+    signal: Signal | None = None
+
+
+def own_system(
+    path: Path, found: Recognised, *, epsilon: float | None = None, overrides: Sequence[str] = ()
+) -> OwnSystem:
+    """The experiment on a table of interactions. A run of it in this process does not read the
+    table again.
 
     Args:
         path: the table.
         found: its recognised columns.
         epsilon: target of user-level differential privacy, > 0; None: no privacy.
+        overrides: as for `--set`.
 
     Raises:
-        DataError: no user has two different items.
+        DataError: no user has two different items, or a value of the table is wrong.
+        ExperimentError: an override is wrong, or names another dataset.
     """
+    table = _linear_experiment(path, found, epsilon)
+    signal = None
+    if epsilon is not None:
+        held_out = table["split"].get("validation-users", 0.0) + _TEST_USERS
+        users = max(int(found.users * (1 - held_out)), 1)
+        signal = signal_of(load(table), users, found.items)
+    if epsilon is not None and signal is not None and not signal.suffices:
+        table = _popularity_alone(table, path, epsilon)
+    elif found.divisible >= _FEWEST_USERS:
+        table["early-stopping"] = {}
+    experiment = load(table, overrides)
+    _refuse_other_data(experiment, table["dataset"])
+    settings = experiment.settings(DATASET)
+    if (settings.separator, settings.header) == (found.separator, found.header):
+        rows = Table(experiment.dataset.name, settings).interactions(found.frame)
+        POPULATIONS.hold(experiment, Population.of(experiment, rows))
+    return OwnSystem(experiment, signal)
+
+
+def _refuse_other_data(experiment: Experiment, known: Mapping[str, Any]) -> None:
+    """The columns were recognised in one table, and the run must not be about another."""
+    dataset = experiment.dataset
+    path = dataset.options.get("path")
+    if dataset.name != known["name"] or str(path) != known["path"]:
+        raise ExperimentError(
+            "two datasets are given",
+            expected=f"the table {known['path']} alone",
+            got=f"dataset.name = {dataset.name!r}" + (f", dataset.path = {path}" if path else ""),
+            fix="leave out this --set, or run an experiment instead of a table: fedrec run NAME",
+        )
+
+
+def _linear_experiment(path: Path, found: Recognised, epsilon: float | None) -> dict[str, Any]:
+    """The linear item-to-item model on a table, as a TOML table."""
     if not found.divisible:
         raise DataError(
             f"no user in {path} has two different items",
@@ -55,7 +113,7 @@ def own_experiment(
         dataset["header"] = False
     if found.positive_above is None:
         dataset.pop("rating", None)
-    table: dict[str, Any] = {
+    return {
         "name": _name(path) + ("" if epsilon is None else "-private"),
         "title": f"Federated linear item-to-item model on {path.name}"
         + ("" if epsilon is None else f" at epsilon {epsilon:g}"),
@@ -67,17 +125,6 @@ def own_experiment(
         **linear_system(epsilon, min(found.items, 1000)),
         "evaluation": {"every": 0, "ks": [10, 20], "baselines": _baselines(epsilon, found.items)},
     }
-    if epsilon is not None and not signal(table, found).suffices:
-        return _popularity_alone(table, path, epsilon)
-    if found.divisible >= _FEWEST_USERS:
-        table["early-stopping"] = {}
-    return table
-
-
-def signal(table: dict[str, Any], found: Recognised) -> Signal:
-    """What the private linear model of an experiment on a table can learn at most."""
-    held_out = table["split"].get("validation-users", 0.0) + _TEST_USERS
-    return signal_of(table, max(int(found.users * (1 - held_out)), 1), found.items)
 
 
 def _popularity_alone(table: dict[str, Any], path: Path, epsilon: float) -> dict[str, Any]:

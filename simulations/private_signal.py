@@ -6,11 +6,12 @@ releases one number per item instead of one per pair of items, is given the whol
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+from fedrec.experiment.phases import MAIN
+from fedrec.experiment.schema import Experiment
 
 _LEAST = 0.6
 _ITEMS = 3000
@@ -46,23 +47,20 @@ class Signal:
         return self.least / self.ratio
 
 
-def signal_of(table: Mapping[str, Any], users: int, items: int) -> Signal:
+def signal_of(experiment: Experiment, users: int, items: int) -> Signal:
     """The signal of an experiment with a private linear model.
 
     Args:
-        table: the experiment, with `[privacy]` and an own table of interactions.
+        experiment: with `[privacy]`, on an own table of interactions, of two rounds.
         users: number of training users, at least 1.
         items: size of the catalogue.
 
     Raises:
         ExperimentError: no noise reaches the target epsilon.
     """
-    from fedrec.experiment.loading import load
-    from fedrec.experiment.phases import MAIN
     from server.privacy.phase_plans import PhasePlans
 
-    both = load({**table, "rounds": 2}, [])  # of which the second is the linear model's
-    plan = PhasePlans.before_a_run(both, np.arange(users)).plans[MAIN]
-    weighted = min(items, table["model"]["items"])
+    plan = PhasePlans.before_a_run(experiment, np.arange(users)).plans[MAIN]
+    weighted = min(items, experiment.model.options["items"])
     ratio = plan.clip_norm / (plan.mean_noise_std * weighted)
     return Signal(ratio, max(_LEAST, items / _ITEMS), users)

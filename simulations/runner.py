@@ -43,8 +43,7 @@ def run(
         FedrecError: something that you can fix; the message says how. If settings or data are wrong
             and no work was done yet, the run folder is removed.
     """
-    source = experiment.table() if isinstance(experiment, Experiment) else experiment
-    settled = settle(with_private_popularity(load(source, overrides)))
+    settled = settle(with_private_popularity(load(experiment, overrides)))
     folder = RunFolder.create(settled, Path(output) if output else default_folder(settled))
     try:
         return execute(folder, callbacks)

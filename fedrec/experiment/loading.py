@@ -15,18 +15,25 @@ from fedrec.experiment.overrides import override
 from fedrec.experiment.schema import Experiment
 
 
-def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
+def load(
+    source: str | Path | Mapping[str, Any] | Experiment, overrides: Iterable[str] = ()
+) -> Experiment:
     """Read, override, check and resolve an experiment.
 
     Args:
-        source: a TOML file, the name of a shipped experiment, or a table.
+        source: a TOML file, the name of a shipped experiment, a table, or an experiment.
         overrides: texts such as `"strategy.server-lr=0.5"`; values in TOML syntax, bare words are
             strings.
 
     Raises:
         ExperimentError: the file is missing or not TOML, or a key or value is wrong.
     """
-    return Experiment.parse(read(source, overrides)).resolve()
+    texts = list(overrides)
+    if isinstance(source, Experiment):
+        if not texts:
+            return source.resolve()
+        source = source.table()
+    return Experiment.parse(read(source, texts)).resolve()
 
 
 def read(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:

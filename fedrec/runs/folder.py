@@ -108,7 +108,9 @@ class RunFolder:
             "created": started,
         }
         write_atomically(path / "run.json", _json({**about, "command": sys.argv}))
-        return cls(path)
+        folder = cls(path)
+        folder.experiment = experiment
+        return folder
 
     @cached_property
     def experiment(self) -> Experiment:

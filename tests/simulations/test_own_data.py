@@ -7,11 +7,15 @@ import os
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from fedrec.baselines.protocol import settings_that_fit
+from fedrec.data.cache import POPULATIONS
 from fedrec.errors import DataError
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
 from fedrec.runs.result import Result
 from simulations.cli import app
 from simulations.cli.experiments.own_data import own_table
@@ -34,7 +38,9 @@ def written(tmp_path, head="Menge", users=40, each=6):
 
 def experiment(file, overrides=(), **columns):
     roles = {role: columns.get(role) for role in COLUMNS}
-    return own_table(file, roles, None, unrated=False, overrides=list(overrides), quiet=False)
+    return own_table(
+        file, roles, None, unrated=False, overrides=list(overrides), quiet=False
+    ).table()
 
 
 def test_quantities_are_no_ratings_and_what_was_taken_is_said_first(tmp_path, capsys):
@@ -106,7 +112,7 @@ def test_large_catalogues_leave_out_the_system_that_takes_minutes(tmp_path):
 
 def private(tmp_path, epsilon, users=60):
     file = written(tmp_path, users=users)
-    return own_table(file, {}, epsilon, unrated=False, overrides=[], quiet=False)
+    return own_table(file, {}, epsilon, unrated=False, overrides=[], quiet=False).table()
 
 
 def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_path, capsys):
@@ -116,7 +122,7 @@ def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_pa
     assert "the whole budget goes to private popularity" in said
     needed = int(re.search(r"needs about ([\d,]+) training users", said)[1].replace(",", ""))  # pyright: ignore[reportOptionalSubscript]
     assert needed > 42  # training users of the table
-    linear = {**table, "rounds": 2}
+    linear = load({**table, "rounds": 2})
     assert not signal_of(linear, int(0.95 * needed), 30).suffices
     assert signal_of(linear, int(1.05 * needed), 30).suffices
     assert private(tmp_path, 50.0)["rounds"] == 2
@@ -124,9 +130,9 @@ def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_pa
 
 
 def test_larger_catalogues_need_a_larger_signal(tmp_path):
-    table = private(tmp_path, 1.0)
-    assert signal_of(table, 100, 1000).least == 0.6
-    assert signal_of(table, 100, 9000).least == 3.0
+    linear = load({**private(tmp_path, 1.0), "rounds": 2})
+    assert signal_of(linear, 100, 1000).least == 0.6
+    assert signal_of(linear, 100, 9000).least == 3.0
 
 
 def test_a_run_of_private_popularity_states_the_level_of_chance_and_no_prose(tmp_path):
@@ -150,3 +156,37 @@ def test_pipes_and_devices_are_refused(tmp_path, command):
     for path in (str(tmp_path / "pipe"), "/dev/zero"):
         done = CliRunner().invoke(app, [*command, path])
         assert "a pipe or a device" in str(done.exception)
+
+
+@pytest.mark.parametrize(("options", "built"), [([], 1), (["--epsilon", "50"], 2)])
+def test_the_table_is_read_once_and_the_experiment_built_once(
+    tmp_path, monkeypatch, options, built
+):
+    """A private system is built once more, to ask whether it can learn anything."""
+    reads, builds, read, parse = [], [], pd.read_csv, Experiment.parse.__func__
+    file = written(tmp_path)
+
+    def counted(path, **settings):
+        reads.extend([path] if path == file else [])
+        return read(path, **settings)
+
+    def parsed(cls, settings, *, at=""):
+        builds.append(settings)
+        return parse(cls, settings, at=at)
+
+    def stop(folder, callbacks):
+        folder.experiment.digest()
+        assert POPULATIONS.population(folder.experiment).interactions.num_users == 40
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pd, "read_csv", counted)
+    monkeypatch.setattr(Experiment, "parse", classmethod(parsed))
+    monkeypatch.setattr("simulations.runner.execute", stop)
+    done = CliRunner().invoke(app, ["try", str(file), *options, "-o", str(tmp_path / "run")])
+    assert done.exit_code == 130, done.exception
+    assert len(reads) == 1 and len(builds) == built
+
+
+def test_another_separator_than_the_recognised_one_is_read_again(tmp_path):
+    with pytest.raises(DataError, match="no column 'Kunde'"):
+        POPULATIONS.population(load(experiment(written(tmp_path), ["dataset.separator=,"])))

@@ -129,18 +129,18 @@ def read_table(path: Path, layout: Layout) -> Columns:
     return columns_of(str(path), frame, layout)
 
 
-def columns_of(table: str, frame: pd.DataFrame, layout: Layout) -> Columns:
+def columns_of(table: str, frame: pd.DataFrame | Columns, layout: Layout) -> Columns:
     """The columns of a layout from a table in memory.
 
     Raises:
         DataError: a column is missing or stands twice, or a table with gaps has no rows.
     """
-    wanted = _wanted(table, layout, frame.columns.tolist())
-    if layout.gaps and frame.empty:
+    found = {name: pd.Series(frame[name]) for name in _wanted(table, layout, list(frame))}
+    if layout.gaps and not all(map(len, found.values())):
         raise DataError(
             f"{table} has no rows", expected="at least one row", got="none", fix="add rows to it"
         )
-    return {name: pd.Series(frame[name]) for name in wanted}
+    return found
 
 
 def _wanted(table: str, layout: Layout, present: Sequence[str]) -> dict[str, type | None]:

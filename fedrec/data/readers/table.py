@@ -20,7 +20,7 @@ from pydantic import Field
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.files.columns import ids_of, numbers_of, times_of
 from fedrec.data.files.indexing import index_rows
-from fedrec.data.files.tables import Columns, Layout, column_names, read_table
+from fedrec.data.files.tables import Columns, Layout, column_names, columns_of, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.errors import DataError
@@ -59,27 +59,22 @@ class Table(Reader):
     title = "your own CSV or Parquet file"
 
     def read(self) -> Interactions:
-        path = self._path()
-        config = self.config
-        settings = self._columns(path)
-        numbers = (config.rating, config.time)
-        columns = {name: None if name in numbers else str for name in settings}
-        separator = config.separator
-        layout = Layout.own(columns, settings=settings, separator=separator, header=config.header)
-        return self.interactions(read_table(path, layout))
+        return self.interactions(read_table(self._path(), self._layout()))
 
-    def interactions(self, frame: Columns) -> Interactions:
-        """The interactions in a table that has been read.
+    def interactions(self, columns: Columns) -> Interactions:
+        """The interactions in columns that were read before.
 
         Args:
-            frame: at least the columns that the settings name; ids as text, or as numbers of a
-                Parquet file.
+            columns: all that the settings name; ids as text, or as numbers of a Parquet file.
 
         Raises:
-            DataError: a value is missing or wrong, or a feature is not constant.
+            DataError: a column is missing, a value is missing or wrong, or a feature is not
+                constant.
         """
         config = self.config
-        bare = indexed(self.name, frame, config, self._path())
+        path = self._path()
+        frame = columns_of(str(path), columns, self._layout())
+        bare = indexed(self.name, frame, config, path)
         return replace(
             bare,
             user_features=self._features(
@@ -106,6 +101,15 @@ class Table(Reader):
                 fix="set dataset.path = ...",
             )
         return self.folder()
+
+    def _layout(self) -> Layout:
+        config = self.config
+        settings = self._columns(self._path())
+        numbers = (config.rating, config.time)
+        columns = {name: None if name in numbers else str for name in settings}
+        return Layout.own(
+            columns, settings=settings, separator=config.separator, header=config.header
+        )
 
     def _columns(self, path: Path) -> dict[str, str]:
         """The columns to read from the main table, and the setting that names each."""

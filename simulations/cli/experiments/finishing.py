@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 
 def finish(
-    source: str | dict[str, Any],
-    overrides: list[str],
+    experiment: Experiment,
     output: Path | None,
     quiet: bool,
     *,
@@ -27,8 +26,7 @@ def finish(
     """Run an experiment and print its results.
 
     Args:
-        source: an experiment's file, name or table.
-        overrides: as for `--set`.
+        experiment: the resolved experiment.
         output: the run folder; None for a new one below `runs`.
         quiet: print only the run folder.
         go_on: continue the run in `output` if there is one.
@@ -37,20 +35,18 @@ def finish(
     Raises:
         RunError: `go_on` is set, and `output` has a run of another experiment.
     """
-    from fedrec.experiment.loading import load
     from fedrec.runs.directory import default_folder
     from simulations import runner
     from simulations.amend import discard
 
-    loaded = load(source, overrides)
-    folder = output or default_folder(loaded)
+    folder = output or default_folder(experiment)
     if (folder / "run.json").is_file() and go_on:
-        _refuse_another(folder, runner.settle(runner.with_private_popularity(loaded)))
+        _refuse_another(folder, runner.settle(runner.with_private_popularity(experiment)))
         return watched(folder, quiet, lambda callbacks: runner.resume(folder, callbacks=callbacks))
     if (folder / "run.json").is_file() and overwrite:
         discard(folder)
     return watched(
-        folder, quiet, lambda callbacks: runner.run(loaded, output=folder, callbacks=callbacks)
+        folder, quiet, lambda callbacks: runner.run(experiment, output=folder, callbacks=callbacks)
     )
 
 

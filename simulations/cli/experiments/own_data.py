@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simulations.cli.experiments.finishing import finish
 
 if TYPE_CHECKING:
+    from fedrec.experiment.schema import Experiment
     from simulations.private_signal import Signal
 
 Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
@@ -48,8 +49,8 @@ def try_(
     centralised EASE."""
     columns = {"user": user, "item": item, "rating": rating, "time": time}
     given = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
-    table = own_table(data, columns, epsilon, unrated=no_rating, overrides=given, quiet=quiet)
-    finish(table, given, output, quiet)
+    experiment = own_table(data, columns, epsilon, unrated=no_rating, overrides=given, quiet=quiet)
+    finish(experiment, output, quiet)
 
 
 def own_table(
@@ -60,7 +61,7 @@ def own_table(
     unrated: bool,
     overrides: list[str],
     quiet: bool,
-) -> dict[str, Any]:
+) -> Experiment:
     """The experiment on a table, after printing how its columns were recognised.
 
     Args:
@@ -79,7 +80,7 @@ def own_table(
     """
     from fedrec.data.files.recognition import recognise
     from fedrec.errors import ExperimentError
-    from simulations.own_data import own_experiment, signal, warnings
+    from simulations.own_data import own_system, warnings
 
     given = {role: name for role, name in columns.items() if name is not None}
     if given.get("rating", "none") in _NO_COLUMN:
@@ -89,6 +90,7 @@ def own_table(
             "two answers to which column holds ratings",
             expected="--rating COLUMN or --no-rating",
             got=f"--rating {given['rating']} --no-rating",
+            fix="leave one of them out",
         )
     found = recognise(data, given, rated=not unrated)
     if not quiet:
@@ -102,12 +104,11 @@ def own_table(
         )
         for line in warnings(found):
             typer.echo(f"  {line}", err=True)
-    table = own_experiment(data, found, epsilon=epsilon)
-    if epsilon is not None and table["rounds"] == 1 and not quiet:
-        for line in _why_popularity(signal(table, found), epsilon):
+    system = own_system(data, found, epsilon=epsilon, overrides=overrides)
+    if epsilon is not None and system.signal is not None and not system.signal.suffices:
+        for line in () if quiet else _why_popularity(system.signal, epsilon):
             typer.echo(f"  {line}", err=True)
-    _refuse_other_data(table, overrides)
-    return table
+    return system.experiment
 
 
 def _why_popularity(found: Signal, epsilon: float) -> list[str]:
@@ -119,20 +120,3 @@ def _why_popularity(found: Signal, epsilon: float) -> list[str]:
         f"a personal model needs about {found.users_needed * found.clients:,.0f} training users at"
         " this epsilon, or a larger epsilon (--set rounds=2 trains it nevertheless)",
     ]
-
-
-def _refuse_other_data(table: dict[str, Any], overrides: list[str]) -> None:
-    """The columns were recognised in one table, and the run must not be about another."""
-    from fedrec.errors import ExperimentError
-    from fedrec.experiment.loading import load
-
-    known = table["dataset"]
-    dataset = load(table, overrides).dataset
-    path = dataset.options.get("path")
-    if dataset.name != known["name"] or str(path) != known["path"]:
-        raise ExperimentError(
-            "two datasets are given",
-            expected=f"the table {known['path']} alone",
-            got=f"dataset.name = {dataset.name!r}" + (f", dataset.path = {path}" if path else ""),
-            fix="leave out this --set, or run an experiment instead of a table: fedrec run NAME",
-        )

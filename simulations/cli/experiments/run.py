@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simulations.cli.experiments.finishing import finish, watched
 from simulations.cli.experiments.own_data import Column, Unrated, own_table
+
+if TYPE_CHECKING:
+    from fedrec.experiment.schema import Experiment
 
 
 def _shipped(incomplete: str) -> list[str]:
@@ -76,11 +79,11 @@ def run(
     given = [f"{key}={value}" for key, value in flags.items() if value is not None]
     settings = [*(overrides or []), *given]
     columns = {"user": user, "item": item, "rating": rating, "time": time}
-    source = _source(experiment, data, columns, unrated=no_rating, overrides=settings, quiet=quiet)
-    finish(source, settings, output, quiet, go_on=go_on, overwrite=overwrite)
+    wanted = _wanted(experiment, data, columns, unrated=no_rating, overrides=settings, quiet=quiet)
+    finish(wanted, output, quiet, go_on=go_on, overwrite=overwrite)
 
 
-def _source(
+def _wanted(
     experiment: str | None,
     data: Path | None,
     columns: dict[str, str | None],
@@ -88,14 +91,15 @@ def _source(
     unrated: bool,
     overrides: list[str],
     quiet: bool,
-) -> str | dict[str, Any]:
+) -> Experiment:
     """The experiment to run: the named one, or one on the user's own table."""
     from fedrec.errors import ExperimentError
+    from fedrec.experiment.loading import load
 
     if data is not None and experiment is None:
         return own_table(data, columns, None, unrated=unrated, overrides=overrides, quiet=quiet)
     if experiment is not None and data is None and not (unrated or any(columns.values())):
-        return experiment
+        return load(experiment, overrides)
     raise ExperimentError(
         "the experiment to run is not clear",
         expected="an experiment, or a table with --data (and --user, --item, --rating, --time)",
