@@ -16,6 +16,8 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from fedrec.neighbours import require_own_packages
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -40,6 +42,7 @@ _HOMES = {
     "Result": "fedrec.runs.folder",
 }
 
+require_own_packages()
 try:
     __version__ = version("fedrec")
 except PackageNotFoundError:  # running from a source tree that was not installed

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import shutil
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 import typer
 
 Check = Callable[[], str]
-_PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
 
 
 class _FailedCheck(Exception):
@@ -53,16 +51,10 @@ def _python() -> str:
 def _origins() -> str:
     """Four of the five package names are common words; another package of that name must not
     precede ours on the path."""
-    root = Path(__file__).resolve().parent.parent.parent
-    for package in _PACKAGES:
-        spec = importlib.util.find_spec(package)
-        origin = Path(str(spec.origin)).resolve() if spec and spec.origin else None
-        if origin is None or not origin.is_relative_to(root):
-            raise _FailedCheck(
-                f"{package!r} is imported from {origin}, expected below {root}; remove the other"
-                " package"
-            )
-    return f"all below {root}"
+    from fedrec.neighbours import ROOT, require_own_packages
+
+    require_own_packages()
+    return f"all below {ROOT}"
 
 
 def _version(package: str) -> str:

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package itself: its names, and the packages beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import fedrec
+from fedrec.neighbours import NEIGHBOURS, ROOT
+
+
+def test_every_public_name_is_there(tmp_path):
+    table = {
+        "name": "tiny",
+        "dataset": {"name": "synthetic", "users": 24, "items": 30, "mean-interactions": 9},
+        "evaluation": {"baselines": ["popularity"]},
+    }
+    used = {
+        "load": lambda: fedrec.load(table).name == "tiny",
+        "run": lambda: fedrec.run(table, output=tmp_path / "run").metrics == {},
+        "resume": lambda: fedrec.resume(tmp_path / "run").experiment.name == "tiny",
+        "Result": lambda: "popularity" in fedrec.Result.load(tmp_path / "run").baselines,
+        "Experiment": lambda: fedrec.Experiment.parse(table).resolve() == fedrec.load(table),
+        "FedrecError": lambda: "fix: b" in str(fedrec.FedrecError("a", fix="b")),
+        "Interactions": lambda: callable(fedrec.Interactions.with_rows),
+    }
+    assert set(used) == set(fedrec.__all__) <= set(dir(fedrec))
+    assert [name for name, works in used.items() if not works()] == []
+    with pytest.raises(AttributeError, match="no attribute 'rum'"):
+        _ = fedrec.rum
+
+
+def import_in(folder, *, code="import fedrec"):
+    (folder / "script.py").write_text(code)
+    return subprocess.run(
+        [sys.executable, str(folder / "script.py")], capture_output=True, text=True, cwd=folder
+    )
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_a_file_that_hides_a_package_is_named_with_what_to_do(tmp_path, monkeypatch, name, form):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    hiding = tmp_path / (name if form == "folder" else f"{name}.py")
+    if form == "folder":
+        hiding.mkdir()
+    (hiding / "__init__.py" if form == "folder" else hiding).touch()
+    done = import_in(tmp_path)
+    assert done.returncode == 1 and f"ImportError: {hiding} hides a package" in done.stderr
+    assert f"the package {name!r} in {ROOT}" in done.stderr and f"rename {hiding}" in done.stderr
+
+
+def test_a_folder_of_data_hides_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in NEIGHBOURS:
+        (tmp_path / name).mkdir()
+    assert import_in(tmp_path, code="import fedrec; fedrec.run").returncode == 0
