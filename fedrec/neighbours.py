@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages beside fedrec, whose names are common words: a file or folder of the same name beside
-a script or notebook would be imported in their place."""
+"""The packages beside fedrec, whose names are common words: a file or folder of the same name
+beside a script or notebook would be imported in their place."""
 
 from __future__ import annotations
 

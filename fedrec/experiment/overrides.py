@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +37,8 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
             fix="--set strategy.server-lr=0.5",
         )
     try:
-        value = tomllib.loads(f"value = {written}")["value"]
+        full = re.sub(r"^(\s*[+-]?)\.(?=\d)", r"\g<1>0.", written)  # TOML has no .5
+        value = tomllib.loads(f"value = {full}")["value"]
     except (ValueError, RecursionError):  # TOML's errors, and numbers of thousands of digits
         value = written.strip()  # a bare word, as on a command line
     chosen = table.get(path[0])

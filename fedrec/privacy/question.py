@@ -39,7 +39,8 @@ class Question(Config):
     adjacency: Adjacency = "replace-one"
     """replace-one (with fixed-size) or add-remove (with poisson)."""
     backend: BackendName | Literal["paper"] = DEFAULT_BACKEND
-    """Accountant."""
+    """Accountant: pld is the tightest; paper is the arithmetic of PrivRec's tables, for comparison
+    only."""
     mechanism: Literal["gaussian", "laplace"] = "gaussian"
     """Distribution of the noise."""
 

@@ -13,6 +13,8 @@ import typer
 import typer.core
 from typer.models import ArgumentInfo
 
+from simulations.cli.setting_options import look_up_help
+
 
 def command_of(app: typer.Typer) -> click.Command:
     """The command line of an application, with a help text for each argument that declares one, and
@@ -30,6 +32,7 @@ def _restore(command: click.Command) -> None:
     for parameter in command.params:
         if isinstance(parameter, typer.core.TyperArgument) and parameter.help is None:
             parameter.help = declared.get(parameter.name)
+        look_up_help(parameter)
     command.format_arguments = _left_to_typer  # type: ignore[attr-defined]
 
 

@@ -406,6 +406,20 @@ def test_arguments_have_their_help_texts_once():
     assert not bare, bare[0]
 
 
+def test_options_of_settings_have_their_meaning_range_and_errors(fedrec, experiment):
+    _, out, _ = fedrec("run", "--help")
+    words = " ".join(out.split())
+    assert "Number of nodes that host the clients;" in words and "(integer, >= 1)" in words
+    _, out, _ = fedrec("privacy", "epsilon", "--help")
+    assert "Clients that may be drawn (N). (integer, >= 1)" in " ".join(out.split())
+    for value in ("0", "1.5", "many"):
+        code, _, err = fedrec("run", experiment, "--nodes", value)
+        assert code == 2 and "'engine.nodes'" in err and value in err
+    code, out, _ = fedrec("privacy", "epsilon", "--clients", 10, "--cohort", 2, "--rounds", 1,
+                          "--noise-multiplier", ".5", "--json")  # fmt: skip
+    assert code == 0 and json.loads(out)["noise_multiplier"] == 0.5
+
+
 @pytest.mark.parametrize("group", ["", "data", "privacy", "attack", "deploy"])
 def test_lists_of_commands_are_not_cut(fedrec, group):
     _, out, _ = fedrec(*group.split(), "--help")

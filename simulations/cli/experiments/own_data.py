@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simulations.cli.experiments.finishing import finish
+from simulations.cli.setting_options import overrides_of, setting_option
 
 if TYPE_CHECKING:
     from fedrec.experiment.schema import Experiment
@@ -37,7 +38,7 @@ def try_(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="Override a key of the experiment.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the experiment.")] = None,
+    seed: Annotated[str | None, setting_option("seed")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Run folder: new or empty.")
     ] = None,
@@ -48,7 +49,7 @@ def try_(
     """Train a federated recommender on your own table, and compare it with popularity and
     centralised EASE."""
     columns = {"user": user, "item": item, "rating": rating, "time": time}
-    given = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
+    given = [*(overrides or []), *overrides_of({"seed": seed})]
     experiment = own_table(data, columns, epsilon, unrated=no_rating, overrides=given, quiet=quiet)
     finish(experiment, output, quiet)
 

@@ -10,6 +10,7 @@ import typer
 
 from simulations.cli.experiments.finishing import finish, watched
 from simulations.cli.experiments.own_data import Column, Unrated, own_table
+from simulations.cli.setting_options import overrides_of, setting_option
 
 if TYPE_CHECKING:
     from fedrec.experiment.schema import Experiment
@@ -37,15 +38,11 @@ def run(
             "--set", "-s", help="Override a key, such as strategy.server-lr=0.5; may repeat."
         ),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="Engine: serial, ray or flower.")] = None,
-    nodes: Annotated[
-        int | None, typer.Option(help="Number of nodes that host the clients.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="Device: auto, cpu or cuda:N.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the experiment.")] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Address of a running Ray cluster.")
-    ] = None,
+    engine: Annotated[str | None, setting_option("engine.name")] = None,
+    nodes: Annotated[str | None, setting_option("engine.nodes")] = None,
+    device: Annotated[str | None, setting_option("engine.device")] = None,
+    seed: Annotated[str | None, setting_option("seed")] = None,
+    ray_address: Annotated[str | None, setting_option("engine.ray-address")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Run folder: new or empty.")
     ] = None,
@@ -76,8 +73,7 @@ def run(
         "engine.ray-address": ray_address,
         "seed": seed,
     }
-    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
-    settings = [*(overrides or []), *given]
+    settings = [*(overrides or []), *overrides_of(flags)]
     columns = {"user": user, "item": item, "rating": rating, "time": time}
     wanted = _wanted(experiment, data, columns, unrated=no_rating, overrides=settings, quiet=quiet)
     finish(wanted, output, quiet, go_on=go_on, overwrite=overwrite)

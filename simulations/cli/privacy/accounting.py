@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simulations.cli.setting_options import overrides_of, setting_option
+
 if TYPE_CHECKING:
     from fedrec.privacy.accounting.accountant import Report
     from fedrec.privacy.plan import Plan
@@ -14,40 +16,17 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-Clients = Annotated[int, typer.Option(help="Number of clients that may be sampled (N).")]
-Cohort = Annotated[
-    float, typer.Option(help="Clients per round (M); with poisson the expected number.")
-]
-Rounds = Annotated[int, typer.Option(help="Number of rounds (T).")]
-Multiplier = Annotated[
-    float,
-    typer.Option(
-        help=(
-            "Noise multiplier z: standard deviation of the sum's noise / its sensitivity. The"
-            " sensitivity is 2S under replace-one and S under add-remove (S: the clip norm), so the"
-            " same noise has half the z under replace-one."
-        )
-    ),
-]
-Delta = Annotated[
-    float | None, typer.Option(help="Delta; default: the smaller of N^-1.1 and 1e-5.")
-]
-Sampler = Annotated[str, typer.Option(help="fixed-size (without replacement) or poisson.")]
-Adjacency = Annotated[
-    str, typer.Option(help="replace-one (with fixed-size) or add-remove (with poisson).")
-]
-Backend = Annotated[
-    str | None,
-    typer.Option(
-        help=(
-            "autodp, tight-rdp, pld (tightest, the default), or paper (PrivRec's tables; for"
-            " comparison only)."
-        )
-    ),
-]
-Mechanism = Annotated[
-    str, typer.Option(help="gaussian, or laplace (clipped in L1; z: Laplace scale / sensitivity).")
-]
+_QUESTION = "fedrec.privacy.question:Question"
+Clients = Annotated[str | None, setting_option("clients", of=_QUESTION)]
+Cohort = Annotated[str | None, setting_option("cohort", of=_QUESTION)]
+Rounds = Annotated[str | None, setting_option("rounds", of=_QUESTION)]
+Multiplier = Annotated[str | None, setting_option("noise-multiplier", of=_QUESTION)]
+Epsilon = Annotated[str | None, setting_option("epsilon", of=_QUESTION)]
+Delta = Annotated[str | None, setting_option("delta", of=_QUESTION)]
+Sampler = Annotated[str | None, setting_option("sampler", of=_QUESTION)]
+Adjacency = Annotated[str | None, setting_option("adjacency", of=_QUESTION)]
+Backend = Annotated[str | None, setting_option("backend", of=_QUESTION)]
+Mechanism = Annotated[str | None, setting_option("mechanism", of=_QUESTION)]
 AsJson = Annotated[
     bool,
     typer.Option(
@@ -63,10 +42,10 @@ def epsilon(
     rounds: Rounds,
     noise_multiplier: Multiplier,
     delta: Delta = None,
-    sampler: Sampler = "fixed-size",
-    adjacency: Adjacency = "replace-one",
+    sampler: Sampler = None,
+    adjacency: Adjacency = None,
     backend: Backend = None,
-    mechanism: Mechanism = "gaussian",
+    mechanism: Mechanism = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the epsilon of a number of rounds (an upper bound)."""
@@ -75,15 +54,15 @@ def epsilon(
 
 @app.command(short_help="Compute the smallest noise multiplier for an epsilon.")
 def calibrate(
-    epsilon: Annotated[float, typer.Option(help="Target epsilon for all rounds together.")],
+    epsilon: Epsilon,
     clients: Clients,
     cohort: Cohort,
     rounds: Rounds,
     delta: Delta = None,
-    sampler: Sampler = "fixed-size",
-    adjacency: Adjacency = "replace-one",
+    sampler: Sampler = None,
+    adjacency: Adjacency = None,
     backend: Backend = None,
-    mechanism: Mechanism = "gaussian",
+    mechanism: Mechanism = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the smallest noise multiplier z for a target epsilon; relative to 2S under
@@ -102,22 +81,15 @@ def explain(
             "--set", "-s", help="Override a key of the experiment, such as rounds=100; may repeat."
         ),
     ] = None,
-    clients: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of clients that may be sampled (N); default: counted in the data."
-        ),
-    ] = None,
-    cohort: Annotated[float | None, typer.Option(help="Clients per round (M).")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds (T).")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="Noise multiplier z.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta of the guarantee.")] = None,
-    sampler: Annotated[str | None, typer.Option(help="fixed-size or poisson.")] = None,
-    adjacency: Annotated[str | None, typer.Option(help="replace-one or add-remove.")] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="Accountant: autodp, tight-rdp, pld or paper.")
-    ] = None,
-    mechanism: Annotated[str | None, typer.Option(help="gaussian or laplace.")] = None,
+    clients: Clients = None,
+    cohort: Cohort = None,
+    rounds: Rounds = None,
+    noise_multiplier: Multiplier = None,
+    delta: Delta = None,
+    sampler: Sampler = None,
+    adjacency: Adjacency = None,
+    backend: Backend = None,
+    mechanism: Mechanism = None,
 ) -> None:
     """Explain what the epsilon of an experiment (or of options as in `epsilon`) means for a user,
     and what it does not cover."""
@@ -149,10 +121,13 @@ def _answer(options: dict[str, Any], as_json: bool) -> None:
 
 
 def _question(options: dict[str, Any]) -> Question:
+    from fedrec.experiment.overrides import override
     from fedrec.privacy.question import Question
 
-    given = {key.replace("_", "-"): value for key, value in options.items() if value is not None}
-    return Question.parse(given)
+    table: dict[str, Any] = {}
+    for text in overrides_of({key.replace("_", "-"): value for key, value in options.items()}):
+        table = override(table, text)
+    return Question.parse(table)
 
 
 def _explain_experiment(source: str, overrides: list[str], options: dict[str, Any]) -> list[str]:
@@ -173,11 +148,24 @@ def _explain_experiment(source: str, overrides: list[str], options: dict[str, An
         )
     experiment = load(source, overrides)
     if experiment.privacy is None or "clients" in options:
-        clients = np.arange(options.get("clients", 1))
+        clients = np.arange(_clients(options.get("clients", "1")))
     else:
         clients = Population.of(experiment).partition.training_clients
     phases = PhasePlans.before_a_run(experiment, clients)
     return [*phases.lines(phases.forecast()), *phases.phase_lines()]
+
+
+def _clients(text: str) -> int:
+    from fedrec.errors import ExperimentError
+
+    if not text.isdecimal() or not int(text):
+        raise ExperimentError(
+            "wrong number of clients",
+            expected="a whole number of at least 1",
+            got=text,
+            fix="--clients 1000",
+        )
+    return int(text)
 
 
 def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
