@@ -102,7 +102,10 @@ def _refuse_unreadable(value: Any, key: str, depth: int = 0) -> None:
         )
     if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
         raise ExperimentError(
-            f"wrong value for {key!r}", expected="a whole number below 2^63", got=_shown(value)
+            f"wrong value for {key!r}",
+            expected="a whole number below 2^63",
+            got=_shown(value),
+            fix="write a smaller number, or a text in quotes",
         )
     if isinstance(value, Mapping):
         for name, inner in value.items():

@@ -31,6 +31,7 @@ def personal_noise(experiment: Experiment) -> PersonalNoise:
         "users have no personal budgets with this step",
         expected="step dpvae or dpsgd",
         got=experiment.step.name,
+        fix="take an experiment with one of these steps, such as dpvae-ml100k",
     )
 
 

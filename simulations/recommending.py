@@ -106,7 +106,12 @@ def recommend(
         ExperimentError: likewise, or k is below 1.
     """
     if k < 1:
-        raise ExperimentError("nothing to recommend", expected="k of at least 1", got=str(k))
+        raise ExperimentError(
+            "nothing to recommend",
+            expected="k of at least 1",
+            got=str(k),
+            fix="ask for at least one item: --top 10",
+        )
     more = None if history is None else read_history(history, result.experiment)
     population = _population(result, more)
     if more is not None and users is None:
@@ -139,6 +144,7 @@ def _population(result: Result, more: Interactions | None = None) -> Population:
             f"run {result.folder} has no parameters to score with",
             expected="a finished run of a federated system, from Result.load or fedrec.resume",
             got="centralised systems alone" if not experiment.federated else "no checkpoint",
+            fix="run the experiment to its end: fedrec resume FOLDER",
         )
     POPULATIONS.renew(experiment)
     population = POPULATIONS.population(experiment)
@@ -167,6 +173,7 @@ def _clients(population: Population, users: Sequence[object] | None) -> np.ndarr
             f"there is no user {unknown[0]!r}",
             expected=f"ids as in the data, such as {ids[0]}",
             got=", ".join(repr(user) for user in unknown[:5]),
+            fix="correct the ids; new users are served with their rows (--history)",
         )
     return place.astype(np.int64)
 
@@ -200,6 +207,7 @@ def _node_scores(node: Node, result: Result, clients: np.ndarray) -> np.ndarray:
             " each user",
             expected="a system whose parameters are shared or private",
             got=node.experiment.model.name,
+            fix="evaluate this system with the metrics of its run",
         )
     step = node.step(node.experiment.fine_tune_step())
     _refuse_unserved(node, step, result, clients)

@@ -42,6 +42,7 @@ class Feature:
                 f"feature {self.name!r} has broken offsets",
                 expected=f"non-decreasing offsets from 0 to {len(self.codes)}",
                 got=f"{len(self.offsets)} offsets",
+                fix="add up the numbers of codes of the rows, from 0",
             )
         if len(self.codes) and not (
             self.codes.min() >= 0 and self.codes.max() < len(self.categories)
@@ -50,6 +51,7 @@ class Feature:
                 f"feature {self.name!r} has a code outside its categories",
                 expected=f"codes in [0, {len(self.categories)})",
                 got=f"codes from {self.codes.min()} to {self.codes.max()}",
+                fix="name a category for each code",
             )
 
     @classmethod
@@ -143,7 +145,10 @@ class FeatureTable:
         names = [feature.name for feature in self.features]
         if len(set(names)) != len(names):
             raise DataError(
-                "two features have one name", expected="distinct names", got=", ".join(names)
+                "two features have one name",
+                expected="distinct names",
+                got=", ".join(names),
+                fix="rename one of the features",
             )
         for feature in self.features:
             if feature.rows != self.rows:
@@ -151,6 +156,7 @@ class FeatureTable:
                     f"feature {feature.name!r} has the wrong number of rows",
                     expected=f"{self.rows} rows",
                     got=f"{feature.rows} rows",
+                    fix="give each user (or item) a row, which may be empty",
                 )
 
     def renumbered(self, rows: np.ndarray, known: int) -> FeatureTable:

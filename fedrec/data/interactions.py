@@ -72,6 +72,7 @@ class Interactions:
                     f"{self.name}: column {column!r} has the wrong length",
                     expected=f"{len(self.users)} values",
                     got=f"{len(values)} values",
+                    fix="correct the reader: all columns have one value a row",
                 )
         for names in (self.user_ids, self.item_ids):
             names.setflags(write=False)
@@ -82,6 +83,7 @@ class Interactions:
                 f"{self.name}: a rating is not finite",
                 expected="finite numbers",
                 got="NaN or infinity",
+                fix="correct the reader: all columns have one value a row",
             )
 
     def _check_indices(
@@ -92,16 +94,21 @@ class Interactions:
                 f"{self.name}: an index in {what!r} is out of range",
                 expected=f"indices in [0, {len(ids)})",
                 got=f"indices from {index.min()} to {index.max()}",
+                fix="correct the reader: index_rows makes such indices of ids",
             )
         if features.rows != len(ids):
             raise DataError(
                 f"{self.name}: features of {what} do not match",
                 expected=f"{len(ids)} rows",
                 got=f"{features.rows} rows",
+                fix="correct the reader: a feature has a row for each user or item",
             )
         if len(pd.unique(pd.Series(ids))) != len(ids):
             raise DataError(
-                f"{self.name}: two {what} have one id", expected="distinct ids", got="a repeated id"
+                f"{self.name}: two {what} have one id",
+                expected="distinct ids",
+                got="a repeated id",
+                fix="correct the reader: index_rows makes distinct ids",
             )
 
     def __len__(self) -> int:

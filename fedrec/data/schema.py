@@ -45,6 +45,7 @@ class Schema:
                 "users have no such features",
                 expected=", ".join(names) or "features of the users",
                 got=", ".join(known) or "users without features",
+                fix="name features of the dataset, or choose a dataset with features of users",
             )
         places = [known.index(name) for name in names or known]
         return places, [self.user_words[place] for place in places]

@@ -51,7 +51,10 @@ class Partition:
         taken[rows] = True
         if np.count_nonzero(taken) != len(rows):
             raise DataError(
-                "a split put one row into two parts", expected="disjoint parts", got="a shared row"
+                "a split put one row into two parts",
+                expected="disjoint parts",
+                got="a shared row",
+                fix="correct the split: a row trains, validates or tests",
             )
 
 

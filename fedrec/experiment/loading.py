@@ -88,6 +88,7 @@ def _resolved(text: str) -> dict[str, Any]:
             "the resolved experiment in the run configuration cannot be read",
             expected="a JSON object",
             got=got,
+            fix="leave resolved out, and name the experiment with the key experiment",
         )
     return table
 

@@ -69,7 +69,9 @@ def component_settings(
         if needed and name not in arguments:
             shown = name.replace("_", "-")
             raise ExperimentError(
-                f"missing key '{at}.{shown}'", expected=f"a value, {section.name} has no default"
+                f"missing key '{at}.{shown}'",
+                expected=f"a value, {section.name} has no default",
+                fix="set the key",
             )
     return arguments
 

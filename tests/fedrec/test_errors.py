@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +39,21 @@ def test_exit_codes_differ():
     assert len({kind.exit_code for kind in KINDS}) == len(KINDS) and 0 not in {
         kind.exit_code for kind in KINDS
     }
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["fedrec/config.py", "fedrec/components", "fedrec/data", "fedrec/experiment", "fedrec/runtime"],
+)
+def test_every_error_says_how_to_fix_it(folder):
+    kinds = {kind.__name__ for kind in (FedrecError, *FedrecError.__subclasses__())}
+    place = Path(__file__).resolve().parents[2] / folder
+    files = [place] if place.is_file() else list(place.rglob("*.py"))
+    bare = [
+        f"{file}:{call.lineno}"
+        for file in files
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") in kinds
+        if "fix" not in {keyword.arg for keyword in call.keywords}
+    ]
+    assert files and not bare

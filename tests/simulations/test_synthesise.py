@@ -108,7 +108,7 @@ def test_a_run_learns_from_synthetic_rows(run_tiny):
             "perturb.replacement-ratio",
         ),
         ({"name": "upc-sdg", "sensitivity": -1}, "a.csv", "perturb.sensitivity"),
-        ({"name": "random-replacement", "users": "nowhere.csv"}, "a.csv", "no table of users"),
+        ({"name": "random-replacement", "users": "nowhere.csv"}, "a.csv", "there is no table"),
         ({"name": "noisy-cooccurrence", "epsilon": 1.0}, "a.csv", "have no ratings"),
     ],
 )

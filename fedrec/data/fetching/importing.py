@@ -58,7 +58,10 @@ def _searched(path: Path, folder: Path) -> Iterator[Iterator[tuple[Path, Path]]]
     """The candidate files; an archive is unpacked temporarily beside the dataset's folder."""
     if not path.exists():
         raise DataError(
-            "there is nothing to import", expected=f"a file or folder {path}", got="nothing"
+            "there is nothing to import",
+            expected=f"a file or folder {path}",
+            got="nothing",
+            fix="correct the path",
         )
     if path.is_dir():
         yield files_below(path)

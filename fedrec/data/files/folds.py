@@ -33,7 +33,12 @@ def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.nd
             interactions.
     """
     if fold not in SHIPPED_FOLDS:
-        raise DataError(f"there is no fold {fold}", expected="a fold from 1 to 5", got=str(fold))
+        raise DataError(
+            f"there is no fold {fold}",
+            expected="a fold from 1 to 5",
+            got=str(fold),
+            fix="set split.fold to a number from 1 to 5",
+        )
     path = folder / f"u{fold}.test"
     if not path.is_file():
         fix = "take the dataset's folder with all its files, or let the split draw its folds itself"
@@ -53,6 +58,7 @@ def _rows_of_pairs(interactions: Interactions, pairs: Columns, path: Path) -> np
             f"{interactions.name}: shipped folds need each (user, item) pair once",
             expected="distinct pairs",
             got=f"{int(known.duplicated().sum()):,} repeated rows",
+            fix="let the split draw its folds itself (split.shipped = false)",
         )
     codes = np.where((users >= 0) & (items >= 0), users * interactions.num_items + items, -1)
     rows = known.get_indexer(pd.Index(codes))

@@ -214,6 +214,7 @@ def _require_two(path: Path, names: list[str]) -> None:
             f"{path} has one column" if names else f"{path} has no column with one value per row",
             expected="a column of users and a column of items, separated by , ; | or tabs",
             got=", ".join(names) or "lists, structs or maps",
+            fix="write one row for each user and item, in two columns",
         )
 
 

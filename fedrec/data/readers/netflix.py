@@ -187,5 +187,8 @@ def _first_fault(paths: list[Path], problem: str) -> DataError:
                         "film: or user,rating,YYYY-MM-DD",
                     )
     return DataError(
-        f"{paths[0]} cannot be read", expected="film: and user,rating,date lines", got=problem
+        f"{paths[0]} cannot be read",
+        expected="film: and user,rating,date lines",
+        got=problem,
+        fix="get the files again",
     )

@@ -91,7 +91,10 @@ def _refuse_unusable(output: Path) -> None:
         )
     if output.is_dir():
         raise ExperimentError(
-            "cannot write the table", expected="a file", got=f"{output}, a folder"
+            "cannot write the table",
+            expected="a file",
+            got=f"{output}, a folder",
+            fix="--output synthetic.csv",
         )
 
 

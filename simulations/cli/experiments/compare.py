@@ -47,6 +47,7 @@ def compare(
             "no such format",
             expected="csv, markdown or latex; files that end in .csv, .md or .tex",
             got=form or str(output),
+            fix="--format csv, or --output comparison.md",
         )
     results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
     found = compared(results, metric=metric, against=against)

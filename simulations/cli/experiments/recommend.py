@@ -44,6 +44,7 @@ def recommend(
             f"unknown format of {output}",
             expected="a file that ends in .csv or .parquet",
             got=output.suffix or "no ending",
+            fix="--output lists.csv",
         )
     found = Result.load(folder).recommend(users, k=top, history=history)
     if output is None:

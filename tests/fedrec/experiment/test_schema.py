@@ -11,6 +11,7 @@ import pytest
 from fedrec.components.registry import DATASET, MODEL, STEP, STRATEGY
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import from_run_config, load, shipped_experiments
+from fedrec.experiment.overrides import override
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.personal.budgets import drawn_budget
 
@@ -284,3 +285,12 @@ def test_an_abstract_strategy_and_a_missing_argument_are_named(monkeypatch):
 
     monkeypatch.setattr(FedAdam, "__init__", demanding)
     assert refused(f"strategy.name='{ADAM}'").problem == "missing key 'strategy.server-side-secret'"
+
+
+def test_another_component_leaves_out_the_settings_of_the_one_before_and_says_so(caplog):
+    table = {"step": {"name": "sgd", "epochs": 7, "learning-rate": 0.5}}
+    assert override(table, "step.name=dpsgd") == {"step": {"name": "dpsgd"}}
+    assert "leaves out the settings of 'sgd': epochs, learning-rate" in caplog.text
+    caplog.clear()
+    assert override(table, "step.name=sgd") == table and not caplog.text
+    assert override({"a": 1}, "b.c=.5") == {"a": 1, "b": {"c": 0.5}}
