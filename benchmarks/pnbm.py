@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.curves import Panel, write_panels
+from benchmarks.tables import save_table
 from fedrec.errors import ExperimentError
-from simulations.reproduce.grids.tables import save_table
 
 FOLDS = range(1, 6)
 SHARE = 0.1

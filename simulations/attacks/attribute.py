@@ -21,7 +21,8 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from server.callbacks.base import Callback
-from simulations.attacks.federations import derived, parameters_of, run_once, scores_of, section
+from simulations.attacks.federations import derived, parameters_of, scores_of, section
+from simulations.study.runs import run_once
 
 if TYPE_CHECKING:
     from clients.hosting.node import Node

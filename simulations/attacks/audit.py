@@ -28,9 +28,10 @@ from server.callbacks.base import Callback
 from server.cohorts.selection import SampledCohorts
 from server.strategy_state import make_strategy
 from simulations.attacks.claims import Claim, charged_claim, noisy_plans
-from simulations.attacks.federations import run_once, seed_of
+from simulations.attacks.federations import seed_of
 from simulations.attacks.planting import kind_of, with_canaries
 from simulations.attacks.releases import Releases, Watch, recorded, server_rate
+from simulations.study.runs import run_once
 from strategies.base import Cohorts, CohortStrategy
 
 _FILE = "canaries.npz"

@@ -4,8 +4,7 @@ folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.rng import seed_sequence
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,31 +62,6 @@ def section(experiment: Experiment, kind: str) -> dict[str, Any]:
     """A section as a table: name and settings."""
     found = getattr(experiment, kind)
     return {"name": found.name, **found.options}
-
-
-def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback] = ()) -> RunFolder:
-    """Run an experiment, or continue or reuse the run in the folder.
-
-    Raises:
-        RunError: the folder holds a run of another experiment.
-        FedrecError: see `simulations.runner.run`.
-    """
-    from simulations import runner
-
-    settled = runner.settle(experiment)
-    if not (folder / "run.json").is_file():
-        runner.run(settled, output=folder, callbacks=callbacks)
-        return RunFolder(folder)
-    found = RunFolder(folder)
-    if found.experiment.digest() != settled.digest():
-        raise RunError(
-            f"{folder} holds another run",
-            expected=f"the run {settled.name!r} with the same settings",
-            got=f"{found.experiment.name!r} with digest {found.experiment.digest()[:12]}",
-            fix="choose another --output",
-        )
-    runner.resume(folder, callbacks=callbacks)
-    return found
 
 
 def parameters_of(run: RunFolder) -> dict[str, np.ndarray]:

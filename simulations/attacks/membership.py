@@ -22,11 +22,11 @@ from simulations.attacks.federations import (
     QUICK,
     derived,
     parameters_of,
-    run_once,
     scores_of,
     section,
     seed_of,
 )
+from simulations.study.runs import run_once
 
 
 @dataclass(frozen=True)

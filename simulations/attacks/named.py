@@ -21,7 +21,8 @@ from fedrec.data.population import Population
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from server.callbacks.base import Callback
-from simulations.attacks.federations import derived, parameters_of, run_once, scores_of, section
+from simulations.attacks.federations import derived, parameters_of, scores_of, section
+from simulations.study.runs import run_once
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
-from simulations.reproduce.papers import (
-    descriptions,
-    dp_vae,
-    pnbm,
-    privrec,
-    privrec_figures,
-    privrec_privacy,
-    targeted_dp,
-    upc_sdg,
-)
-from simulations.reproduce.study import Study
+from simulations.study.declaration import declared
+from simulations.study.study import Study
 
+FOLDER = Path(__file__).with_name("papers")
+PAPERS = ("privrec", "dp-vae", "targeted-dp", "pnbm", "upc-sdg")
 NOT_HERE = {
     "privrec figure1": "a diagram of the system",
     "privrec table1": "notation",
@@ -36,40 +30,32 @@ NOT_HERE = {
 
 
 def studies() -> Iterator[Study]:
-    """Every study, in the order of the papers."""
-    yield from descriptions.privrec()
-    yield from privrec.tables()
-    yield from privrec_figures.figures()
-    yield from privrec_privacy.figures()
-    yield from descriptions.dp_vae()
-    yield from dp_vae.tables()
-    yield from dp_vae.figures()
-    yield from targeted_dp.figures()
-    yield from pnbm.figures()
-    yield from descriptions.upc_sdg()
-    yield from upc_sdg.tables()
-    yield from upc_sdg.figures()
+    """Every study of the papers, in their order."""
+    for paper in PAPERS:
+        yield from declared(FOLDER / f"{paper}.toml")
 
 
 def find(paper: str, item: str | None) -> list[Study]:
     """The studies of a paper, or one of them.
 
+    Args:
+        paper: its name, or a TOML file of studies.
+        item: such as `table2`; None: all.
+
     Raises:
         ExperimentError: there is no such paper, or no such table.
     """
-    known: dict[str, list[Study]] = {}
-    for study in studies():
-        known.setdefault(study.paper, []).append(study)
-    if paper not in known:
+    file = FOLDER / f"{paper}.toml" if paper in PAPERS else Path(paper)
+    if file.suffix != ".toml":
         raise ExperimentError(
             f"there is no paper {paper!r}",
-            expected="one of " + ", ".join(known),
+            expected="one of " + ", ".join(PAPERS) + ", or a TOML file of studies",
             got=repr(paper),
-            fix=did_you_mean(paper, known),
+            fix=did_you_mean(paper, PAPERS),
         )
+    items = {study.item: study for study in declared(file)}
     if item is None:
-        return known[paper]
-    items = {study.item: study for study in known[paper]}
+        return list(items.values())
     wanted = item.lower().replace(" ", "")
     if wanted not in items:
         wanted = wanted.replace("-", "")  # as in figure-2

@@ -16,13 +16,14 @@ from fedrec.experiment.loading import load
 from fedrec.report.privacy_total import PrivacyTotal, total_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import write_atomically
-from simulations.sweep.folder import Job, SweepFolder
+from simulations.study.execution import execute
+from simulations.study.progress import StudyProgress
+from simulations.study.workers import opened
+from simulations.sweep.folder import SweepFolder, SweepJob
 from simulations.sweep.plan import Plan
-from simulations.sweep.progress import SweepProgress
 from simulations.sweep.search import installed, next_point
 from simulations.sweep.space import Point
 from simulations.sweep.tables import best, setting_rows, write
-from simulations.sweep.workers import Workers, opened
 
 
 @dataclass(frozen=True)
@@ -100,42 +101,26 @@ class _Execution:
 
     def run(self, workers: int, address: str | None, quiet: bool) -> SweepResult:
         """Do the remaining runs."""
-        if self._retry:
-            for job in self.folder.jobs():
-                if job.name in self.folder.failures():
-                    self.folder.set_failure(job, None)
+        for job in self.folder.jobs() if self._retry else ():
+            if job.name in self.folder.failures():
+                self.folder.set_failure(job, None)
         done = sum(self._is_done(job) for job in self.folder.jobs())
-        progress = SweepProgress(self.plan.trials * len(self.plan.seeds), done, quiet=quiet)
+        progress = StudyProgress(self.plan.trials * len(self.plan.seeds), done, quiet=quiet)
         device = str(self.plan.experiment.get("engine", {}).get("device", "auto"))
         try:
             with opened(workers, address, device) as hands:
-                self._work(hands, progress)
+                for job, failure in execute(self._jobs(), hands, progress.on_rounds):
+                    if failure is not None:
+                        self.folder.set_failure(job, failure)
+                    progress.on_end(job, failure, self._words(job))
+                    write(self.folder)
         finally:
             progress.close()
             with suppress(FedrecError):
                 write(self.folder)
         return result_of(self.folder)
 
-    def _work(self, hands: Workers, progress: SweepProgress) -> None:
-        left = self._jobs()
-        running = 0
-        while True:
-            job = next(left, None) if running < hands.size else None
-            if job is not None:
-                self.folder.make_way(job)
-                hands.submit(job, self._table(job), self.folder.run_path(job))
-                running += 1
-                continue
-            if not running:
-                return
-            ended, failure = hands.next(progress.on_rounds)
-            running -= 1
-            if failure is not None:
-                self.folder.set_failure(ended, failure)
-            progress.on_end(ended, failure, self._words(ended))
-            write(self.folder)
-
-    def _jobs(self) -> Iterator[Job]:
+    def _jobs(self) -> Iterator[SweepJob]:
         """Remaining runs, generated one by one; proposed settings depend on the results so far."""
         trial = 0
         while True:
@@ -145,18 +130,18 @@ class _Execution:
                     return
                 self.folder.add_trial(point)
             for seed in self.plan.seeds:
-                job = Job(trial, seed)
+                job = self.folder.job(trial, seed)
                 if not self._is_done(job) and self._is_right(job):
                     yield job
             trial += 1
 
-    def _is_done(self, job: Job) -> bool:
+    def _is_done(self, job: SweepJob) -> bool:
         if job.name in self.folder.failures():
             return True
-        run = self.folder.run(job)
+        run = job.run()
         return run is not None and run.status()["state"] == "finished"
 
-    def _is_right(self, job: Job) -> bool:
+    def _is_right(self, job: SweepJob) -> bool:
         """Whether its settings are valid; if not, the error is saved as its failure."""
         try:
             self.plan.at(self.folder.trials()[job.trial], job.seed)
@@ -164,9 +149,6 @@ class _Execution:
             self.folder.set_failure(job, error.text())
             return False
         return True
-
-    def _table(self, job: Job) -> dict:
-        return self.plan.at(self.folder.trials()[job.trial], job.seed).table()
 
     def _values(self) -> dict[int, Sequence[float]]:
         """Means of the aims of the settings all of whose runs are done; NaN where one failed."""
@@ -196,7 +178,7 @@ class _Execution:
             )
         return float(settings[aim].to_dict()[trial])
 
-    def _words(self, job: Job) -> str:
+    def _words(self, job: SweepJob) -> str:
         """The most important metric of a run."""
         failed = job.name in self.folder.failures()
         values = {} if failed else self.folder.values(job) or {}
@@ -211,7 +193,7 @@ def result_of(folder: SweepFolder) -> SweepResult:
     """The results of a sweep so far; selected settings are written as experiments on the test
     rows."""
     runs, settings = write(folder)
-    begun = [run for job in folder.jobs() if (run := folder.run(job)) is not None]
+    begun = [run for job in folder.jobs() if (run := job.run()) is not None]
     chosen = best(settings, folder.plan.aims, len(folder.plan.seeds)) if len(settings) else []
     for trial in chosen:
         experiment = folder.plan.at(folder.trials()[trial - 1], folder.plan.seeds[0])

@@ -17,16 +17,15 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from fedrec.errors import RunError
 from fedrec.runs.folder import RunFolder
-from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.folder_lock import locked
+from server.callbacks.base import Callback
+from simulations.study.folder import StudyFolder
+from simulations.study.job import Job
 from simulations.sweep.plan import Plan
 from simulations.sweep.space import Point
 
@@ -34,14 +33,16 @@ SWEEP = "sweep.json"
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob(Job):
     """One run of a sweep.
 
     Attributes:
+        sweep: folder of the sweep.
         trial: number of the setting, from 0.
         seed: of the run.
     """
 
+    sweep: Path
     trial: int
     seed: int
 
@@ -50,8 +51,29 @@ class Job:
         """Name of its run folder."""
         return f"{self.trial + 1:04d}-seed{self.seed}"
 
+    @property
+    def run_path(self) -> Path:
+        """Where the run is, or will be."""
+        return self.sweep / "runs" / self.name
 
-class SweepFolder:
+    def run(self) -> RunFolder | None:
+        """The folder of the run, if it has begun."""
+        return RunFolder(self.run_path) if (self.run_path / "run.json").is_file() else None
+
+    def perform(self, callbacks: Sequence[Callback]) -> None:
+        """Run the setting, or what is left of its run."""
+        from simulations import runner
+
+        if self.run() is not None:
+            runner.resume(self.run_path, callbacks=callbacks)
+            return
+        shutil.rmtree(self.run_path, ignore_errors=True)  # of an interrupted start
+        folder = SweepFolder(self.sweep)
+        experiment = folder.plan.at(folder.trials()[self.trial], self.seed)
+        runner.run(experiment, output=self.run_path, callbacks=callbacks)
+
+
+class SweepFolder(StudyFolder):
     """A sweep on disk.
 
     Args:
@@ -62,7 +84,7 @@ class SweepFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.expanduser().resolve()
+        super().__init__(path, SWEEP, "sweep")
         if not (self.path / SWEEP).is_file():
             raise RunError(
                 f"{path} is not the folder of a sweep",
@@ -72,9 +94,9 @@ class SweepFolder:
             )
         self._values: dict[str, dict[str, float]] = {}
         try:
-            self.plan = Plan.of_record(self._read(SWEEP))
+            self.plan = Plan.of_record(self.read(SWEEP))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._damaged(SWEEP, f"{type(error).__name__}: {error}") from None
+            raise self.damaged(SWEEP, f"{type(error).__name__}: {error}") from None
 
     @classmethod
     def opened(cls, path: Path, plan: Plan) -> SweepFolder:
@@ -85,20 +107,12 @@ class SweepFolder:
         Raises:
             RunError: there is another sweep at `path`, or something else.
         """
-        path = path.expanduser().resolve()
-        if (path / SWEEP).is_file():
-            found = cls(path)
-            found._go_on_with(plan)
-            return found
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunError(
-                f"{path} is not empty",
-                expected="a new or empty folder, or that of the same sweep",
-                got="a run folder" if (path / "run.json").is_file() else "other files",
-                fix="choose another --output",
-            )
-        write_atomically(path / SWEEP, _json(plan.record()))
-        return cls(path)
+        folder = StudyFolder(path, SWEEP, "sweep")
+        if not folder.begun():
+            folder.write(SWEEP, plan.record())
+        found = cls(path)
+        found._go_on_with(plan)
+        return found
 
     def _go_on_with(self, plan: Plan) -> None:
         known = self.plan.record()
@@ -118,90 +132,54 @@ class SweepFolder:
                 ),
             )
         if longer:
-            write_atomically(self.path / SWEEP, _json(asked))
+            self.write(SWEEP, asked)
             self.plan = plan
-
-    def lock(self) -> AbstractContextManager[None]:
-        """Lock the folder against a second process.
-
-        Raises:
-            RunError: another process holds it.
-        """
-        return locked(
-            self.path,
-            expected="one process per sweep",
-            got="another process that is running it",
-            fix="wait for it, stop it, or choose another --output",
-        )
 
     def trials(self) -> list[Point]:
         """The settings tried so far."""
-        found = self._read("trials.json") if (self.path / "trials.json").exists() else []
+        found = self.read("trials.json") if (self.path / "trials.json").exists() else []
         if not isinstance(found, list):
-            raise self._damaged("trials.json", type(found).__name__)
+            raise self.damaged("trials.json", type(found).__name__)
         return found
 
     def add_trial(self, point: Point) -> int:
         """Save a setting before its first run begins; returns its number."""
         trials = [*self.trials(), point]
-        write_atomically(self.path / "trials.json", _json(trials))
+        self.write("trials.json", trials)
         return len(trials) - 1
 
     def failures(self) -> dict[str, str]:
         """Errors of runs, by name of the run."""
         if not (self.path / "failures.json").exists():
             return {}
-        return {str(name): str(text) for name, text in dict(self._read("failures.json")).items()}
+        return {str(name): str(text) for name, text in dict(self.read("failures.json")).items()}
 
-    def set_failure(self, job: Job, text: str | None) -> None:
+    def set_failure(self, job: SweepJob, text: str | None) -> None:
         """Save the error of a run; None removes it, so that the run is repeated."""
         failures = {name: said for name, said in self.failures().items() if name != job.name}
         failures |= {} if text is None else {job.name: text}
-        write_atomically(self.path / "failures.json", _json(failures))
+        self.write("failures.json", failures)
         if text is None:
             self._values.pop(job.name, None)
-            shutil.rmtree(self.run_path(job), ignore_errors=True)
+            shutil.rmtree(job.run_path, ignore_errors=True)
 
-    def run_path(self, job: Job) -> Path:
-        """Where a run is, or will be."""
-        return self.path / "runs" / job.name
-
-    def run(self, job: Job) -> RunFolder | None:
-        """The folder of a run that has begun."""
-        path = self.run_path(job)
-        return RunFolder(path) if (path / "run.json").is_file() else None
-
-    def make_way(self, job: Job) -> None:
-        """Before a run begins: remove an incomplete folder of an interrupted start."""
-        if self.run(job) is None:
-            shutil.rmtree(self.run_path(job), ignore_errors=True)
-
-    def values(self, job: Job) -> dict[str, float] | None:
+    def values(self, job: SweepJob) -> dict[str, float] | None:
         """The metrics of a finished run, see `values_of`; None for other runs."""
         if job.name not in self._values:
-            run = self.run(job)
+            run = job.run()
             if run is None or run.status()["state"] != "finished":
                 return None
             self._values[job.name] = values_of(run)
         return self._values[job.name]
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[SweepJob]:
         """All runs of the settings tried so far."""
-        return [Job(trial, seed) for trial in range(len(self.trials())) for seed in self.plan.seeds]
+        trials = range(len(self.trials()))
+        return [self.job(trial, seed) for trial in trials for seed in self.plan.seeds]
 
-    def _read(self, name: str) -> Any:
-        try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise self._damaged(name, str(error)) from None
-
-    def _damaged(self, name: str, got: str) -> RunError:
-        return RunError(
-            f"{self.path / name} cannot be read",
-            expected="a file as fedrec wrote it",
-            got=got,
-            fix="restore it from a backup; the run folders below runs/ are whole by themselves",
-        )
+    def job(self, trial: int, seed: int) -> SweepJob:
+        """One run."""
+        return SweepJob(self.path, trial, seed)
 
 
 def with_sweeps(folders: Sequence[Path]) -> list[Path]:
@@ -249,7 +227,3 @@ def values_of(run: RunFolder) -> dict[str, float]:
             got=f"{type(error).__name__}: {error}",
             fix=f"remove {run.path} and run the same command again: that run is done again",
         ) from None
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=1) + "\n"

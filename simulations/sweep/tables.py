@@ -31,7 +31,7 @@ def run_rows(sweep: SweepFolder) -> pd.DataFrame:
     rows = []
     for job in sweep.jobs():
         values = sweep.values(job) if job.name not in failures else None
-        run = sweep.run(job) if values is None else None
+        run = job.run() if values is None else None
         state = "failed" if job.name in failures else "waiting"
         state = (
             "finished" if values is not None else state if run is None else run.status()["state"]

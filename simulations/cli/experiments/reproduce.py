@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from simulations.reproduce.study import Study
+    from simulations.study.study import Study
+    from simulations.study.tables import Tables
 
 _FILE_WIDTH = 120  # width in characters of a table in a file or a pipe
 
 
 def reproduce(
     paper: Annotated[
-        str | None, typer.Argument(help="Paper: privrec, dp-vae, targeted-dp, pnbm or upc-sdg.")
+        str | None,
+        typer.Argument(
+            help="Paper: privrec, dp-vae, targeted-dp, pnbm or upc-sdg; or a TOML file of studies."
+        ),
     ] = None,
     item: Annotated[
         str | None,
@@ -37,8 +39,14 @@ def reproduce(
     ] = None,
     only: Annotated[
         str,
-        typer.Option(help="Only run the task of this name; --list PAPER TABLE prints the names."),
+        typer.Option(
+            help="Only run the tasks of this name or pattern, such as 'mf-*'; --list PAPER TABLE "
+            "prints the names."
+        ),
     ] = "",
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of parallel tasks; more than 1 use Ray.")
+    ] = 1,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Folder of the study: new, or of the same study."),
@@ -46,7 +54,7 @@ def reproduce(
 ) -> None:
     """Run the experiments of a paper's table or figure, and print its numbers beside ours, with
     intervals. The expected duration is printed first. The same command continues an interrupted
-    study.
+    study. Studies of your own are declared in a TOML file in the same way.
     """
     from fedrec.errors import ExperimentError
     from simulations.reproduce.catalogue import find, studies
@@ -64,63 +72,52 @@ def reproduce(
             got="no table or figure",
             fix=f"fedrec reproduce --list {paper} lists them",
         )
+    failures: dict[str, str] = {}
     for study in find(paper, item):
-        _reproduce(study, quick, seeds, only, output if item else None)
+        failures |= _reproduce(study, quick, seeds, only, workers, output if item else None)
+    for name, text in failures.items():
+        typer.secho(f"{name} failed: {text}", err=True)
+    if failures:
+        raise typer.Exit(1)
 
 
 def _reproduce(
-    study: Study, quick: bool, seeds: int | None, only: str, output: Path | None
-) -> None:
-    from fedrec.report.privacy_total import shown_together
+    study: Study, quick: bool, seeds: int | None, only: str, workers: int, output: Path | None
+) -> dict[str, str]:
+    """Run and print a study; returns the errors of tasks that failed."""
     from fedrec.runs.directory import runs_directory
-    from fedrec.runtime.atomic_files import write_atomically
-    from simulations.reproduce import execution
     from simulations.reproduce.published import published
-    from simulations.reproduce.tables import comparison, markdown
+    from simulations.study import execution, tables
 
     default = (
         runs_directory() / "reproduce" / f"{study.paper}-{study.item}{'-quick' if quick else ''}"
     )
-    folder = execution.StudyFolder(output or default, study, quick=quick)
+    folder = execution.folder_of(study, output or default, quick=quick)
     count = seeds or (1 if quick else study.seeds)
+    jobs = execution.selected(study.jobs(folder.path, count, quick=quick), only)
+
+    def say(text: str) -> None:
+        typer.echo(f"{study.name}: {text}", err=True)
+
     try:
-        done = execution.reproduce(
-            folder, count, only=only, say=lambda text: typer.echo(text, err=True)
-        )
+        failures = execution.run_study(folder, jobs, workers=workers, quiet=False, say=say)
     except KeyboardInterrupt:
         typer.secho("\ninterrupted; the same command continues", err=True)
         raise typer.Exit(130) from None
-    table = comparison(
-        published(study.paper, study.item, study.published),
-        [one for _, found in done for one in found],
-    )
-    seconds = sum(folder.seconds(job) for job, _ in done)
-    notes = [
-        *study.differs,
-        f"Our numbers took {execution.duration(seconds)}, {count} seed{'s' if count > 1 else ''}.",
-        "95 % intervals: over seeds (Student's t) where there are several, else over users.",
-    ]
-    notes += shown_together(run.parent for run in sorted(folder.path.rglob("run.json")))
-    if quick:
-        notes.insert(
-            0,
-            "QUICK: what is simulated ran on synthetic data for two rounds, so those numbers are "
-            "meaningless; this only shows that everything runs.",
-        )
-    write_atomically(folder.path / f"{study.item}.csv", table.to_csv(index=False))
-    write_atomically(
-        folder.path / f"{study.item}.md", markdown(table, f"{study.name}: {study.title}", notes)
-    )
-    _print(study, table, notes)
+    known = published(study.paper, study.item, study.published)
+    found = tables.write(study, folder.path, jobs, known, quick=quick)
+    _print(study, found)
     typer.echo(folder.path)
+    return failures
 
 
-def _print(study: Study, table: pd.DataFrame, notes: list[str]) -> None:
+def _print(study: Study, found: Tables) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from simulations.reproduce.tables import cells_of
+    from simulations.study.tables import cells_of
 
+    table = found.comparison
     several = len(set(table["dataset"])) > 1
     named = ("dataset", "model", "metric") if several else ("model", "metric")
     shown = Table(*named, title=f"{study.name}: {study.title}", title_justify="left")
@@ -132,13 +129,13 @@ def _print(study: Study, table: pd.DataFrame, notes: list[str]) -> None:
     if not console.is_terminal:
         console = Console(width=_FILE_WIDTH)
     console.print(shown)
-    for note in notes:
+    for note in [*found.compared, *found.notes]:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_list(studies: list[Study]) -> None:
     from simulations.reproduce.catalogue import NOT_HERE
-    from simulations.reproduce.execution import duration
+    from simulations.study.tables import duration
 
     for study in studies:
         time = duration(study.seconds(study.seeds))

@@ -19,9 +19,10 @@ from fedrec.experiment.loading import load
 from fedrec.models.base import Model
 from fedrec.runs.folder import RunFolder
 from simulations.attacks import membership
-from simulations.attacks.federations import parameters_of, run_once, scores_of
+from simulations.attacks.federations import parameters_of, scores_of
 from simulations.attacks.lira import LiraOptions, attack_lira
 from simulations.attacks.membership import MembershipOptions, attack_membership
+from simulations.study.runs import run_once
 
 
 class Named(Synthetic):
@@ -101,7 +102,7 @@ def test_runs_that_are_there_are_taken_and_others_refused(tmp_path):
     again = attack_lira(attacked("rounds=2"), options, tmp_path)
     assert again.success == first.success and len(stamps) == 10
     assert stamps == {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/checkpoints/*")}
-    with pytest.raises(RunError, match="holds another run"):
+    with pytest.raises(RunError, match="run of other settings"):
         attack_lira(attacked("rounds=3"), options, tmp_path)
 
 

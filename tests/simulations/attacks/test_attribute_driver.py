@@ -19,7 +19,8 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.models.metamf import generate
 from simulations.attacks.attribute import AttributeOptions, _updates, attack_attribute
-from simulations.attacks.federations import parameters_of, run_once
+from simulations.attacks.federations import parameters_of
+from simulations.study.runs import run_once
 
 
 class Stereotyped(Synthetic):

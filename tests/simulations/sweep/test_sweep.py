@@ -21,7 +21,7 @@ from fedrec.privacy.ledger import Ledger
 from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.sweep.execution import sweep
-from simulations.sweep.folder import Job, SweepFolder
+from simulations.sweep.folder import SweepFolder
 from simulations.sweep.plan import plan_of
 from simulations.sweep.tables import best
 
@@ -64,7 +64,7 @@ def test_a_killed_sweep_continues_where_it_stopped(plan, tmp_path):
     child.join()
     first = broken / "runs" / "0001-seed0" / "result.json"
     before, states = first.stat().st_mtime_ns, SweepFolder(broken)
-    assert states.values(Job(0, 0)) and not states.values(Job(1, 1))
+    assert states.values(states.job(0, 0)) and not states.values(states.job(1, 1))
     resumed = sweep(asked, broken)
     assert first.stat().st_mtime_ns == before
     pd.testing.assert_frame_equal(resumed.runs, whole.runs)
@@ -74,7 +74,7 @@ def test_a_run_that_was_broken_off_while_its_folder_was_made_begins_again(plan, 
     asked = plan()
     begun = SweepFolder.opened(tmp_path / "sweep", asked)
     begun.add_trial({"strategy.server-lr": 0.1})
-    half = begun.run_path(Job(0, 0))
+    half = begun.job(0, 0).run_path
     half.mkdir(parents=True)
     (half / "experiment.toml").write_text("")
     assert set(sweep(asked, tmp_path / "sweep").runs["state"]) == {"finished"}
@@ -143,13 +143,14 @@ def test_no_more_random_settings_than_there_are(plan, tmp_path):
 
 def test_a_run_that_failed_is_done_again_only_when_asked(plan, tmp_path):
     sweep(plan(), tmp_path / "sweep")
-    folder, job = SweepFolder(tmp_path / "sweep"), Job(0, 0)
-    shutil.rmtree(folder.run_path(job))
+    folder = SweepFolder(tmp_path / "sweep")
+    job = folder.job(0, 0)
+    shutil.rmtree(job.run_path)
     folder.set_failure(job, "out of memory")
     assert sweep(plan(), folder.path).failures.keys() == {job.name}
-    assert not folder.run_path(job).exists()
+    assert not job.run_path.exists()
     assert not sweep(plan(), folder.path, retry_failed=True).failures
-    assert folder.run_path(job).exists()
+    assert job.run_path.exists()
 
 
 def test_a_setting_that_fails_is_kept_with_its_error_and_the_others_go_on(plan, tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of a grid: a CSV file, and Markdown on the terminal."""
+"""Tables of a benchmark: a CSV file, and Markdown on the terminal."""
 
 from __future__ import annotations
 

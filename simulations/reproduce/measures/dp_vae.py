@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DP-VAE's runs with noise of the users' own, whole histories, and systems beside them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from clients.evaluation import evaluate_clients, mean_metrics
+from clients.hosting.node import Node
+from fedrec.baselines.evaluation import evaluate_baselines
+from fedrec.data.cache import POPULATIONS
+from fedrec.errors import ClientError
+from fedrec.metrics.ranking import ranking_metrics
+from fedrec.metrics.reconstruction import PREFIX
+from fedrec.privacy.personal.budgets import gdp_parameter
+from fedrec.protocol.orders import EvaluateOrder
+from simulations.recommending import with_parameters
+from simulations.study.runs import SYSTEM, finished, values
+from simulations.study.study import Found, TaskJob
+
+# over the best list of 100, whatever the history's length (paper, section 4.1)
+OF_ALL = f"{PREFIX}ndcg@100-of-100"
+_WHOLE = ("evaluation.protocol='reconstruction'", "evaluation.ks=[20, 50, 100]")
+_PERSONAL = {"nominal": "asked", "replace-one": "true"}
+_PLACES = ("p10", "p50", "p90")
+_EPSILONS = (0.3, 0.5, 1.0, 1.5, 10.0, 100.0, 1000.0, math.inf)
+
+
+def noisy(
+    job: TaskJob,
+    experiment: str,
+    dataset: str,
+    metrics: Mapping[str, str],
+    row: str,
+    rows: Mapping[str, str] | None = None,
+    set: Sequence[str] = (),
+    histories: bool = False,
+) -> Iterator[Found]:
+    """The numbers of a run that may diverge, percentiles of the users' epsilons as asked for and as
+    they are under replace-one, and with `histories` how well whole ones are reconstructed.
+
+    A run that diverged has the number of that round instead.
+    """
+    try:
+        result = finished(job, experiment, set)
+    except ClientError as error:
+        after = re.search(r"diverged in round (\d+)", str(error))
+        if after is None:
+            raise
+        yield Found(dataset, row, "diverged in round", float(after.group(1)))
+        return
+    yield from values(result, dataset, {SYSTEM: row, **(rows or {})}, metrics)
+    kept = json.loads((result.folder / "result.json").read_text(encoding="utf-8"))
+    users = kept.get("personal", {}).get("users", {})
+    for (kind, word), place in itertools.product(_PERSONAL.items() if users else (), _PLACES):
+        yield Found(dataset, row, f"{word} epsilon, {place}", float(users[kind][place]))
+    if histories:
+        node = Node(job.experiment(experiment, [*set, *_WHOLE]), 0, 1, None)
+        found = whole_histories(node, with_parameters(result).parameters)
+        yield from (Found(dataset, row, name, value) for name, value in found.items())
+
+
+def whole_histories(node: Node, parameters: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """How well parameters reconstruct whole histories, most of which are their input: not a measure
+    of recommendation."""
+    table = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
+    lengths = node.population.whole_history(table.index.to_numpy()).sum(1)
+    table[OF_ALL] = table[f"{PREFIX}ndcg@100"] * _ideal(lengths) / _ideal(np.array([100]))
+    return {name: value for name, value in mean_metrics(table).items() if name.startswith(PREFIX)}
+
+
+def _ideal(lengths: np.ndarray) -> np.ndarray:
+    """Discounted gain of the best list of 100 for histories of some lengths."""
+    return (1 / np.log2(np.arange(2, 102))).cumsum()[np.minimum(lengths, 100) - 1]
+
+
+def reconstruction(job: TaskJob, experiment: str, dataset: str) -> Iterator[Found]:
+    """How well popularity and EASE reconstruct whole histories."""
+    found = evaluate_baselines(
+        ("popularity", "ease"),
+        POPULATIONS.population(job.experiment(experiment)),
+        held_out="test",
+        ks=(20, 50, 100),
+        protocol="reconstruction",
+    )
+    for name, own in found.items():
+        yield from (Found(dataset, name, metric, value) for metric, value in own.items())
+
+
+def bounded(
+    job: TaskJob,
+    experiment: str,
+    dataset: str,
+    metrics: Mapping[str, str],
+    baseline: str,
+    p_min: float,
+    set: Sequence[str],
+) -> Iterator[Found]:
+    """A centralised system in which users below the minimum of theorem 1 at `p_min` do not train,
+    on validation rows, and how many train.
+
+    Lists of all users are ranked, also of those who do not train, so that all values of `p_min`
+    have the same ones.
+    """
+    population = POPULATIONS.population(job.experiment(experiment, set))
+    ks = (20, 50, 100)
+    found = evaluate_baselines((baseline,), population, held_out="validation", ks=ks)[baseline]
+    row = f"{baseline}, {p_min:g}"
+    yield from (Found(dataset, row, theirs, found[ours]) for ours, theirs in metrics.items())
+    training = len(population.partition.training_clients)
+    yield Found(dataset, row, "training users", float(training))
+
+
+def noisy_popularity(
+    job: TaskJob, experiment: str, dataset: str, metrics: Mapping[str, str]
+) -> Iterator[Found]:
+    """Popularity under the same noise: every user sends its history scaled to length 1, once, under
+    its own noise.
+
+    All users get one list, by the sum. The noise is drawn once for the sum, which has the same
+    distribution.
+    """
+    population = POPULATIONS.population(job.experiment(experiment))
+    clients = population.evaluated_clients("test")
+    lists = population.held_out(clients, "test")
+    masks = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")}
+    histories = population.histories(population.partition.training_clients)
+    total = (histories / np.linalg.norm(histories, axis=1, keepdims=True)).sum(0)
+    for epsilon in _EPSILONS:
+        std = 0.0
+        if math.isfinite(epsilon):
+            std = 2 * math.sqrt(len(histories)) / gdp_parameter(epsilon, 1.25e-5)
+        noise = std * np.random.default_rng(job.seed).standard_normal(len(total))
+        scores = torch.from_numpy(total + noise).float().expand(len(clients), -1)
+        found = ranking_metrics(scores, **masks, ks=(20, 50, 100))
+        for ours, theirs in metrics.items():
+            value = float(found[ours].nanmean())
+            yield Found(dataset, f"epsilon {epsilon:g} for all", theirs, value)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of a study: a paper's numbers beside ours, and differences paired by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student
+from scipy.stats import ttest_rel, wilcoxon
+
+from fedrec.report.privacy_total import shown_together
+from fedrec.report.table import lower_is_better
+from fedrec.runtime.atomic_files import write_atomically
+from simulations.study.study import Cell, Found, Study, TaskJob
+
+COLUMNS = ("dataset", "model", "metric", "published", "ours", "low", "high", "seeds", "difference")
+Rows = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a study found.
+
+    Attributes:
+        comparison: the paper's numbers beside ours, see `comparison`.
+        differences: of compared rows, see `differences`.
+        notes: what a reader must know.
+    """
+
+    comparison: pd.DataFrame
+    differences: pd.DataFrame
+    notes: tuple[str, ...]
+
+    @property
+    def compared(self) -> list[str]:
+        """The differences in words, a line each."""
+        return [
+            f"{row['rows']}, {row['metric']}: {row['difference']:+.4f} ({row['low']:+.4f} to "
+            f"{row['high']:+.4f}), t p = {row['t']:.3f}, Wilcoxon p = {row['wilcoxon']:.3f}, "
+            f"{row['seeds']} seeds"
+            for row in self.differences.to_dict("records")
+            if row["seeds"] > 1
+        ]
+
+
+def write(
+    study: Study, path: Path, jobs: Iterable[TaskJob], known: Mapping[Cell, float], *, quick: bool
+) -> Tables:
+    """Make and write the tables of what is done: ITEM.csv and ITEM.md, ITEM-seeds.csv with every
+    number of every seed, and, where rows are compared, ITEM-differences.csv.
+
+    Args:
+        study: the study.
+        path: its folder.
+        jobs: of the study.
+        known: what the paper prints.
+        quick: whether it is the small version.
+    """
+    done = [(job, own) for job in jobs if (own := job.found()) is not None]
+    found = [(job.seed, one) for job, (numbers, _) in done for one in numbers]
+    table = comparison(known, (one for _, one in found), best=study.best)
+    count = len({job.seed for job, _ in done})
+    notes = [
+        *study.differs,
+        f"Our numbers took {duration(sum(seconds for _, (_, seconds) in done))}, "
+        f"{count} seed{'s' if count > 1 else ''}.",
+        "95 % intervals: over seeds (Student's t) where there are several, else over users.",
+        *shown_together(run.parent for run in sorted(path.rglob("run.json"))),
+    ]
+    if quick:
+        notes.insert(
+            0,
+            "QUICK: what is simulated ran on synthetic data for two rounds, so those numbers are "
+            "meaningless; this only shows that everything runs.",
+        )
+    tables = Tables(table, differences(study.compared, found), tuple(notes))
+    title = f"{study.name}: {study.title}"
+    write_atomically(path / f"{study.item}.csv", table.to_csv(index=False))
+    write_atomically(path / f"{study.item}.md", markdown(table, title, [*tables.compared, *notes]))
+    each = pd.DataFrame([{"seed": seed, **asdict(one)} for seed, one in found])
+    write_atomically(path / f"{study.item}-seeds.csv", each.to_csv(index=False))
+    if study.compared:
+        apart = tables.differences.to_csv(index=False)
+        write_atomically(path / f"{study.item}-differences.csv", apart)
+    return tables
+
+
+def comparison(
+    known: Mapping[Cell, float], found: Iterable[Found], *, best: bool = False
+) -> pd.DataFrame:
+    """One row per number: those of the paper in its order, then additional ones.
+
+    Args:
+        known: what is printed.
+        found: what was found, any number of seeds.
+        best: whether rows are in the order of what was found, by metric, best first.
+
+    Returns:
+        Columns `COLUMNS`. `low` and `high` bound a 95 % interval: over seeds (Student's t) where
+        there are two or more, over the users of the run where there is one; NaN if neither is
+        known, or without a result.
+    """
+    ours: dict[Cell, list[Found]] = {}
+    for one in found:
+        ours.setdefault(one.cell, []).append(one)
+    cells = [*known, *(cell for cell in ours if cell not in known)]
+    rows = [_row(cell, known.get(cell, math.nan), ours.get(cell, [])) for cell in cells]
+    if best:
+        rows.sort(key=lambda row: (row["metric"], _loss(row["metric"], row["ours"])))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _loss(metric: str, value: float) -> float:
+    if math.isnan(value):
+        return math.inf
+    return value if lower_is_better(metric.lower()) else -value
+
+
+def differences(compared: Iterable[Rows], found: Iterable[tuple[int, Found]]) -> pd.DataFrame:
+    """Differences of rows of a table, paired by seed.
+
+    Args:
+        compared: two rows, of which the first is subtracted from the second, or four: the
+            difference of the first two is subtracted from that of the others.
+        found: with the seed of each.
+
+    Returns:
+        Columns `rows`, `metric`, `difference` (mean over the seeds that all have), `low` and
+        `high` (95 % interval, Student's t), `t` and `wilcoxon` (p of the paired t-test and of the
+        signed-rank test, two-sided; with five seeds the latter is .0625 at least), `seeds`; NaN
+        where fewer than two seeds have all rows.
+    """
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for seed, one in found:
+        values.setdefault((one.model, one.metric), {})[seed] = one.value
+    rows = []
+    for names in compared:
+        for metric in dict.fromkeys(metric for row, metric in values if row == names[0]):
+            own = [values.get((name, metric), {}) for name in names]
+            seeds = [seed for seed in own[0] if all(seed in one for one in own)]
+            table = np.array([[one[seed] for seed in seeds] for one in own])
+            before, after = table[:2] if len(names) == 2 else table[1::2] - table[::2]
+            rows.append({"rows": " -> ".join(names), "metric": metric, **_tested(before, after)})
+    columns = ["rows", "metric", "difference", "low", "high", "t", "wilcoxon", "seeds"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _tested(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    gain = after - before
+    found = {"difference": float(gain.mean()) if len(gain) else math.nan, "seeds": len(gain)}
+    if len(gain) < 2:
+        return found
+    test: Any = ttest_rel(after, before)
+    low, high = test.confidence_interval()
+    signed: Any = wilcoxon(gain)
+    p = {"t": float(test.pvalue), "wilcoxon": float(signed.pvalue)}
+    return {**found, "low": float(low), "high": float(high), **p}
+
+
+def _row(cell: Cell, value: float, found: Sequence[Found]) -> dict[str, Any]:
+    mean, low, high = _interval(found)
+    return {
+        **dict(zip(("dataset", "model", "metric"), cell, strict=True)),
+        "published": value,
+        "ours": mean,
+        "low": low,
+        "high": high,
+        "seeds": len(found),
+        "difference": mean - value if math.isfinite(mean) and math.isfinite(value) else math.nan,
+    }
+
+
+def _interval(found: Sequence[Found]) -> tuple[float, float, float]:
+    """Mean, and the ends of its interval."""
+    if not found:
+        return math.nan, math.nan, math.nan
+    numbers = np.array([one.value for one in found])
+    if len(found) == 1:
+        low = found[0].low
+        high = found[0].high
+        return (
+            float(numbers[0]),
+            math.nan if low is None else low,
+            math.nan if high is None else high,
+        )
+    if not np.isfinite(numbers).all():
+        return float(numbers.mean()), math.nan, math.nan
+    half = float(
+        student.ppf(0.975, len(numbers) - 1) * numbers.std(ddof=1) / math.sqrt(len(numbers))
+    )
+    return float(numbers.mean()), float(numbers.mean()) - half, float(numbers.mean()) + half
+
+
+def cells_of(row: Mapping[Any, Any]) -> list[str]:
+    """A row as texts: dataset, model, metric, published, ours, interval."""
+    span = "" if math.isnan(row["low"]) else f"{row['low']:.4f} to {row['high']:.4f}"
+    names = [str(row[name]) for name in ("dataset", "model", "metric")]
+    return [*names, number(row["published"]), number(row["ours"]), span]
+
+
+def number(value: float) -> str:
+    """A number with four decimals, a large whole one with none; a dash where there is none."""
+    if math.isnan(value) or math.isinf(value):
+        return "-" if math.isnan(value) else "inf"
+    return f"{value:,.0f}" if abs(value) >= 100 and value == round(value) else f"{value:.4f}"
+
+
+def markdown(table: pd.DataFrame, title: str, notes: Iterable[str]) -> str:
+    """The table as Markdown."""
+    head = ["dataset", "model", "metric", "published", "ours", "95 % interval"]
+    lines = [f"# {title}", "", _line(head), _line(["---"] * len(head))]
+    lines += [_line(cells_of(row)) for row in table.to_dict("records")]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def duration(seconds: float) -> str:
+    """A duration as text."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Intervals and tests of a study's tables, by formula."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from simulations.study.study import Found
+from simulations.study.tables import comparison, differences
+
+CELL = ("data", "model", "metric")
+
+
+def rows(**columns):
+    """Numbers of models over seeds; None where a seed is missing."""
+    return [
+        (seed, Found("data", model, "metric", value))
+        for model, values in columns.items()
+        for seed, value in enumerate(values)
+        if value is not None
+    ]
+
+
+def test_intervals_are_students_over_seeds_and_the_users_for_one():
+    values = [0.30, 0.34, 0.29]
+    known = {CELL: 0.25, ("data", "other", "metric"): 0.1}
+    table = comparison(known, [Found(*CELL, value) for value in values])
+    expected = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
+    row = table.iloc[0]
+    assert (row["low"], row["high"]) == pytest.approx(expected)
+    assert row["difference"] == pytest.approx(np.mean(values) - 0.25)
+    assert math.isnan(table.iloc[1]["ours"])
+    one = comparison(known, [Found(*CELL, 0.3, 0.2, 0.4)]).iloc[0]
+    assert (one["low"], one["high"]) == (0.2, 0.4)
+
+
+@pytest.mark.parametrize(("metric", "order"), [("Hits@10", "bac"), ("RMSE", "cab")])
+def test_the_best_is_first(metric, order):
+    found = [
+        Found("data", name, metric, value) for name, value in (("a", 0.2), ("b", 0.3), ("c", 0.1))
+    ]
+    assert "".join(comparison({}, found, best=True)["model"]) == order
+    assert "".join(comparison({}, found)["model"]) == "abc"
+
+
+def test_paired_by_seed_as_in_the_textbook():
+    one = [0.30, 0.32, 0.29, 0.33, 0.35, None]
+    other = [0.31, 0.36, 0.31, 0.32, 0.38, 0.9]
+    found = differences([("a", "b")], rows(a=one, b=other)).iloc[0]
+    gains = np.subtract(other[:5], one[:5])
+    error = gains.std(ddof=1) / math.sqrt(5)
+    assert found["seeds"] == 5 and found["difference"] == pytest.approx(gains.mean())
+    expected = stats.t.interval(0.95, 4, loc=gains.mean(), scale=error)
+    assert (found["low"], found["high"]) == pytest.approx(expected)
+    assert found["t"] == pytest.approx(2 * stats.t.sf(gains.mean() / error, 4))
+
+
+def test_wilcoxons_p_is_exact_without_ties():
+    # the one negative has rank 2; sums of at most 2 are {}, {1}, {2}
+    gains = [0.01, 0.05, 0.03, -0.02, 0.08]
+    found = differences([("a", "b")], rows(a=[0.2] * 5, b=[0.2 + gain for gain in gains])).iloc[0]
+    assert found["wilcoxon"] == pytest.approx(2 * 3 / 2**5)
+
+
+def test_the_difference_of_two_differences():
+    """What noise costs one system minus what it costs another, paired by seed."""
+    found = rows(a=[1.0, 1.2], noisy_a=[1.5, 1.4, 7.0], b=[0.9, 1.0], noisy_b=[1.0, 1.4])
+    row = differences([("a", "noisy_a", "b", "noisy_b")], found).iloc[0]
+    gaps = [0.1 - 0.5, 0.4 - 0.2]
+    assert row["difference"] == pytest.approx(np.mean(gaps)) and row["seeds"] == 2
+    half = stats.t.ppf(0.975, 1) * stats.sem(gaps)
+    assert row["high"] - row["difference"] == pytest.approx(half)
+
+
+def test_rows_without_a_common_seed_have_no_test():
+    found = differences([("a", "b"), ("a", "c")], rows(a=[0.1, None], b=[None, 0.2]))
+    assert list(found["seeds"]) == [0, 0] and found["t"].isna().all()
