@@ -111,11 +111,14 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
 
 
 def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> np.ndarray:
-    """Train the clients of an order; returns their masked sum and counts, `uint64 [n]`.
+    """Train the clients of an order; returns their masked sum and counts, `uint64 [n]`. On a real
+    node, a sum that is too large for the fixed point counts as zero.
 
     Raises:
-        ClientError: the order is not one of the node's present session, a sum was masked in it
-            before, none of its clients took part, or the sum is too large for the fixed point.
+        RefusalError: the order is not one of the node's present session or has other terms, a sum
+            was masked in it before, none of its clients takes part, or the sum is another one of
+            its round.
+        ClientError: a client of a simulated node failed, or the node's sum is too large.
     """
     secure = order.secure
     if secure is None:

@@ -14,7 +14,7 @@ from clients.hosting.paths import TrainingPath
 from clients.hosting.step_checks import Versions, refuse_wrong_block
 from clients.local.sufficient_statistics import SufficientStatistics
 from clients.step import CohortStep
-from clients.training.one_client import private_parameters, run_step
+from clients.training.one_client import client_error, private_parameters, run_step
 from fedrec.cohort.outcome import Outcome
 from fedrec.components.errors import named
 from fedrec.errors import ClientError, FedrecError
@@ -87,7 +87,7 @@ def _blocks_of(
         except FedrecError as error:
             raise error.about(f"client {one.client}") from error
         except Exception as error:
-            raise _blame(node, step, parameters, [one.client], stream_name, round_) from error
+            raise client_error(step, node, one, round_, error) from error
     before = round_ if before_round is None else before_round
     for places in node.blocks(batches, parameters, node.model.item_tables, path.name):
         users = [data[place].features for place in places]
@@ -139,7 +139,7 @@ def _blaming(
     except FedrecError:
         raise
     except Exception as error:
-        raise _blame(node, step, parameters, clients, stream_name, round_) from error
+        raise _blame(node, step, parameters, clients, stream_name, round_, error) from error
 
 
 def _blame(
@@ -149,8 +149,12 @@ def _blame(
     clients: list[int],
     stream_name: str,
     round_: int,
+    error: Exception,
 ) -> FedrecError:
-    """The error of the client that makes a block fail, found by training the clients one by one."""
+    """The error of the client that makes a block fail, found by training the clients one by one; of
+    a block of one client, without training it again."""
+    if len(clients) == 1:
+        return client_error(step, node, node.population.client(clients[0]), round_, error)
     for client in clients:
         try:
             run_step(step, parameters, node, client, stream_name, round_)

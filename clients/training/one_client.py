@@ -14,6 +14,7 @@ from clients.hosting.node import Node
 from clients.hosting.step_checks import Versions, refuse_wrong_update
 from clients.step import Step, Update
 from fedrec.components.errors import file_of, line_of
+from fedrec.data.client_data import ClientData
 from fedrec.errors import ClientError, FedrecError
 from fedrec.rng import stream
 
@@ -50,19 +51,26 @@ def run_step(
     except FedrecError as error:  # its text is complete except for the client
         raise error.about(f"client {client}") from error
     except Exception as error:
-        raise ClientError(
-            f"client {client} failed in step {type(step).__name__!r} (round {round_}, node"
-            f" {node.partition}) of {file_of(step)}",
-            expected=(
-                f"an update from {len(data.items)} rows ({len(data.positives)} positives) with"
-                f" {step.config!r}"
-            ),
-            got=f"{type(error).__name__}: {error} ({line_of(error)})",
-            fix="run with --engine serial --debug for the whole traceback",
-        ) from error
+        raise client_error(step, node, data, round_, error) from error
     refuse_wrong_update(step, update, parameters, doing)
     untouched.refuse(step, doing)
     return update
+
+
+def client_error(
+    step: Step, node: Node, data: ClientData, round_: int, error: Exception
+) -> ClientError:
+    """The error of a client whose work raised an error that does not explain itself."""
+    return ClientError(
+        f"client {data.client} failed in step {type(step).__name__!r} (round {round_}, node"
+        f" {node.partition}) of {file_of(step)}",
+        expected=(
+            f"an update from {len(data.items)} rows ({len(data.positives)} positives) with"
+            f" {step.config!r}"
+        ),
+        got=f"{type(error).__name__}: {error} ({line_of(error)})",
+        fix="run with --engine serial --debug for the whole traceback",
+    )
 
 
 def personal_parameters(

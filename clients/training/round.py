@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -29,10 +28,11 @@ from clients.training.update_sum import UpdateSum
 from fedrec.cohort.outcome import Outcome
 from fedrec.cohort.results import Trained
 from fedrec.components.registry import MODEL, STEP, ours, resolve
-from fedrec.errors import ExperimentError
+from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.sections import Section
 from fedrec.privacy.personal.noise import PersonalNoise
 from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.rng import stream
 
 log = logging.getLogger("fedrec")
 
@@ -59,8 +59,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     parameters = to_device(arrays, node.device)
     asked = node.training if order.clients is None else np.sort(order.clients)
     clients = permitted(node.uploads, step, asked, order.round)
-    empty = partial(
-        UpdateSum,
+    total = UpdateSum(
         arrays,
         node.model.item_tables,
         order.weighting,
@@ -70,48 +69,86 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
         node.device,
     )
     untouched = watch_plug_in(step, arrays)
-    try:
-        reply = _sum(node, step, parameters, clients, order, empty())
-    except Exception as error:
-        masked = order.protection is not None or order.secure is not None
-        # without its step's noise, a zero would be told from an upload
-        if not (node.hides_failures and masked) or isinstance(step.config, PersonalNoise):
-            raise
-        log.error("round %d: a client failed and counts as zero", order.round, exc_info=error)
-        total = empty()
-        for worker, part in step.assign(clients):
-            for client in part.tolist():
-                total.add(client, _train_or_zero(node, worker, parameters, client, order.round))
+    covered = order.protection is not None or order.secure is not None
+    if node.hides_failures and (covered or isinstance(step.config, PersonalNoise)):
+        _add_one_by_one(node, step, parameters, clients, order.round, total)
         reply = total.sum()
+    else:
+        _add_all(node, step, parameters, clients, order.round, total)
+        reply = total.sum()
+        if order.protection is None:
+            refuse_non_finite(step, reply, clients.tolist(), order.round)
     untouched.refuse("step", step, f"in round {order.round}")
     return reply
 
 
-def _sum(
+def _add_all(
     node: Node,
     step: Step,
     parameters: dict[str, Tensor],
     clients: np.ndarray,
-    order: TrainOrder,
+    round_: int,
     total: UpdateSum,
-) -> TrainSum:
+) -> None:
+    """Train the clients and add their updates."""
+    kept: dict[int, dict[str, np.ndarray]] = {}
     for worker, part in step.assign(clients):
-        path = node.path(worker)
-        if isinstance(worker, CohortStep) and path.name != "reference":
-            kept: dict[int, dict[str, np.ndarray]] = {}
-            for places, trained in train_in_blocks(
-                node, worker, path, parameters, part, "client", order.round
-            ):
-                members = part[places].tolist()
-                total.add_block(members, _without_private(worker, trained, members, kept))
-            keep_private(node, kept, order.round)
-        else:
-            for client in part.tolist():
-                total.add(client, _train(node, worker, parameters, client, order.round))
-    reply = total.sum()
-    if order.protection is None:
-        refuse_non_finite(step, reply, clients.tolist(), order.round)
-    return reply
+        for members, found in _trained(node, worker, parameters, part, round_, kept):
+            total.take(members, found)
+    keep_private(node, kept, round_)
+
+
+def _add_one_by_one(
+    node: Node,
+    step: Step,
+    parameters: dict[str, Tensor],
+    clients: np.ndarray,
+    round_: int,
+    total: UpdateSum,
+) -> None:
+    """The same; a client whose training fails or diverges counts like one without rows.
+
+    Clients are trained alone, so that none is trained again to find which one failed: the duration
+    would reveal that one did.
+    """
+    kept: dict[int, dict[str, np.ndarray]] = {}
+    for worker, part in step.assign(clients):
+        for client in part.tolist():
+            alone = np.array([client], dtype=np.int64)
+            own: dict[int, dict[str, np.ndarray]] = {}
+            try:
+                ((_, found),) = _trained(node, worker, parameters, alone, round_, own)
+                _refuse_diverged(found, client)
+            except Exception as error:
+                message = "round %d: client %d failed and counts like one without rows"
+                log.error(message, round_, client, exc_info=error)
+                found = _without_rows(node, worker, parameters, client, round_)
+                own = {}
+            total.take([client], found)
+            kept |= own
+    keep_private(node, kept, round_)
+
+
+def _trained(
+    node: Node,
+    step: Step,
+    parameters: dict[str, Tensor],
+    clients: np.ndarray,
+    round_: int,
+    kept: dict[int, dict[str, np.ndarray]],
+) -> Iterator[tuple[list[int], Outcome | Update]]:
+    """Clients and what they send, in blocks or one after the other; their private parameters are
+    added to `kept`."""
+    path = node.path(step)
+    if isinstance(step, CohortStep) and path.name != "reference":
+        for places, trained in train_in_blocks(
+            node, step, path, parameters, clients, "client", round_
+        ):
+            members = clients[places].tolist()
+            yield members, _without_private(step, trained, members, kept)
+        return
+    for client in clients.tolist():
+        yield [client], _train(node, step, parameters, client, round_, kept)
 
 
 def only_reads(node: Node, order: TrainOrder) -> bool:
@@ -141,30 +178,46 @@ def _without_private(
 
 
 def _train(
-    node: Node, step: Step, parameters: dict[str, Tensor], client: int, round_: int
+    node: Node,
+    step: Step,
+    parameters: dict[str, Tensor],
+    client: int,
+    round_: int,
+    kept: dict[int, dict[str, np.ndarray]],
 ) -> Update:
     private = step.private_names(list(parameters))
     start = personal_parameters(node, step, parameters, client, round_)
     update = run_step(step, start, node, client, "client", round_)
     if not private:
         return update
-    kept = {name: (start[name] + update.delta[name]).cpu().numpy() for name in private}
-    keep_private(node, {client: kept}, round_)
-    sent = {name: torch.zeros_like(d) if name in kept else d for name, d in update.delta.items()}
+    kept[client] = {n: (start[n] + update.delta[n]).cpu().numpy() for n in private}
+    sent = {name: torch.zeros_like(d) if name in private else d for name, d in update.delta.items()}
     return Update(sent, update.examples, update.loss)
 
 
-def _train_or_zero(
+def _refuse_diverged(found: Outcome | Update, client: int) -> None:
+    """Refuse a client's result with NaN or infinity.
+
+    Raises:
+        ClientError: it has some.
+    """
+    if isinstance(found, Update):
+        finite = all(bool(value.isfinite().all()) for value in found.delta.values())
+    else:
+        finite = bool(found.norms().isfinite().all())
+    if not finite:
+        raise ClientError(f"client {client} diverged", expected="a finite update")
+
+
+def _without_rows(
     node: Node, step: Step, parameters: dict[str, Tensor], client: int, round_: int
 ) -> Update:
-    """A client's update; zero where its training fails or diverges."""
-    try:
-        update = _train(node, step, parameters, client, round_)
-    except Exception:
-        update = None
-    if update is not None and all(bool(v.isfinite().all()) for v in update.delta.values()):
-        return update
-    return Update({n: torch.zeros_like(v) for n, v in parameters.items()}, 0, math.nan)
+    """The update of a client without rows: zero, and the noise that its step adds."""
+    zeros = {name: torch.zeros_like(value) for name, value in parameters.items()}
+    if not isinstance(step.config, PersonalNoise):
+        return Update(zeros, 0, math.nan)
+    data = node.population.client(client).without_rows()
+    return step.update(parameters, data, stream(node.experiment.seed, "client", client, round_))
 
 
 def _section(node: Node, order: TrainOrder) -> Section:

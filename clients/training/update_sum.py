@@ -66,6 +66,13 @@ class UpdateSum:
         self.loss = 0.0
         self.losses = 0
 
+    def take(self, clients: Sequence[int], found: Outcome | Update) -> None:
+        """A block's updates, or one client's."""
+        if isinstance(found, Update):
+            self.add(clients[0], found)
+        else:
+            self.add_block(clients, found)
+
     def add(self, client: int, update: Update) -> None:
         """One client's update."""
         delta = {

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -61,6 +61,12 @@ class ClientData:
         weights = np.concatenate([likes, np.full(len(others), low_rated, dtype=np.float32)])
         order = np.argsort(items)
         return items[order], weights[order]
+
+    def without_rows(self) -> ClientData:
+        """The same client without any row."""
+        parts = ("items", "labels", "positives", "times", "ratings", "avoided")
+        given = {name: getattr(self, name) for name in parts}
+        return replace(self, **{n: None if v is None else v[:0] for n, v in given.items()})
 
     def order(self) -> np.ndarray:
         """`int64 [n]`: places of the rows from the earliest to the latest; in the source's order

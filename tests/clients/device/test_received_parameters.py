@@ -15,6 +15,7 @@ from clients.device.received_parameters import refuse_unsound
 from clients.hosting.node import Node
 from clients.local.own_noise import OwnNoiseConfig, OwnNoiseStep
 from clients.step import Update
+from clients.steps.dpvae import DpVae
 from clients.steps.sgd import Sgd
 from clients.training.round import train_clients
 from clients.training.update_sum import UpdateSum
@@ -22,6 +23,7 @@ from fedrec.data.client_data import ClientData
 from fedrec.errors import ClientError, RefusalError
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.secure import MaskOrder
 from fedrec.protocol.sparse_update import dense_change
 from tests.clients.device.test_device_node import cut, own
 
@@ -91,35 +93,109 @@ def test_clients_whose_training_diverges_send_their_noise_alone(load_tiny, path,
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+def failing(monkeypatch, step, client):
+    """Makes the work of a client fail; returns the clients that were worked on, in order."""
+    worked = []
+
+    def watched(original):
+        def work(self, *given):
+            data = next(one for one in given if isinstance(one, ClientData))
+            if len(data.items):
+                worked.append(data.client)
+                if data.client == client:
+                    raise ZeroDivisionError
+            return original(self, *given)
+
+        return work
+
+    for name in ("batches", "update"):
+        monkeypatch.setattr(step, name, watched(getattr(step, name)))
+    return worked
+
+
 @pytest.mark.parametrize("path", ["auto", "reference"])
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_a_client_whose_training_fails_counts_as_zero_on_a_real_node(
     load_tiny, tmp_path, monkeypatch, path, noise
 ):
-    """Under protection; the server sees neither an error nor a smaller count."""
+    """Under protection; the server sees neither an error nor a smaller count, nor a second training
+    in the duration."""
     experiment = load_tiny(f"engine.path={path}")
     cut(experiment, [tmp_path])
     node = own(experiment, tmp_path, place=0, numbers=True)
     theta = {name: start.numpy().copy() for name, start in node.initial().items()}
-    batches, update, clients = Sgd.batches, Sgd.update, node.training[:4]
-
-    def failing(original):
-        def work(self, *given):
-            data = next(one for one in given if isinstance(one, ClientData))
-            if data.client == clients[2]:
-                raise ZeroDivisionError
-            return original(self, *given)
-
-        return work
-
-    monkeypatch.setattr(Sgd, "batches", failing(batches))
-    monkeypatch.setattr(Sgd, "update", failing(update))
+    clients = node.training[:4]
+    worked = failing(monkeypatch, Sgd, clients[2])
     protection = Protection(0.5, 2, tuple(theta), noise_scale=noise)
     answer = train_clients(node, theta, TrainOrder(1, clients, "uniform", protection=protection))
     assert answer.clients == 4 and answer.weight == 4
+    assert worked == clients.tolist()
     bare = TrainOrder(1, clients, "uniform")
     with pytest.raises(ClientError):  # a plain sum, whose failure may be told
         train_clients(node, theta, bare)
+
+
+@pytest.mark.parametrize("path", ["auto", "blocks", "reference"])
+def test_a_client_that_diverges_in_a_masked_sum_counts_as_zero_on_a_real_node(
+    load_tiny, tmp_path, monkeypatch, caplog, path
+):
+    """Otherwise the sum could not be encoded, and all clients of the node would be missing."""
+    experiment = load_tiny(f"engine.path={path}")
+    cut(experiment, [tmp_path])
+    node = own(experiment, tmp_path, place=0, numbers=True)
+    theta = {name: start.numpy().copy() for name, start in node.initial().items()}
+    features = node.population.client(int(node.training[2])).features
+    rows = [name for name in theta if name.startswith("user")]
+    monkeypatch.setattr(node, "check_parameters", lambda arrays: None)
+    for name, codes in zip(rows, features, strict=True):
+        theta[name][codes] = np.nan  # of the user features of some clients
+    masked = TrainOrder(1, node.training, "uniform", secure=MaskOrder(b"", b"", b""))
+    answer = train_clients(node, theta, masked)
+    assert answer.clients == answer.weight == len(node.training) and "diverged" in caplog.text
+    assert all(np.isfinite(dense_change(answer.total[n], theta[n])).all() for n in theta)
+
+
+def test_a_block_that_fails_is_not_trained_again_on_a_real_node(load_tiny, tmp_path, monkeypatch):
+    """Its clients are trained alone, so it is known which one fails."""
+    experiment = load_tiny("engine.path=blocks")
+    cut(experiment, [tmp_path])
+    node = own(experiment, tmp_path, place=0, numbers=True)
+    theta = {name: start.numpy().copy() for name, start in node.initial().items()}
+    clients = node.training[:4]
+    blocks = []
+
+    def train_block(self, parameters, block, own=None):
+        blocks.append(len(block))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Sgd, "train_block", train_block)
+    monkeypatch.setattr(Sgd, "update", lambda *given: pytest.fail("trained again"))
+    protection = Protection(0.5, 2, tuple(theta))
+    answer = train_clients(node, theta, TrainOrder(1, clients, "uniform", protection=protection))
+    assert blocks == [1, 1, 1, 1] and answer.clients == 4
+    assert not any(dense_change(answer.total[n], v).any() for n, v in theta.items())
+
+
+@pytest.mark.parametrize("path", ["auto", "reference"])
+def test_a_client_that_fails_in_a_step_with_own_noise_sends_the_noise_alone(
+    load_tiny, tmp_path, monkeypatch, path
+):
+    """The node answers, and all clients are in the sum."""
+    vae = ("model.name=vae", "step.name=dpvae", "step.noise=secure", "step.budgets=equal")
+    experiment = load_tiny(*vae, f"engine.path={path}")
+    cut(experiment, [tmp_path])
+    node = own(experiment, tmp_path, place=0, numbers=True)
+    theta = {name: start.numpy().copy() for name, start in node.initial().items()}
+    clients = node.training[:4]
+    worked = failing(monkeypatch, DpVae, clients[2])
+    every = train_clients(node, theta, TrainOrder(1, clients, "uniform"))
+    one = train_clients(node, theta, TrainOrder(2, clients[2:3], "uniform"))
+    assert worked == [*clients.tolist(), clients[2]]
+    assert (every.clients, every.examples, one.clients, one.examples) == (4, 4, 1, 1)
+    config = node.step(experiment.step).config
+    std = config.gradient_multiplier(0) * config.clip_norm * config.learning_rate
+    noise = np.concatenate([dense_change(one.total[n], v).ravel() for n, v in theta.items()])
+    assert 0.8 * std < noise.std() < 1.2 * std
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

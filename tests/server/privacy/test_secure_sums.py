@@ -15,6 +15,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from clients import secure
 from clients.app import app
 from clients.node_of_context import node_of
+from clients.steps.sgd import Sgd
 from clients.storage.session_secrets import SessionSecrets
 from fedrec.errors import ClientError, ExperimentError, RefusalError
 from fedrec.experiment.loading import load
@@ -49,15 +50,16 @@ from fedrec.protocol.secure_messages import (
     unpack_words,
 )
 from fedrec.protocol.sparse_update import dense_change
-from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from fedrec.protocol.zero_copy import from_the_network, to_record, zero_copy_arrays
 from fedrec.secure import masks, vector
 from fedrec.secure.common_order import digest_of
-from fedrec.secure.identity import Identity
+from fedrec.secure.identity import CERTIFICATE, KEY, Identity
 from fedrec.secure.session import Session
 from server.cohorts.roster import Roster, call_roster
 from server.privacy.secure_sums import FEDERATION, secure_sums
 from server.strategy_checks import refuse_non_additive
 from simulations.deployment.pki.certificates import Authority
+from simulations.deployment.shards import cut
 from simulations.engines.grid import FIRST_NODE_ID, contexts_of
 from simulations.engines.serial import SerialGrid
 
@@ -68,8 +70,12 @@ class UnreliableGrid(SerialGrid):
     """Real nodes, some of which do not get a message, or whose replies are lost. All messages are
     recorded."""
 
-    def __init__(self, experiment, output, nodes):
+    def __init__(self, experiment, output, nodes, folders=()):
+        """With the folders of real nodes, or simulated ones."""
         configs = contexts_of(experiment.model_dump_json(), str(output), nodes)
+        if folders:
+            run = {"resolved": experiment.model_dump_json(), "run": "00ff" * 4}
+            configs = [(settings_of(folder), run) for folder in folders]
         contexts = [
             Context(1, FIRST_NODE_ID + n, own, RecordDict(), config)
             for n, (own, config) in enumerate(configs)
@@ -99,6 +105,8 @@ class UnreliableGrid(SerialGrid):
                 reply = self._replies[message.metadata.message_id] = Message(
                     Error(2, str(error)), reply_to=message
                 )
+            if reply.has_content():
+                from_the_network(reply.content)
             if reply.has_content() and (place, step) in self.forged:
                 forged = self.forged[place, step](reply.content)
                 reply = self._replies[message.metadata.message_id] = Message(
@@ -109,10 +117,32 @@ class UnreliableGrid(SerialGrid):
                 del self._replies[message.metadata.message_id]
 
 
+def settings_of(folder):
+    """Node configuration of a real node."""
+    files = {"data": folder / "data.csv", "catalogue": folder / "catalogue.json", "join": folder}
+    own = {"private-dir": folder / "state", **files}
+    place = int(folder.name.removeprefix("node-"))
+    return {"partition-id": place, "numbers": True, **{k: str(v) for k, v in own.items()}}
+
+
+def certified(experiment, output, nodes):
+    """Folders of real nodes, whose certificates are of one authority."""
+    authority = Authority.create("test")
+    folders = [output / f"node-{place}" for place in range(nodes)]
+    for folder in folders:
+        folder.mkdir()
+        issued = authority.issue_node(folder.name)
+        (folder / KEY).write_bytes(issued.key)
+        (folder / CERTIFICATE).write_bytes(issued.certificate)
+        (folder / "ca.crt").write_bytes(authority.issued.certificate)
+    cut(experiment, folders)
+    return folders
+
+
 class Federation:
     """Some nodes under secure aggregation, and the plain sum of the same clients."""
 
-    def __init__(self, table, output, nodes, **settings):
+    def __init__(self, table, output, nodes, real=False, **settings):
         engine = {
             **table["engine"],
             "nodes": nodes,
@@ -120,7 +150,8 @@ class Federation:
         }
         bare = {**table, "engine": engine}
         self.experiment = load({**bare, "secure-aggregation": settings or True})
-        self.grid = UnreliableGrid(self.experiment, output / "secure", nodes)
+        folders = certified(self.experiment, output, nodes) if real else ()
+        self.grid = UnreliableGrid(self.experiment, output / "secure", nodes, folders)
         self.plain = UnreliableGrid(load(bare), output / "plain", nodes)
         self.roster = call_roster(self.grid, timeout=60.0)
         self.sums = secure_sums(self.experiment, self.grid, self.roster)
@@ -512,6 +543,67 @@ def test_a_sum_that_is_too_large_is_refused_by_its_node(dialogue):
     talk = dialogue(largest=1e-9).deal()
     with pytest.raises(ClientError, match=r"too large(.*\n)*.*secure-aggregation.largest"):
         talk.train(0)
+
+
+def test_a_sum_that_is_too_large_counts_as_zero_if_its_node_is_real(federation):
+    """An error would tell that the node's sum is large."""
+    made = federation(3, real=True, largest=1e-9)
+    found = made.secure()
+    assert found.clients == 18 and found.weight == 0
+    assert not any(value.any() for value in found.total.values())
+
+
+def test_a_client_that_fails_in_a_session_of_real_nodes_counts_as_zero(federation, monkeypatch):
+    """No node drops out, and the sum is that of the others."""
+    made = federation(3, real=True)
+    every = made.secure()
+    failing, batches = int(made.roster.training[4]), Sgd.batches
+    made.expect(every, range(3), step=1e-6)
+
+    def work(self, data, random):
+        if data.client == failing:
+            raise ZeroDivisionError
+        return batches(self, data, random)
+
+    monkeypatch.setattr(Sgd, "batches", work)
+    found = made.secure(replace(made.order(), round=2))
+    assert (found.clients, found.weight) == (18, 18) and found.examples < every.examples
+    monkeypatch.undo()
+    others = replace(made.order(), round=2)
+    made.groups = {n: own[own != failing] for n, own in made.groups.items()}
+    for name in found.total:
+        expected = sum(
+            dense_change(part.total[name], made.theta[name])
+            for part in made.sums_of(range(3), others)
+        )
+        np.testing.assert_allclose(found.total[name], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e30])
+def test_attack_parameters_in_a_session_by_which_nodes_with_an_item_would_drop_out(
+    federation, value
+):
+    """All real nodes refuse them with one text, and still take part in the session as agreed."""
+    made = federation(3, real=True)
+    sound = made.theta
+    table = next(name for name in sound if name.startswith("item"))
+    made.theta = {**sound, table: sound[table].copy()}
+    made.theta[table][3] = value
+    assert made.secure().clients == 0
+    errors = {reply.error.reason for _, step, reply in made.grid.heard if step == "train"}
+    assert len(errors) == 1 and "refuses the parameters" in errors.pop()
+    made.theta = sound
+    assert made.secure().clients == 18
+
+
+@pytest.mark.parametrize("lie", [{"round": 9}, {"step": {"name": "sgd", "epochs": 77}}])
+def test_attack_an_order_in_a_session_that_is_not_of_the_experiment(federation, lie):
+    """Real nodes refuse it before they look at data; the session has no sum."""
+    made = federation(3, real=True)
+    assert made.secure(replace(made.order(), **lie)).clients == 0
+    replies = [reply for _, step, reply in made.grid.heard if step == "train"]
+    assert len(replies) == 3 and len({reply.error.reason for reply in replies}) == 1
+    assert not any(node_of(context).memory.spent() for context in made.grid.contexts)
 
 
 def test_a_plain_experiment_has_no_sessions(federation, identity):

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.simulations.deployment.federation import Federation, until
@@ -51,3 +52,14 @@ def test_the_same_parameters_as_in_a_simulation_without(three, tmp_path):
             # all unmasked and deleted
             assert connection.execute("SELECT COUNT(*) FROM session").fetchone() == (0,)
             assert connection.execute("SELECT COUNT(*) FROM channel").fetchone() == (1,)
+
+
+def test_with_noise_of_the_clients_the_final_evaluation_gives_metrics(three):
+    """Each node masks the sum of its clients, who have clipped and noised their updates; at the
+    end, all held-out users are evaluated."""
+    local = 'privacy={clip-norm=0.5, noise-multiplier=1.0, placement="local"}'
+    finished, why = three.run("local", SECURE, local, "sampler={name='full'}", "rounds=2")
+    assert finished, why
+    assert three.clients("local") == [18, 18] and "no sum" not in three.log("local")
+    users = pd.read_csv(three.folder("local") / "users.csv")
+    assert len(users) and users["hits@5"].notna().all()
