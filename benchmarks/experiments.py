@@ -43,7 +43,7 @@ from benchmarks.contestants.shipped import (  # noqa: E402
     trained,
 )
 from benchmarks.contestants.shipped_loop import rounds_of  # noqa: E402
-from clients.step import CohortStep  # noqa: E402
+from clients.step import Step  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
 
 USERS = 40
@@ -54,10 +54,11 @@ GENERATED_ROUNDS = 6
 
 
 def steps_of(name: str) -> list[str]:
-    """The steps of an experiment that train clients in blocks or in the kernel."""
+    """The steps of an experiment that train several clients at once."""
     node = node_of(name, "auto")
     names = dict.fromkeys(section.name for section in node.experiment.steps())
-    return [own for own in names if isinstance(node.step(section_of(node, own)), CohortStep)]
+    made = {own: node.step(section_of(node, own)) for own in names}
+    return [own for own, step in made.items() if type(step).batches is not Step.batches]
 
 
 def difference(name: str, step: str) -> float:

@@ -12,10 +12,10 @@ from flwr.clientapp import ClientApp
 from clients.device.policy import Policy
 from clients.device.time_limit import ended_after
 from clients.evaluation import evaluate_clients, mean_metrics
-from clients.generated import requested_items, train_each
+from clients.generated import requested_items
 from clients.node_of_context import is_real, node_of
 from clients.secure import channel_key, masked_sum, share, unmask
-from clients.training.round import only_reads, train_clients
+from clients.training.round import only_reads, train_clients, train_each
 from fedrec.errors import ClientError, RefusalError
 from fedrec.protocol.messages import (
     pack_each,
@@ -157,8 +157,7 @@ def train(message: Message, context: Context) -> Message:
     if order.secure is not None or node.experiment.secure_aggregation:
         return Message(pack_masked(masked_sum(node, arrays, order)), reply_to=message)
     if order.each:
-        node.refuse_generated()
-        return Message(pack_each(train_each(node, arrays, order)), reply_to=message)
+        return Message(pack_each(train_each(node, arrays, node.accept(order))), reply_to=message)
     if order.clients is not None:
         return Message(pack_sum(train_clients(node, arrays, node.accept(order))), reply_to=message)
     order = TrainOrder(order.round, None, "examples", order.step, order.overrides)

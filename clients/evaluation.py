@@ -18,9 +18,9 @@ from torch import Tensor
 
 from clients.generated import generated_errors
 from clients.hosting.node import Node
-from clients.step import CohortStep, Step
+from clients.step import Step
 from clients.training.blocks import train_in_blocks
-from clients.training.one_client import personal_parameters, run_step, to_device
+from clients.training.one_client import to_device
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section
 from fedrec.metrics.ranking import ranking_metrics
@@ -28,7 +28,7 @@ from fedrec.metrics.rating import rating_errors
 from fedrec.metrics.reconstruction import reconstruction_metrics
 from fedrec.metrics.sampled import sampled_metrics
 from fedrec.models.base import HistoryModel
-from fedrec.protocol.generated import Generated
+from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.messages import GROUP
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart
 
@@ -58,7 +58,7 @@ def evaluate_clients(
     step = node.step(table)
     part = order.held_out or node.experiment.evaluation.held_out
     if order.each:
-        metrics = _generated_table(node, step, Generated.read(arrays), part)
+        metrics = _generated_table(node, step, ClientArrays.read(arrays), part)
     else:
         metrics = _table(node, step, to_device(arrays, node.device), clients, order.round, part)
     groups = node.groups(clients)
@@ -93,7 +93,7 @@ def _table(
 
 
 def _generated_table(
-    node: Node, step: Step, given: Generated, held_out: HeldOutPart
+    node: Node, step: Step, given: ClientArrays, held_out: HeldOutPart
 ) -> pd.DataFrame:
     """Metrics under parameters that were generated for each client, without training."""
     if step.config.epochs:
@@ -228,21 +228,11 @@ def _fine_tuned(
 def _tuned_parameters(
     node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    path = node.path(step)
-    if isinstance(step, CohortStep) and path.name != "reference":
-        for places, trained in train_in_blocks(
-            node, step, path, parameters, clients, "fine-tune", round_, round_ + 1
-        ):
-            for member, place in enumerate(places):
-                yield place, trained.parameters_of(member)
-        return
-    for place, client in enumerate(clients.tolist()):
-        start = personal_parameters(node, step, parameters, client, round_ + 1)
-        update = run_step(step, start, node, client, "fine-tune", round_)
-        yield (
-            place,
-            {name: (value + update.delta[name]).unsqueeze(0) for name, value in start.items()},
-        )
+    for places, trained in train_in_blocks(
+        node, step, node.path(step), parameters, clients, "fine-tune", round_, round_ + 1
+    ):
+        for member, place in enumerate(places):
+            yield place, trained.parameters_of(member)
 
 
 def _rating_table(

@@ -3,7 +3,8 @@
 
 A round: the sampler draws the cohort, the cohort is grouped by node, every node gets one message
 (all messages share the parameters) and replies with one sum. The sums are added in node order, and
-the rule of the subclass applies them.
+the rule of the subclass applies them. A strategy with `reply = "each"` gets the update of each
+client instead, such as a median needs.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.config import Config
+from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.phases import MAIN, Phase, phase_at
 from fedrec.experiment.sections import Section
-from fedrec.protocol.generated import Generated, ItemRequests
-from fedrec.protocol.messages import pack_train, unpack_sum
-from fedrec.protocol.orders import TrainOrder, Weighting
+from fedrec.privacy.protection import Protection
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
+from fedrec.protocol.messages import pack_train, unpack_each, unpack_sum
+from fedrec.protocol.orders import Reply, TrainEach, TrainOrder, Weighting
 from fedrec.protocol.sparse_update import Change, SparseUpdate, added, apply_changes, dense_change
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from strategies._server_rate import ServerRate
@@ -66,20 +69,22 @@ class Cohorts(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
-    """The summed answers of a round.
+    """The answers of a round.
 
     Attributes:
         changes: weighted sum of the updates, per parameter, float64; of a table with few changed
-            rows these alone.
+            rows these alone. Empty with `reply = "each"`.
         clients: number of clients in it; under differential privacy the fixed denominator.
         weight: sum of the weights; likewise.
         round: number of the round, from 1.
+        each: the updates of the single clients; None unless the strategy asks for them.
     """
 
     changes: dict[str, Change]
     clients: float
     weight: float
     round: int
+    each: TrainEach | None = None
 
     def total(self, theta: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The sums as whole arrays, float64; `theta` are the parameters at the start of the
@@ -93,8 +98,8 @@ class Aggregate:
 
 
 class CohortStrategy(Strategy):
-    """Base of fedrec's additive strategies. A subclass says how updates are weighted and how their
-    sum is applied.
+    """Base of fedrec's strategies. A subclass says how updates are weighted and how their sum is
+    applied, or asks for each of them.
 
     A subclass lives in a file of its own in `strategies/`, its configuration class above it. State
     that must survive a resumed run goes through `state` and `restore`.
@@ -105,12 +110,15 @@ class CohortStrategy(Strategy):
         step: name and settings of the local step that the clients run.
 
     Attributes:
+        reply: what nodes reply with: the sum of their clients' updates, or the update of each. With
+            `each` there is no secure aggregation, and no user-level guarantee by `[privacy]`.
         privacy: clip, noise and charge of its rounds; None: no differential privacy.
         watch: told the number of each private round and its noisy mean update, before the rule.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
+    reply: ClassVar[Reply] = "sum"
     weighting: Weighting = "uniform"
 
     def __init__(self, config: Config, cohorts: Cohorts, step: dict[str, Any]) -> None:
@@ -119,6 +127,7 @@ class CohortStrategy(Strategy):
         self.step = step
         self._theta: dict[str, np.ndarray] = {}
         self._asked: dict[int, int] = {}
+        self._open: set[int] = set()  # clients of the round that have not answered
         self.privacy: DpFedAvg | None = None
         self.watch: Callable[[int, Mapping[str, np.ndarray]], None] | None = None
 
@@ -140,16 +149,26 @@ class CohortStrategy(Strategy):
         """Make the rounds of this strategy differentially private.
 
         Raises:
-            ExperimentError: clients do not all count the same.
+            ExperimentError: clients do not all count the same, or the strategy needs the update of
+                each.
         """
+        if self.reply == "each":
+            raise ExperimentError(
+                f"strategy {type(self).__name__!r} cannot be made private by [privacy]",
+                expected="a strategy that uses only the sum of the clients' updates",
+                got="reply = 'each': updates that no noise has reached",
+                fix="set strategy.name = 'reptile', or leave out the [privacy] table",
+            )
         privacy.refuse_unequal(type(self).__name__, self.weighting)
         self.privacy = privacy
 
     @classmethod
     def uses_only_sums(cls) -> bool:
         """Whether rounds are those of this class: orders to nodes, and a rule that is given the sum
-        alone, under differential privacy the noisy one. A class with messages or an aggregation of
-        its own reads replies that no noise has reached."""
+        alone, under differential privacy the noisy one. A class that asks for each update, or with
+        messages or an aggregation of its own, reads replies that no noise has reached."""
+        if cls.reply == "each":
+            return False
         own = cls.configure_train, cls.aggregate_train
         return own == (CohortStrategy.configure_train, CohortStrategy.aggregate_train)
 
@@ -218,13 +237,28 @@ class CohortStrategy(Strategy):
         """One message per node that hosts a member of the round's cohort."""
         self._theta = zero_copy_arrays(arrays)
         protection = None if self.privacy is None else self.privacy.protection(list(self._theta))
+        self._asked = {}
+        self._open = set()
         groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
-        self._asked = {node: len(clients) for node, clients in groups.items()}
         for node, clients in groups.items():
-            order = TrainOrder(
-                server_round, clients, self.weighting, self.step, protection=protection
-            )
-            yield Message(pack_train(arrays, order), node, MessageType.TRAIN)
+            yield self._order(server_round, node, clients, arrays, protection)
+
+    def _order(
+        self,
+        server_round: int,
+        node: int,
+        clients: np.ndarray,
+        arrays: ArrayRecord,
+        protection: Protection | None = None,
+    ) -> Message:
+        """The order to a node to train some clients, who may answer once."""
+        self._asked[node] = len(clients)
+        self._open.update(clients.tolist())
+        each = self.reply == "each"
+        order = TrainOrder(
+            server_round, clients, self.weighting, self.step, protection=protection, each=each
+        )
+        return Message(pack_train(arrays, order), node, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -234,6 +268,8 @@ class CohortStrategy(Strategy):
         release does not depend on it.
         """
         good = [reply for reply in replies if not reply.has_error()]
+        if self.reply == "each":
+            return self._aggregate_each(server_round, [unpack_each(one.content) for one in good])
         sums = [unpack_sum(reply.content) for reply in good]
         clients = sum(reply.clients for reply in sums)
         reported = clients if self.privacy is None else self.privacy.reported_clients(clients)
@@ -262,11 +298,43 @@ class CohortStrategy(Strategy):
             aggregate = Aggregate(changes, clients, weight, server_round)
         else:
             return None, metrics
+        return self._applied(aggregate), metrics
+
+    def _aggregate_each(
+        self, server_round: int, answers: list[TrainEach]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Apply the updates of the single clients; without any the parameters stay.
+
+        Raises:
+            ClientError: a node answered for clients that were not asked, or a second time.
+        """
+        for reply in answers:
+            clients = reply.clients.tolist()
+            if not self._open.issuperset(clients):
+                raise ClientError(
+                    "a node answered for other clients than it was asked for",
+                    expected="each client of the message once",
+                    got=f"clients {', '.join(map(str, clients))}",
+                )
+            self._open -= set(clients)
+        answers = [reply for reply in answers if len(reply.clients)]
+        if not answers:
+            return None, MetricRecord({"num-clients": 0, "num-examples": 0})
+        each = TrainEach.joined(answers)
+        count = len(each.clients)
+        metrics = MetricRecord({"num-clients": count, "num-examples": int(each.examples.sum())})
+        losses = each.losses[np.isfinite(each.losses)]
+        if len(losses):
+            metrics["loss"] = float(losses.mean())
+        return self._applied(Aggregate({}, count, count, server_round, each)), metrics
+
+    def _applied(self, aggregate: Aggregate) -> ArrayRecord:
+        """The parameters after the rule, in their types."""
         kinds = {name: value.dtype for name, value in self._theta.items()}
         theta = self.apply(self._theta, aggregate)
         return to_record(
             {name: theta[name].astype(kind, copy=False) for name, kind in kinds.items()}
-        ), metrics
+        )
 
     def _summed(self, name: str, changes: list[Change]) -> Change:
         """The nodes' sums of one parameter, in node order."""
@@ -298,7 +366,7 @@ class GeneratingStrategy(CohortStrategy):
     @abstractmethod
     def generate(
         self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
-    ) -> Generated:
+    ) -> ClientArrays:
         """Generated parameters of some clients.
 
         Args:

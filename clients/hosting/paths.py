@@ -3,7 +3,7 @@
 
 - `kernel`: native code takes all steps of a client in one call, for models that declare a kernel.
 - `blocks`: many clients at once, by autograd over a leading cohort dimension.
-- `reference`: one client after the other, with full tables. The other paths are tested against it.
+- `reference`: blocks of one client with whole item tables. The other paths are tested against it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from clients.local.sufficient_statistics import SufficientStatistics
-from clients.step import CohortStep, GeneratedStep, Step
+from clients.step import Step
 from fedrec.components.errors import named
 from fedrec.errors import ExperimentError
 from fedrec.experiment.engine import EngineConfig
@@ -40,23 +40,22 @@ class TrainingPath:
 def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPath:
     """The fastest path that a step, a model and the engine's settings allow.
 
-    Steps that train one client at a time, and item tables that stay on the device, take
-    `reference` whatever `engine.path` says; steps that train nothing take `blocks`.
+    Item tables that stay on the device take `reference` whatever `engine.path` says; steps that
+    train nothing, or one client after the other, take `blocks`.
 
     Raises:
-        ExperimentError: `engine.path` is `kernel`, and the step trains in blocks but not in native
-            code.
+        ExperimentError: `engine.path` is `kernel`, and the step does not train in native code.
     """
     if engine.path == "reference":
         return TrainingPath("reference")
-    if isinstance(step, GeneratedStep):
+    if step.generated:
         return TrainingPath("blocks")
-    if not isinstance(step, CohortStep):
-        return TrainingPath("reference", f"step {type(step).__name__} trains one client at a time")
     if step.private_names(list(model.item_tables)):
         return TrainingPath("reference", "item tables are private")
     if engine.path == "blocks" or isinstance(step, SufficientStatistics):  # nothing is trained
         return TrainingPath("blocks")
+    if type(step).batches is Step.batches:
+        return TrainingPath("blocks", f"step {type(step).__name__} trains one client at a time")
     refusal = step.declared_refusal()
     if refusal is None and engine.precision != "float32":
         refusal = f"the kernel computes in float32, not in {engine.precision}"

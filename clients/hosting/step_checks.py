@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.step import Step, Update
+from clients.local.updates import Updates
+from clients.step import Step
 from fedrec.cohort.outcome import Outcome
 from fedrec.cohort.results import Trained
 from fedrec.components import registry
@@ -35,45 +36,31 @@ from fedrec.protocol.sparse_update import SparseUpdate
 STEP = "step"
 
 
-def refuse_wrong_update(
-    step: Step, update: object, parameters: Mapping[str, Tensor], doing: str
-) -> None:
-    """Refuse a result that is not an update of these parameters.
-
-    Raises:
-        ComponentError: it is not.
-    """
-    if not isinstance(update, Update):
-        refuse_wrong(STEP, step, doing, expected="a clients.step.Update", got=type(update).__name__)
-        return
-    refuse_other_arrays(
-        STEP, step, doing, update.delta, {name: tuple(v.shape) for name, v in parameters.items()}
-    )
-
-
 def refuse_wrong_block(
     step: Step, trained: object, parameters: Mapping[str, Tensor], doing: str
 ) -> None:
-    """Refuse a trained block in which parameters changed their shapes.
+    """Refuse a trained block in which parameters changed their shapes, or that lacks some.
 
     Raises:
-        ComponentError: they did.
+        ComponentError: it is none, or has other parameters.
     """
-    if not isinstance(trained, Trained):
-        if not isinstance(trained, Outcome):
-            expected = "a fedrec.cohort.results.Trained, or another Outcome"
-            refuse_wrong(STEP, step, doing, expected=expected, got=type(trained).__name__)
+    if not isinstance(trained, Outcome):
+        expected = "a fedrec.cohort.results.Trained, or another Outcome"
+        refuse_wrong(STEP, step, doing, expected=expected, got=type(trained).__name__)
+        return
+    if not isinstance(trained, Trained | Updates) or step.generated:
         return
     cohort = len(trained.block)
     rows = trained.block.touched.shape[1]
+    values = trained.values if isinstance(trained, Trained) else trained.changes
     expected = {
         name: (cohort, rows, *value.shape[1:])
         if name in trained.item_tables
         else (cohort, *value.shape)
         for name, value in parameters.items()
-        if name in trained.values
+        if name in values or isinstance(trained, Updates)
     }
-    refuse_other_arrays(STEP, step, doing, trained.values, expected)
+    refuse_other_arrays(STEP, step, doing, values, expected)
 
 
 class Versions:

@@ -88,7 +88,6 @@ class HistoryBlock(Block):
         prior: `[C, 1, K]`; None where every client has the standard one.
         drawn: `int64 [C, J]`, padded with item 0.
         drawn_counts: `int64 [C]`.
-        members: the clients' batches.
     """
 
     histories: Tensor
@@ -97,7 +96,6 @@ class HistoryBlock(Block):
     prior: Prior | None
     drawn: Tensor
     drawn_counts: Tensor
-    members: tuple[HistoryBatches, ...]
 
     @classmethod
     def of(
@@ -136,8 +134,12 @@ class HistoryBlock(Block):
             prior=_prior(own, device),
             drawn=torch.from_numpy(drawn).to(device),
             drawn_counts=torch.tensor([len(batch.drawn) for batch in own], device=device),
-            members=tuple(own),
         )
+
+    @property
+    def histories_of(self) -> list[HistoryBatches]:
+        """The clients' batches."""
+        return [batch for batch in self.members if isinstance(batch, HistoryBatches)]
 
     def draw(self, step: int) -> Draw:
         """The random numbers of a step for all clients, with the clients as cohort dimension."""
@@ -190,7 +192,7 @@ class HistoryObjective:
     def shares(self, block: HistoryBlock) -> Tensor:
         """Factor of each client's bound, `float32 [C]`."""
         counts = torch.tensor(
-            [max(1, len(member.history)) for member in block.members], device=block.histories.device
+            [max(1, len(own.history)) for own in block.histories_of], device=block.histories.device
         )
         return (
             1 / counts if self.per_item else torch.ones(len(block), device=block.histories.device)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -12,8 +11,8 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.vector_updates import VectorUpdates, changed
-from clients.step import CohortStep, StepConfig, Update
+from clients.local.vector_updates import VectorUpdates
+from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.components.contract_check import covers_overrides
@@ -32,7 +31,7 @@ class SufficientStatisticsConfig(StepConfig):
     out."""
 
 
-class SufficientStatistics(CohortStep):
+class SufficientStatistics(Step):
     """Base of steps whose update is a sparse vector of a client's items, or its outer product with
     itself.
 
@@ -70,19 +69,6 @@ class SufficientStatistics(CohortStep):
             `int64 [n]`, -1 for none; and the entry, `float64 [n]`.
         """
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """What one client adds to the global `parameters` (without cohort dimension, unchanged);
-        nothing is drawn."""
-        delta = {name: value.new_zeros(value.shape) for name, value in parameters.items()}
-        items, weights = self._history(data)
-        if len(items):
-            name, rows, values = self.entries(parameters, items, weights)
-            sent = rows >= 0
-            delta[name] = changed(delta[name], rows[sent], values[sent], self.outer)
-        return Update(delta, len(items), math.nan)
-
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """The whole history as one batch; nothing is drawn."""
         return Batches.whole([self._history(data)] if self.config.epochs else [])
@@ -105,9 +91,7 @@ class SufficientStatistics(CohortStep):
     def whole(self) -> bool:
         """Whether `whole_block` gives the same as the other methods, of which a subclass may have
         its own."""
-        return covers_overrides(
-            type(self), "whole_block", ("update", "batches", "block", "train_block")
-        )
+        return covers_overrides(type(self), "whole_block", ("batches", "block", "train_block"))
 
     def whole_block(
         self, parameters: Mapping[str, Tensor], population: Population, clients: np.ndarray

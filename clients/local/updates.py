@@ -3,73 +3,102 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
+from fedrec.cohort.outcome import ClientUpdate, Outcome
 from fedrec.protocol.sparse_update import SparseAccumulator
 
 
 @dataclass(frozen=True, eq=False)
-class Updates:
-    """Updates of a block of C clients; an `Outcome` without compact tables.
+class Updates(Outcome):
+    """Updates of a block of C clients, given one by one.
 
     Attributes:
-        start: the global parameters, without cohort dimension.
+        start: the global parameters, without cohort dimension; those that `changes` lacks did not
+            change.
         block: the clients.
-        changes: `float32 [C, ...]` per parameter, each client's update.
+        changes: `[C, ...]` per parameter, each client's update; of compact tables that of the
+            touched rows, `[C, R, d]`.
         last_losses: mean loss of each client; NaN if it reports none.
+        own: what the clients started from instead of the global parameters, `[C, ...]` each.
+        item_tables: names of the parameters that are compact.
     """
 
     start: Mapping[str, Tensor]
     block: Block
     changes: dict[str, Tensor]
-    last_losses: tuple[float, ...]
+    last_losses: Sequence[float]
+    own: Mapping[str, Tensor] = field(default_factory=dict)
+    item_tables: tuple[str, ...] = ()
 
-    def losses(self) -> list[float]:
-        """Mean loss of each client over its last epoch; NaN without examples or without a
-        reported loss."""
-        return list(self.last_losses)
+    @classmethod
+    def none(
+        cls,
+        start: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor],
+        item_tables: Collection[str] = (),
+    ) -> Updates:
+        """Clients that do not train: zero for everything that they start from."""
+        still = {name: torch.zeros_like(value) for name, value in own.items()}
+        tables = tuple(name for name in item_tables if name in own)
+        return cls(start, block, still, [math.nan] * len(block), own, tables)
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
-        """`float64 [C]`: norm (order 2: L2, 1: L1) of each client's update of the named parameters;
-        None: of all."""
         total = torch.zeros(len(self.block), dtype=torch.float64)
         for name, change in self.changes.items():
             if names is None or name in names:
-                total += (
-                    torch.linalg.vector_norm(
-                        change.flatten(1), order, dim=1, dtype=torch.float64
-                    ).cpu()
-                    ** order
-                )
+                rows = change.flatten(1)
+                norms = torch.linalg.vector_norm(rows, order, dim=1, dtype=torch.float64)
+                total += norms.cpu() ** order
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the totals of parameters that are not item
-        tables, `float64` in their shapes; `shares` is `float64 [C]`."""
         for name in (name for name in self.changes if name in totals):
             for place, share in enumerate(shares.tolist()):
                 if share:  # a client of weight 0 must not add NaN
                     totals[name].add_(self.changes[name][place], alpha=share)
 
-    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """Not available for item tables `[items, d]`: these updates have no compact tables.
-
-        Raises:
-            KeyError: always, as no parameter is a compact table here.
-        """
-        raise KeyError(name)
-
     def parameters_of(self, place: int) -> dict[str, Tensor]:
-        """One client's whole parameters, `[1, ...]` each."""
-        return {
-            name: (self.start[name] + change[place]).unsqueeze(0)
-            for name, change in self.changes.items()
+        found = {}
+        for name, value in self.start.items():
+            before = self.own[name][place] if name in self.own else value
+            change = self.changes[name][place] if name in self.changes else 0.0
+            found[name] = (before + change).unsqueeze(0)
+        return found
+
+    def changes_of(self, place: int) -> dict[str, Tensor]:
+        still = {n: torch.zeros_like(v) for n, v in self.start.items() if n not in self.changes}
+        return still | {name: change[place] for name, change in self.changes.items()}
+
+    def update_of(
+        self, place: int, names: Collection[str], tables: Collection[str]
+    ) -> ClientUpdate:
+        if not self.item_tables:
+            return super().update_of(place, names, tables)
+        count = self.block.touched_counts[place]
+        changes = self.changes_of(place)
+        return ClientUpdate(
+            {name: changes[name] for name in names if name not in tables},
+            self.block.touched[place, :count].numpy(force=True),
+            {name: changes[name][:count] for name in tables},
+        )
+
+    def kept(self, names: Collection[str]) -> tuple[Updates, dict[str, Tensor]]:
+        """The block without the named private parameters, and their new values, `[C, ...]` each."""
+        private = {
+            name: (self.own[name] if name in self.own else self.start[name]) + self.changes[name]
+            for name in names
+            if name in self.changes
         }
+        shared = {name: value for name, value in self.changes.items() if name not in private}
+        return replace(self, changes=shared), private
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +125,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class PartialUpdates:
+class PartialUpdates(Outcome):
     """Updates of a block of C clients, each a part of some parameters; an `Outcome` without compact
     tables.
 
@@ -112,14 +141,7 @@ class PartialUpdates:
     changes: Sequence[Mapping[str, Part]]
     last_losses: tuple[float, ...]
 
-    def losses(self) -> list[float]:
-        """Mean loss of each client over its last epoch; NaN without examples or without a
-        reported loss."""
-        return list(self.last_losses)
-
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
-        """`float64 [C]`: norm (order 2: L2, 1: L1) of each client's update of the named parameters;
-        None: of all."""
         found = [
             sum(
                 float(torch.linalg.vector_norm(part.values, order)) ** order
@@ -132,8 +154,6 @@ class PartialUpdates:
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the totals of parameters that are not item
-        tables, `float64` in their shapes; `shares` is `float64 [C]`."""
         for own, share in zip(self.changes, shares.tolist(), strict=True):
             for name, part in own.items():
                 if name in totals and share:
@@ -154,7 +174,6 @@ class PartialUpdates:
                 total.add(part.rows.cpu().numpy(), (share * part.values).cpu().numpy())
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
-        """One client's whole parameters, `[1, ...]` each."""
         own = {name: value.clone() for name, value in self.start.items()}
         for name, part in self.changes[place].items():
             part.add_to(own[name], 1.0)
@@ -162,7 +181,7 @@ class PartialUpdates:
 
 
 @dataclass(frozen=True, eq=False)
-class FactoredUpdates:
+class FactoredUpdates(Outcome):
     """Updates of a block of C clients that are outer products; an `Outcome` that sums them without
     materialising them.
 
@@ -179,14 +198,8 @@ class FactoredUpdates:
     factors: dict[str, tuple[Tensor, Tensor]]
     last_losses: tuple[float, ...]
 
-    def losses(self) -> list[float]:
-        """Mean loss of each client over its last epoch; NaN without examples or without a
-        reported loss."""
-        return list(self.last_losses)
-
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
-        """`float64 [C]`: norm (order 2: L2, 1: L1) of each client's update of the named parameters;
-        None: of all. The norm of an outer product is the product of the norms, in L1 as in L2."""
+        # the norm of an outer product is the product of the norms, in L1 as in L2
         total = torch.zeros(len(self.block), dtype=torch.float64)
         for layer, (inputs, outputs) in self.factors.items():
             inner, outer = (
@@ -200,8 +213,6 @@ class FactoredUpdates:
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the totals of parameters that are not item
-        tables, `float64` in their shapes; `shares` is `float64 [C]`."""
         for layer, (inputs, outputs) in self.factors.items():
             own = shares.to(outputs.device)[:, None]
             # a client of weight 0 must not add NaN
@@ -213,16 +224,7 @@ class FactoredUpdates:
             if f"{layer}.bias" in totals:
                 totals[f"{layer}.bias"].add_(weighted.sum(0))
 
-    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """Not available for item tables `[items, d]`: these updates have no compact tables.
-
-        Raises:
-            KeyError: always, as no parameter is a compact table here.
-        """
-        raise KeyError(name)
-
     def parameters_of(self, place: int) -> dict[str, Tensor]:
-        """One client's whole parameters, `[1, ...]` each."""
         own = {name: value.unsqueeze(0) for name, value in self.start.items()}
         for layer, (inputs, outputs) in self.factors.items():
             weight = f"{layer}.weight"

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
+from fedrec.cohort.outcome import Outcome
 from fedrec.factors.outer_products import add_outer_products
 from fedrec.protocol.sparse_update import SparseAccumulator
 from fedrec.runtime.distinct import distinct
 
 
 @dataclass(frozen=True, eq=False)
-class VectorUpdates:
+class VectorUpdates(Outcome):
     """Updates of a block of C clients that all change one parameter; an `Outcome` without compact
     tables.
 
@@ -45,13 +46,13 @@ class VectorUpdates:
     values: np.ndarray
     outer: bool
 
-    def losses(self) -> list[float]:
+    @property
+    def last_losses(self) -> list[float]:
         """NaN for each client: nothing is trained."""
         return [math.nan] * len(self.block)
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
-        """`float64 [C]`: norm (order 2: L2, 1: L1) of each client's update of the named parameters;
-        None: of all. The norm of an outer product is the product of the norms, in L1 as in L2."""
+        # the norm of an outer product is the product of the norms, in L1 as in L2
         clients = len(self.block)
         if names is not None and self.name not in names:
             return torch.zeros(clients, dtype=torch.float64)
@@ -63,8 +64,6 @@ class VectorUpdates:
         return torch.from_numpy(found)
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the totals of parameters that are not item
-        tables, `float64` in their shapes; `shares` is `float64 [C]`."""
         if self.name not in totals:
             return
         total = totals[self.name]
@@ -93,7 +92,6 @@ class VectorUpdates:
         total.add(changed, summed[changed, None])
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
-        """One client's whole parameters, `[1, ...]` each."""
         found = {name: value.unsqueeze(0) for name, value in self.start.items()}
         own = slice(*self.offsets[place : place + 2].tolist())
         given = self.rows[own], self.values[own], self.outer

@@ -8,7 +8,6 @@ it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Self
 
@@ -17,9 +16,12 @@ import torch
 from pydantic import ConfigDict, model_validator
 from torch import Tensor
 
-from clients.step import Step, StepConfig, Update
+from clients.local.one_by_one import Update, one_by_one
+from clients.local.updates import Updates
+from clients.step import Step, StepConfig
 from fedrec.attacks.audit.canaries import CanaryPlan
 from fedrec.attacks.audit.directions import Directions
+from fedrec.cohort.block import Block
 from fedrec.components import registry
 from fedrec.data.client_data import ClientData
 from fedrec.experiment.sections import Section, component_settings
@@ -86,14 +88,19 @@ class Canary(Step):
         yield self.base, clients[~canary]
         yield self, clients[canary]
 
-    def update(
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Updates:
+        """The fixed updates of a block of canaries."""
+        return one_by_one(parameters, block, own, self._fixed)
+
+    def _fixed(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged)."""
         plan = self.config.canaries
-        if not plan.is_canary(np.array([data.client]))[0]:
-            return self.base.update(parameters, data, random)
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         if self._directions is None:
             shapes = {name: tuple(value.shape) for name, value in parameters.items()}
@@ -101,7 +108,7 @@ class Canary(Step):
         for name, (places, values) in self._directions.upload(data.client).items():
             flat = delta[name].view(-1)
             flat[torch.from_numpy(places).to(flat.device)] = torch.from_numpy(values).to(flat)
-        return Update(delta, plan.examples, math.nan)
+        return Update(delta, plan.examples)
 
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator

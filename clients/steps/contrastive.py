@@ -12,15 +12,15 @@ not give learning rate, batch size and epochs of stage one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clients.local.descent import DescentConfig, LocalDescent
-from clients.step import CohortStep, StepConfig, Update
+from clients.local.descent import DescentConfig
+from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import descend
@@ -38,7 +38,7 @@ class ContrastiveConfig(DescentConfig, SessionConfig):
     """Settings of self-supervised training; a batch is of pairs of views."""
 
 
-class Contrastive(CohortStep):
+class Contrastive(Step):
     """Local SGD on masked views of the client's sessions."""
 
     Config = ContrastiveConfig
@@ -49,23 +49,8 @@ class Contrastive(CohortStep):
         super().__init__(config, model, device)
         self.task = SessionTask(self.config, model)
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). An example is a pair of views."""
-        descent = LocalDescent(self._trained(parameters), self.config.sgd())
-        examples = 0
-        loss = float("nan")
-        for views in self._epochs(data, random):
-            examples = len(views)
-            parts = np.array_split(views, -(-examples // self.config.batch_size) or 1)
-            losses = [descent.step(self._loss(part)) for part in parts if len(part)]
-            loss = float(torch.stack(losses).mean()) if losses else loss
-        return Update(descent.delta(parameters), examples, loss)
-
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`."""
+        """All batches of one client's local work."""
         none = Batches(
             _NO_EXAMPLES.astype(np.int64),
             _NO_EXAMPLES.astype(np.float32),
@@ -116,8 +101,3 @@ class Contrastive(CohortStep):
         """The views of each epoch, in the order of training."""
         for _ in range(self.config.epochs):
             yield self.task.views(data, random)
-
-    def _loss(self, views: np.ndarray) -> Callable[[dict[str, Tensor]], Tensor]:
-        """The loss of one client on a batch of views, as a function of its parameters."""
-        batch = torch.tensor(views[None], device=self.device)
-        return lambda parameters: self.task.loss_from_table(parameters, batch)

@@ -23,7 +23,6 @@ Where this differs from the paper:
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Mapping
 from typing import Literal, Self
@@ -33,11 +32,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from clients.local.descent import LocalDescent
 from clients.local.examples import labelled
+from clients.local.one_by_one import Update, one_by_one
 from clients.local.own_noise import BOUND, OwnNoiseConfig, OwnNoiseStep, clipped_mean
-from clients.step import Update
-from fedrec.cohort.sgd import SgdSettings
+from clients.local.patterns import fits
+from clients.local.updates import Updates
+from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
 
 Examples = tuple[np.ndarray, np.ndarray]
@@ -88,11 +88,7 @@ class DpSgd(OwnNoiseStep):
     def private_names(self, names: list[str]) -> list[str]:
         """The parameters among `names` that stay on the device between rounds and are never
         sent."""
-        return [
-            n
-            for n in names
-            if any(fnmatch.fnmatch(n, pattern) for pattern in self.config.private_parameters)
-        ]
+        return [name for name in names if fits(name, self.config.private_parameters)]
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
@@ -105,13 +101,19 @@ class DpSgd(OwnNoiseStep):
         took part in."""
         return bool(self.config.private_parameters) or self.uploads is not None
 
-    def update(
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Updates:
+        """Train every client of a block. In mode `sound` the reported number of examples and the
+        loss are constants, so that they reveal nothing of the user."""
+        return one_by_one(parameters, block, own, self._upload)
+
+    def _upload(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). In mode `sound` the reported number of examples and the loss are
-        constants, so that they reveal nothing of the user.
-        """
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         if not self.config.epochs:
             return Update(delta, 1, math.nan)
@@ -184,26 +186,21 @@ class DpSgd(OwnNoiseStep):
         (items, labels) = examples
         if not names:
             return {}
-        fixed = {
-            name: value.detach().unsqueeze(0)
-            for name, value in parameters.items()
-            if name not in names
-        }
-        descent = LocalDescent(
-            {name: parameters[name] for name in names}, SgdSettings(self.config.private_rate)
-        )
+        whole = {name: value.detach().unsqueeze(0) for name, value in parameters.items()}
+        values = {name: whole[name].clone() for name in names}
         for _ in range(self.config.epochs):
             order = random.permutation(len(items))
             for start in range(0, len(items), self.config.batch_size):
                 batch = order[start : start + self.config.batch_size]
-
-                def loss(values: dict[str, Tensor], batch: np.ndarray = batch) -> Tensor:
-                    return self._losses(
-                        {**fixed, **values}, data, (items[batch], labels[batch])
-                    ).mean()
-
-                descent.step(loss)
-        return {name: value.squeeze(0) for name, value in descent.values.items()}
+                leaves = {name: value.requires_grad_() for name, value in values.items()}
+                given = {**whole, **leaves}
+                loss = self._losses(given, data, (items[batch], labels[batch])).mean()
+                found = torch.autograd.grad(
+                    loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+                )
+                for value, gradient in zip(values.values(), found, strict=True):
+                    value.detach_().sub_(gradient, alpha=self.config.private_rate)
+        return {name: value.squeeze(0) for name, value in values.items()}
 
     def _losses(
         self, parameters: Mapping[str, Tensor], data: ClientData, examples: Examples

@@ -42,10 +42,9 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.local.histories import HistoryBatches, HistoryBlock
-from clients.local.own_noise import BOUND, ROUNDING, OwnNoiseConfig, OwnNoiseStep, clipped_mean
+from clients.local.own_noise import BOUND, ROUNDING, OwnNoiseConfig, OwnNoiseStep
 from clients.local.per_example_gradients import FactoredGradients, Recorder
 from clients.local.updates import Updates
-from clients.step import CohortStep, Update
 from clients.steps.vae import annealed, generator_of, needs_vae
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
@@ -66,7 +65,7 @@ class DpVaeConfig(OwnNoiseConfig):
     """Rounds over which beta rises linearly from 0; 0: full weight from the start."""
 
 
-class DpVae(CohortStep, OwnNoiseStep):
+class DpVae(OwnNoiseStep):
     """One noisy gradient of a user."""
 
     Config = DpVaeConfig
@@ -81,61 +80,11 @@ class DpVae(CohortStep, OwnNoiseStep):
     def in_round(self, round_number: int) -> DpVae:
         """The step with the beta of a training round, from 1."""
         beta = annealed(self.config.beta, self.config.anneal_rounds, round_number)
-        return DpVae(self.config.model_copy(update={"beta": beta}), self.model, self.device)
-
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). The reported number of examples and, in mode `sound`, the loss are
-        constants, so that they reveal nothing of the user."""
-        if self.config.epochs == 0:
-            return Update(
-                {name: torch.zeros_like(value) for name, value in parameters.items()}, 1, math.nan
-            )
-        gradients, loss = self.gradients(parameters, data, random)
-        norms = gradients.double().norm(dim=1)
-        bound = self.bound(parameters, gradients, data.client)
-        uploaded = self.uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
-        return Update(
-            self.shaped(uploaded, _network(parameters)),
-            1,
-            loss if self.config.mode == "paper" else math.nan,
-        )
-
-    def gradients(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> tuple[Tensor, float]:
-        """What is clipped, `float32 [J, l]` or `[1, l]`, the network's parameters end to end; and
-        the mean loss."""
-        network = _network(parameters)
-        number = len(data.positives)
-        if not number:
-            return torch.zeros(
-                0, sum(v.numel() for v in network.values()), device=self.device
-            ), math.nan
-        items = random.choice(data.positives, size=min(self.config.examples, number), replace=False)
-        history = self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device)
-        draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
-        leaves = {
-            name: value.detach().unsqueeze(0).requires_grad_() for name, value in network.items()
-        }
-        targets = torch.zeros(1, len(items), self.vae.schema.num_items, device=self.device)
-        targets[0, torch.arange(len(items)), torch.from_numpy(items)] = 1.0
-        prior = None if self.priors is None else self.priors.prior(data, self.device)
-        losses = self.vae.negative_elbo(
-            leaves, history, draw, self.config.beta / number, prior, targets
-        )[0]
-        losses = losses.mean(0, keepdim=True) if self.config.clip == "user" else losses
-        each = torch.eye(len(losses), device=self.device)
-        found = torch.autograd.grad(losses, list(leaves.values()), each, is_grads_batched=True)
-        return torch.cat([gradient.flatten(1) for gradient in found], 1), float(
-            losses.detach().mean()
-        )
+        return type(self)(self.config.model_copy(update={"beta": beta}), self.model, self.device)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`, except
-        for the noise, which is drawn when it is added."""
+        """All batches of one client's local work; the noise is drawn from its stream when it is
+        added."""
         number = len(data.positives)
         draws = []
         items = data.positives[:0]
@@ -166,7 +115,12 @@ class DpVae(CohortStep, OwnNoiseStep):
         """Put clients together, see `Block.of`."""
         return HistoryBlock.of(users, batches, device, self.vae)
 
-    def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Outcome:
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Outcome:
         """Train every client of a block. One backward pass for all examples of all clients."""
         if not isinstance(block, HistoryBlock):
             raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
@@ -181,10 +135,11 @@ class DpVae(CohortStep, OwnNoiseStep):
         usable = real.T & norms.isfinite()
         means = gradients.combined(torch.where(usable, factors, 0.0) / counts, network)
         changes = {name: v.new_zeros(len(block), *v.shape) for name, v in parameters.items()}
-        for place, member in enumerate(block.members if self.config.epochs else ()):
+        for place, member in enumerate(block.histories_of if self.config.epochs else ()):
             mean = torch.cat([value[place].flatten() for value in means.values()])
-            own = norms[: int(real[place].sum()), place]
-            uploaded = self.uploaded(mean, float(bounds[place]), own, member.client, member.random)
+            before = norms[: int(real[place].sum()), place]
+            bound = float(bounds[place])
+            uploaded = self.uploaded(mean, bound, before, member.client, member.random)
             for name, change in self.shaped(uploaded, network).items():
                 changes[name][place] = change
         reported = torch.where(real, losses.detach(), 0.0).sum(1) / real.sum(1)
@@ -203,7 +158,7 @@ class DpVae(CohortStep, OwnNoiseStep):
         those that exist, `bool` of the same shape."""
         log_chances, distances = block.parts(self.vae, network, recorder)
         numbers = torch.tensor(
-            [max(1, len(member.history)) for member in block.members], device=distances.device
+            [max(1, len(member.history)) for member in block.histories_of], device=distances.device
         )
         each = (self.config.beta / numbers * distances)[:, None] - log_chances.gather(
             1, block.drawn
@@ -231,7 +186,7 @@ class DpVae(CohortStep, OwnNoiseStep):
             )
         coordinates = sum(value.numel() for value in _network(parameters).values())
         bounds = []
-        for place, member in enumerate(block.members):
+        for place, member in enumerate(block.histories_of):
             rows, counts = gradients.rows(place, int(real[place].sum()))
             bounds.append(self.bound(parameters, rows, member.client, counts, coordinates))
         return torch.tensor(bounds, dtype=torch.float64, device=real.device)

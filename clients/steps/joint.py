@@ -10,15 +10,14 @@ batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.descent import LocalDescent
-from clients.step import StepConfig, Update
+from clients.step import StepConfig
 from clients.steps.sgd import Sgd, SgdConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
@@ -49,34 +48,8 @@ class Joint(Sgd):
         super().__init__(config, model, device)
         self.task = SessionTask(self.config, model)
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). Views count as examples only for a client without labelled ones."""
-        sgd = self._settings(list(parameters))
-        size = self.config.batch_size
-        descent = LocalDescent(parameters, sgd)
-        users = tuple(
-            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
-        )
-        examples = 0
-        loss = float("nan")
-        for epoch, ((items, labels), views) in enumerate(self._joint_epochs(data, random)):
-            held = self._held(sgd, epoch)
-            examples = len(items) or len(views)
-            parts = np.array_split(views, -(-examples // size) or 1)
-            batches = [slice(start, start + size) for start in range(0, len(parts) * size, size)]
-            losses = [
-                descent.step(self._joint_loss(users, items[batch], labels[batch], part), held)
-                for batch, part in zip(batches, parts, strict=True)
-                if examples
-            ]
-            loss = float(torch.stack(losses).mean()) if losses else loss
-        return Update(descent.delta(parameters), examples, loss)
-
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`."""
+        """All batches of one client's local work."""
         epochs = list(self._joint_epochs(data, random))
         plain = Batches.cut([examples for examples, _ in epochs], self.config.batch_size)
         return SessionBatches.deal(
@@ -116,16 +89,3 @@ class Joint(Sgd):
         """Examples (items, labels) and views of each epoch, in the order of training."""
         for examples in self._epochs(data, random):
             yield examples, self.task.views(data, random)
-
-    def _joint_loss(
-        self, users: tuple[Tensor, ...], items: np.ndarray, labels: np.ndarray, views: np.ndarray
-    ) -> Callable[[dict[str, Tensor]], Tensor]:
-        """The loss of one client on a batch, as a function of its parameters."""
-        batch = torch.tensor(views[None], device=self.device)
-        recommending = self._loss(users, items, labels)
-
-        def loss(parameters: dict[str, Tensor]) -> Tensor:
-            supervised = self.config.lambda_dssm * recommending(parameters) if len(items) else 0.0
-            return supervised + self.task.loss_from_table(parameters, batch)
-
-        return loss

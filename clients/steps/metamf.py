@@ -20,7 +20,8 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.local.examples import labelled
-from clients.step import GeneratedStep, StepConfig, Update
+from clients.local.updates import Updates
+from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
@@ -40,66 +41,44 @@ class MetaMfStepConfig(StepConfig):
     """What a training row that is not positive counts as (ranking only)."""
 
 
-class MetaMf(GeneratedStep):
+class MetaMf(Step):
     """Gradients with respect to generated parameters."""
 
     Config = MetaMfStepConfig
+    generated = True
     paper = "MetaMF (Lin et al. 2020)"
     config: MetaMfStepConfig
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Minus the gradient of one client's mean loss at its generated `parameters` (item tables
-        at full size, unchanged); the reference for `gradients`."""
-        items, labels = self._examples(data, random)
-        if not len(items):
-            return Update(
-                {name: torch.zeros_like(value) for name, value in parameters.items()},
-                0,
-                float("nan"),
-            )
-        leaves = {
-            name: value.detach().unsqueeze(0).requires_grad_() for name, value in parameters.items()
-        }
-        batch, targets = (
-            torch.from_numpy(array).to(self.device).unsqueeze(0) for array in (items, labels)
-        )
-        loss = self.model.loss(self.model.predict(leaves, (), batch), targets).sum()
-        found = torch.autograd.grad(
-            loss, list(leaves.values()), allow_unused=True, materialize_grads=True
-        )
-        delta = {name: -gradient[0] for name, gradient in zip(leaves, found, strict=True)}
-        return Update(delta, len(items), float(loss.detach()))
-
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """One client's examples, from the same random draws as `update`; they name the rows that it
-        needs."""
+        """One client's examples; they name the rows that it needs."""
         epochs = [self._examples(data, random)] if self.config.epochs else []
         return Batches.cut(epochs, _WIDTH)
 
-    def gradients(
-        self, parameters: Mapping[str, Tensor], block: Block
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Gradients of every client of a block."""
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Updates:
+        """Minus the gradient of every client's mean loss at its generated parameters."""
         counts = torch.tensor(block.examples, device=self.device)
+        given = own or {}
+        tables = tuple(name for name in self.model.item_tables if name in given)
         if not block.active:
-            return {n: torch.zeros_like(v) for n, v in parameters.items()}, torch.full(
-                counts.shape, torch.nan
-            )
+            return Updates.none(parameters, block, given, tables)
         shift = torch.arange(len(block), device=self.device)[:, None] * block.touched.shape[1]
         rows = _side_by_side(block.places) - shift
         real = _side_by_side(block.weights) > 0
         rows = torch.where(real, rows, 0)
-        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        leaves = {name: value.detach().requires_grad_() for name, value in given.items()}
         predicted = self.model.predict(leaves, (), _side_by_side(block.items), rows=rows)
         losses = self.model.loss(
             predicted, _side_by_side(block.labels), real / counts.clamp(min=1)[:, None]
         )
         found = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        return dict(zip(leaves, found, strict=True)), torch.where(
-            counts > 0, losses.detach(), torch.nan
-        )
+        changes = {name: -gradient for name, gradient in zip(leaves, found, strict=True)}
+        reported = torch.where(counts > 0, losses.detach(), torch.nan)
+        return Updates(parameters, block, changes, reported.tolist(), given, tables)
 
     def _examples(
         self, data: ClientData, random: np.random.Generator

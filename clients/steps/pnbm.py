@@ -24,7 +24,7 @@ from torch import Tensor
 
 from clients.local.model_check import require_model
 from clients.local.updates import Part, PartialUpdates
-from clients.step import CohortStep, StepConfig, Update
+from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
@@ -42,7 +42,7 @@ class PnbmStepConfig(StepConfig):
     """Step size, on half the sum of squared errors."""
 
 
-class PnbmStep(CohortStep):
+class PnbmStep(Step):
     """Gradient steps on one user's block of the similarities."""
 
     Config = PnbmStepConfig
@@ -52,18 +52,6 @@ class PnbmStep(CohortStep):
     def __init__(self, config: PnbmStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
         self.pnbm = require_model(model, Pnbm, "pnbm", lacks="similarities to learn")
-
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged)."""
-        shared = _Shared(self.pnbm, parameters)
-        parts, loss = self._trained(shared, data.positives, data.amounts(rated=True))
-        delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        for name, part in parts.items():
-            part.add_to(delta[name], 1.0)
-        return Update(delta, len(data.positives) if self.config.epochs else 0, loss)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All ratings of a client as one batch; nothing is drawn."""

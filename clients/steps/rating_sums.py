@@ -9,7 +9,6 @@ sum by sqrt(2) S at most (`fedrec.neighbourhood.means`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Self
 
@@ -18,7 +17,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from clients.step import Step, StepConfig, Update
+from clients.local.one_by_one import Update, one_by_one
+from clients.local.updates import Updates
+from clients.step import Step, StepConfig
+from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.means import scaled
@@ -51,11 +53,13 @@ class RatingSums(Step):
     contributions = "non-negative"
     config: RatingSumsConfig
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged).
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Updates:
+        """The ratings of every client of a block.
 
         Raises:
             ExperimentError: the model has no item means.
@@ -67,6 +71,11 @@ class RatingSums(Step):
                 got=", ".join(parameters),
                 fix="set model.name = 'pnbm'",
             )
+        return one_by_one(parameters, block, own, self._sums)
+
+    def _sums(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         items = data.positives
         ratings = data.amounts(rated=True)
@@ -78,4 +87,4 @@ class RatingSums(Step):
             values = torch.from_numpy(scaled(ratings[drawn], self.config.scale)).to(self.device)
             delta["item.mean"][rows, 0] = values.to(delta["item.mean"].dtype)
             delta["item.count"][rows, 0] = 1.0
-        return Update(delta, len(items), math.nan)
+        return Update(delta, len(items))

@@ -17,19 +17,18 @@ of a network differently).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.descent import DescentConfig, LocalDescent
+from clients.local.descent import DescentConfig
 from clients.local.examples import labelled
 from clients.local.patterns import fits, rates_by_name, refuse_idle
-from clients.step import CohortStep, Update
+from clients.step import Step
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import descend
@@ -64,40 +63,15 @@ class SgdConfig(DescentConfig):
     `layer4.*`."""
 
 
-class Sgd(CohortStep):
+class Sgd(Step):
     """Plain local SGD."""
 
     Config = SgdConfig
     paper = "PrivRec (Wang et al. 2021), algorithm 1"
     config: SgdConfig
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged)."""
-        trained = recommender_part(parameters)
-        sgd = self._settings(list(trained))
-        descent = LocalDescent(trained, sgd)
-        users = tuple(
-            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
-        )
-        examples = 0
-        loss = float("nan")
-        for epoch, (items, labels) in enumerate(self._epochs(data, random)):
-            held = self._held(sgd, epoch)
-            examples = len(items)
-            starts = range(0, examples, self.config.batch_size)
-            batches = [slice(start, start + self.config.batch_size) for start in starts]
-            losses = [
-                descent.step(self._loss(users, items[batch], labels[batch]), held)
-                for batch in batches
-            ]
-            loss = float(torch.stack(losses).mean()) if losses else loss
-        return Update(descent.delta(parameters), examples, loss)
-
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`."""
+        """All batches of one client's local work."""
         return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
 
     def train_block(
@@ -162,10 +136,6 @@ class Sgd(CohortStep):
             late_epochs=late_epochs,
         )
 
-    def _held(self, sgd: SgdSettings, epoch: int) -> frozenset[str]:
-        """The parameters that are fixed in an epoch, from 0."""
-        return sgd.late if epoch < self.config.epochs - sgd.late_epochs else frozenset()
-
     def _late(self, names: list[str]) -> frozenset[str]:
         """The late parameters."""
         refuse_idle(names, self.config.late_parameters, "late-parameters")
@@ -187,14 +157,4 @@ class Sgd(CohortStep):
     ) -> tuple[np.ndarray, np.ndarray]:
         return labelled(
             data, self.model.schema, self.config.negatives, self.config.low_rated, random
-        )
-
-    def _loss(
-        self, users: tuple[Tensor, ...], items: np.ndarray, labels: np.ndarray
-    ) -> Callable[[dict[str, Tensor]], Tensor]:
-        """The loss of one client on a batch, as a function of its parameters."""
-        batch = torch.tensor(items[None], device=self.device)
-        targets = torch.tensor(labels[None], device=self.device)
-        return lambda parameters: self.model.loss(
-            self.model.predict(parameters, users, batch), targets
         )

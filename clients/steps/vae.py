@@ -23,11 +23,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.descent import LocalDescent
 from clients.local.histories import HistoryBatches, HistoryBlock, HistoryObjective
 from clients.local.per_example_gradients import Recorder
 from clients.local.updates import FactoredUpdates
-from clients.step import CohortStep, StepConfig, Update
+from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import descend
@@ -36,7 +35,7 @@ from fedrec.cohort.sgd import SgdSettings
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
-from fedrec.models.vae import Draw, Vae
+from fedrec.models.vae import Vae
 from fedrec.priors.user_level import user_priors
 from fedrec.privacy.personal.priors import PriorsConfig
 
@@ -59,7 +58,7 @@ class VaeStepConfig(StepConfig):
     standard normal."""
 
 
-class VaeStep(CohortStep):
+class VaeStep(Step):
     """Gradient steps on one client's evidence lower bound."""
 
     Config = VaeStepConfig
@@ -74,34 +73,10 @@ class VaeStep(CohortStep):
     def in_round(self, round_number: int) -> VaeStep:
         """The step with the beta of a training round, from 1."""
         beta = annealed(self.config.beta, self.config.anneal_rounds, round_number)
-        return VaeStep(self.config.model_copy(update={"beta": beta}), self.model, self.device)
-
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). A client without a positive item changes nothing."""
-        if not len(data.positives):
-            return Update(
-                {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
-            )
-        descent = LocalDescent(parameters, SgdSettings(self.config.learning_rate))
-        history = self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device)
-        loss = math.nan
-        beta = self.config.beta
-        prior = None if self.priors is None else self.priors.prior(data, self.device)
-        share = 1 / len(data.positives) if self.config.per_item else 1.0
-        for _ in range(self.config.epochs):
-            draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
-
-            def objective(values: dict[str, Tensor], draw: Draw = draw) -> Tensor:
-                return share * self.vae.negative_elbo(values, history, draw, beta, prior)
-
-            loss = float(descent.step(objective))
-        return Update(descent.delta(parameters), min(1, self.config.epochs), loss)
+        return type(self)(self.config.model_copy(update={"beta": beta}), self.model, self.device)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`; none for
+        """All batches of one client's local work; none for
         a client without a positive item."""
         epochs = self.config.epochs if len(data.positives) else 0
         draws = [self.vae.draw((1, 1), generator_of(random)) for _ in range(epochs)]
@@ -120,7 +95,12 @@ class VaeStep(CohortStep):
         """Put clients together, see `Block.of`."""
         return HistoryBlock.of(users, batches, device, self.vae)
 
-    def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Outcome:
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Outcome:
         """Train every client of a block. One epoch is one backward pass for all clients
         together."""
         config = self.config

@@ -4,20 +4,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from clients.hosting.node import Node
-from clients.hosting.paths import TrainingPath
+from clients.hosting.paths import PathName, TrainingPath
 from clients.hosting.step_checks import Versions, refuse_wrong_block
 from clients.local.sufficient_statistics import SufficientStatistics
-from clients.step import CohortStep
-from clients.training.one_client import client_error, private_parameters, run_step
+from clients.step import Step
+from clients.training.one_client import private_parameters, to_device
+from fedrec.cohort.batches import Batches, OwnData
+from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
-from fedrec.components.errors import named
+from fedrec.components.errors import file_of, line_of, named
+from fedrec.data.client_data import ClientData
 from fedrec.errors import ClientError, FedrecError
+from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.rng import stream
 
 _CLIENTS_AT_ONCE = 16_384  # clients whose batches, some 7 KB each, are in memory together
@@ -25,13 +31,14 @@ _CLIENTS_AT_ONCE = 16_384  # clients whose batches, some 7 KB each, are in memor
 
 def train_in_blocks(
     node: Node,
-    step: CohortStep,
+    step: Step,
     path: TrainingPath,
     parameters: dict[str, Tensor],
     clients: np.ndarray,
     stream_name: str,
     round_: int,
     before_round: int | None = None,
+    given: ClientArrays | None = None,
 ) -> Iterator[tuple[list[int], Outcome]]:
     """Train clients in blocks. Only so many clients' data are in memory together that a round may
     have a million.
@@ -39,131 +46,165 @@ def train_in_blocks(
     Args:
         node: the node.
         step: what they do.
-        path: `kernel` or `blocks`.
+        path: how; on `reference` a block is one client with whole item tables.
         parameters: the global parameters.
         clients: `int64 [clients]`.
         stream_name: stream that they draw from.
         round_: the round, likewise.
         before_round: private parameters are those of the rounds before this one; default: before
             `round_`.
+        given: parameters that the server sent to each of the clients.
 
     Yields:
         Places in `clients` of a block's members, and the trained block. The blocks depend on the
         clients' data alone.
 
     Raises:
-        ClientError: the work on a block failed; names its clients.
+        ClientError: the work on a block failed; names its clients. Or the server sent rows of other
+            items than the clients need.
         FedrecError: the step raised one; of the same kind, with the client named before it.
     """
+    before = round_ if before_round is None else before_round
+    work = _Work(node, step, path.name, parameters, stream_name, round_, before, given)
     for start in range(0, len(clients), _CLIENTS_AT_ONCE):
-        part = clients[start : start + _CLIENTS_AT_ONCE]
-        given = (node, step, path, parameters, part, stream_name, round_, before_round)
-        for places, trained in _blocks_of(*given):
+        for places, trained in work.blocks(clients[start : start + _CLIENTS_AT_ONCE]):
             yield [start + place for place in places], trained
 
 
-def _blocks_of(
-    node: Node,
-    step: CohortStep,
-    path: TrainingPath,
-    parameters: dict[str, Tensor],
-    clients: np.ndarray,
-    stream_name: str,
-    round_: int,
-    before_round: int | None,
-) -> Iterator[tuple[list[int], Outcome]]:
-    """The same of clients whose data are in memory together."""
-    if isinstance(step, SufficientStatistics) and step.whole:
-        yield _whole_block(node, step, parameters, clients, stream_name, round_)
-        return
-    data = node.population.clients(clients)
-    train = step.train_in_kernel if path.name == "kernel" else step.train_block
-    batches = []
-    for one in data:
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What the clients of a node do; see `train_in_blocks`."""
+
+    node: Node
+    step: Step
+    path: PathName
+    parameters: dict[str, Tensor]
+    stream: str
+    round: int
+    before: int
+    given: ClientArrays | None
+
+    def blocks(self, clients: np.ndarray) -> Iterator[tuple[list[int], Outcome]]:
+        """Places and outcomes, of clients whose data are in memory together."""
+        whole = isinstance(self.step, SufficientStatistics) and self.step.whole
+        if whole and self.path != "reference":
+            yield list(range(len(clients))), self._whole_block(clients)
+            return
+        data = self.node.population.clients(clients)
+        batches = [self._batches(own) for own in data]
+        sizes, tables = self._sizes()
+        if any(isinstance(batch, OwnData) for batch in batches):
+            tables = []  # such steps return whole tables
+        for places in self.node.blocks(batches, sizes, tables, self.path):
+            chosen = [data[place] for place in places]
+            yield places, self._trained(chosen, [batches[place] for place in places])
+
+    def _sizes(self) -> tuple[dict[str, Tensor], list[str]]:
+        """One client's parameters, and the item tables among them."""
+        if self.given is None:
+            return self.parameters, list(self.node.model.item_tables)
+        arrays = self.given.values | self.given.rows
+        sent = {name: torch.from_numpy(value[:1]) for name, value in arrays.items()}
+        return sent | self.parameters, list(self.given.rows)
+
+    def _batches(self, data: ClientData) -> Batches:
+        drawn = stream(self.node.experiment.seed, self.stream, data.client, self.round)
         try:
-            batches.append(
-                step.batches(one, stream(node.experiment.seed, stream_name, one.client, round_))
-            )
+            return self.step.batches(data, drawn)
         except FedrecError as error:
-            raise error.about(f"client {one.client}") from error
+            raise error.about(f"client {data.client}") from error
         except Exception as error:
-            raise client_error(step, node, one, round_, error) from error
-    before = round_ if before_round is None else before_round
-    for places in node.blocks(batches, parameters, node.model.item_tables, path.name):
-        users = [data[place].features for place in places]
-        untouched = Versions(parameters)
-        members = clients[places].tolist()
-        with _blaming(node, step, parameters, members, stream_name, round_):
-            block = step.block(users, [batches[place] for place in places], node.device)
-            own = private_parameters(node, step, parameters, clients[places], before)
-            with node.products():
-                trained = train(parameters, block, own) if own else train(parameters, block)
-        refuse_wrong_block(step, trained, parameters, f"in round {round_}")
-        untouched.refuse(step, f"in round {round_}")
-        yield places, trained
+            raise self._failed(data, error) from error
 
-
-def _whole_block(
-    node: Node,
-    step: SufficientStatistics,
-    parameters: dict[str, Tensor],
-    clients: np.ndarray,
-    stream_name: str,
-    round_: int,
-) -> tuple[list[int], Outcome]:
-    """All clients as one block, of a step that needs no batches."""
-    untouched = Versions(parameters)
-    with _blaming(node, step, parameters, clients.tolist(), stream_name, round_):
-        found = step.whole_block(parameters, node.population, clients)
-    untouched.refuse(step, f"in round {round_}")
-    return list(range(len(clients))), found
-
-
-@contextmanager
-def _blaming(
-    node: Node,
-    step: CohortStep,
-    parameters: dict[str, Tensor],
-    clients: list[int],
-    stream_name: str,
-    round_: int,
-) -> Iterator[None]:
-    """Work on a block of clients, whose failure names one of them.
-
-    Raises:
-        ClientError: it failed; see `_blame`.
-        FedrecError: it raised one, which stays as it is.
-    """
-    try:
-        yield
-    except FedrecError:
-        raise
-    except Exception as error:
-        raise _blame(node, step, parameters, clients, stream_name, round_, error) from error
-
-
-def _blame(
-    node: Node,
-    step: CohortStep,
-    parameters: dict[str, Tensor],
-    clients: list[int],
-    stream_name: str,
-    round_: int,
-    error: Exception,
-) -> FedrecError:
-    """The error of the client that makes a block fail, found by training the clients one by one; of
-    a block of one client, without training it again."""
-    if len(clients) == 1:
-        return client_error(step, node, node.population.client(clients[0]), round_, error)
-    for client in clients:
+    def _whole_block(self, clients: np.ndarray) -> Outcome:
+        """All clients as one block, of a step that needs no batches."""
+        untouched = Versions(self.parameters)
+        step: Any = self.step
         try:
-            run_step(step, parameters, node, client, stream_name, round_)
-        except FedrecError as error:
-            return error
-    return ClientError(
-        f"{named('step', step)} failed for a block of clients, but for none of them alone (round"
-        f" {round_})",
-        expected=f"updates of clients {', '.join(map(str, clients))}",
-        got="an error in the block",
-        fix="--set engine.path=reference trains one client after the other",
-    )
+            found = step.whole_block(self.parameters, self.node.population, clients)
+        except FedrecError:
+            raise
+        except Exception as error:
+            raise self._blamed(self.node.population.clients(clients), error) from error
+        untouched.refuse(step, self._doing(clients.tolist()))
+        return found
+
+    def _trained(self, data: list[ClientData], batches: list[Batches]) -> Outcome:
+        """A block of clients, whose failure names one of them."""
+        clients = [own.client for own in data]
+        untouched = Versions(self.parameters)
+        try:
+            block = self.step.block([own.features for own in data], batches, self.node.device)
+            if self.path == "reference" and self.step.whole_tables and self.given is None:
+                block = block.on_whole_tables(self.node.model.schema.num_items)
+            own = self._own(block, np.array(clients))
+            kernel = self.path == "kernel"
+            train = self.step.train_in_kernel if kernel else self.step.train_block
+            with self.node.products():
+                trained = (
+                    train(self.parameters, block, own) if own else train(self.parameters, block)
+                )
+        except FedrecError as error:  # its text is complete except for the client
+            if len(clients) > 1:
+                raise
+            raise error.about(f"client {clients[0]}") from error
+        except Exception as error:
+            raise self._blamed(data, error) from error
+        refuse_wrong_block(self.step, trained, self.parameters, self._doing(clients))
+        untouched.refuse(self.step, self._doing(clients))
+        return trained
+
+    def _own(self, block: Block, clients: np.ndarray) -> dict[str, Tensor]:
+        """What the clients start from instead of the global parameters, `[C, ...]` each."""
+        private = private_parameters(self.node, self.step, self.parameters, clients, self.before)
+        if self.given is None:
+            return private
+        sent = self.given.take(np.searchsorted(self.given.requests.clients, clients))
+        width = block.touched.shape[1]
+        if not np.array_equal(block.touched.cpu().numpy()[sent.real(width)], sent.requests.items):
+            raise ClientError(
+                f"the parameters of round {self.round} are not those that the clients need",
+                expected="the rows of the items that they named",
+                got=f"other rows, for some of the clients {_listed(clients.tolist())}",
+                fix="request the round's items from the nodes before generating parameters",
+            )
+        return to_device(sent.padded(width), self.node.device) | private
+
+    def _blamed(self, data: list[ClientData], error: Exception) -> FedrecError:
+        """The error of the client that makes a block fail, found by training the clients one by
+        one."""
+        if len(data) == 1:
+            return self._failed(data[0], error)
+        for own in data:
+            try:
+                self._trained([own], [self._batches(own)])
+            except FedrecError as found:
+                return found
+        return ClientError(
+            f"{named('step', self.step)} failed for a block of clients, but for none of them alone"
+            f" (round {self.round})",
+            expected=f"updates of clients {_listed([own.client for own in data])}",
+            got="an error in the block",
+            fix="--set engine.path=reference trains one client after the other",
+        )
+
+    def _failed(self, data: ClientData, error: Exception) -> ClientError:
+        step = self.step
+        return ClientError(
+            f"client {data.client} failed in step {type(step).__name__!r} (round {self.round}, node"
+            f" {self.node.partition}) of {file_of(step)}",
+            expected=(
+                f"an update from {len(data.items)} rows ({len(data.positives)} positives) with"
+                f" {step.config!r}"
+            ),
+            got=f"{type(error).__name__}: {error} ({line_of(error)})",
+            fix="run with --engine serial --debug for the whole traceback",
+        )
+
+    def _doing(self, clients: list[int]) -> str:
+        whose = f"for client {clients[0]}" if len(clients) == 1 else f"for {len(clients)} clients"
+        return f"{whose} (round {self.round}, node {self.node.partition})"
+
+
+def _listed(clients: list[int]) -> str:
+    return ", ".join(map(str, clients))

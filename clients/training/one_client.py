@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client's local work: its data, its random stream, its private parameters, and errors that
-name it."""
+"""One client's parameters and its update."""
 
 from __future__ import annotations
 
@@ -11,12 +10,9 @@ import torch
 from torch import Tensor
 
 from clients.hosting.node import Node
-from clients.hosting.step_checks import Versions, refuse_wrong_update
-from clients.step import Step, Update
-from fedrec.components.errors import file_of, line_of
+from clients.local.one_by_one import Update
+from clients.step import Step
 from fedrec.data.client_data import ClientData
-from fedrec.errors import ClientError, FedrecError
-from fedrec.rng import stream
 
 
 def to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
@@ -24,64 +20,16 @@ def to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[st
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
 
 
-def run_step(
-    step: Step,
-    parameters: Mapping[str, Tensor],
-    node: Node,
-    client: int,
-    stream_name: str,
-    round_: int,
+def update_of(
+    step: Step, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
 ) -> Update:
-    """One client's local work, with errors that name the client, the step and its data.
-
-    Raises:
-        ClientError: the step raised.
-        ComponentError: the step changed what it was given, or returned something else than an
-            update of it.
-        FedrecError: the step raised one; of the same kind, with the client named before it.
-    """
-    data = node.population.client(client)
-    doing = f"for client {client} (round {round_}, node {node.partition})"
-    untouched = Versions(parameters)
-    try:
-        with node.products():
-            update = step.update(
-                parameters, data, stream(node.experiment.seed, stream_name, client, round_)
-            )
-    except FedrecError as error:  # its text is complete except for the client
-        raise error.about(f"client {client}") from error
-    except Exception as error:
-        raise client_error(step, node, data, round_, error) from error
-    refuse_wrong_update(step, update, parameters, doing)
-    untouched.refuse(step, doing)
-    return update
-
-
-def client_error(
-    step: Step, node: Node, data: ClientData, round_: int, error: Exception
-) -> ClientError:
-    """The error of a client whose work raised an error that does not explain itself."""
-    return ClientError(
-        f"client {data.client} failed in step {type(step).__name__!r} (round {round_}, node"
-        f" {node.partition}) of {file_of(step)}",
-        expected=(
-            f"an update from {len(data.items)} rows ({len(data.positives)} positives) with"
-            f" {step.config!r}"
-        ),
-        got=f"{type(error).__name__}: {error} ({line_of(error)})",
-        fix="run with --engine serial --debug for the whole traceback",
-    )
-
-
-def personal_parameters(
-    node: Node, step: Step, parameters: dict[str, Tensor], client: int, before_round: int
-) -> dict[str, Tensor]:
-    """The initial parameters of a client: the shared ones, replaced by its private ones where they
-    exist."""
-    if node.private is None or not step.private_names(list(parameters)):
-        return parameters
-    own = to_device(node.private.load(client, before_round), node.device)
-    return {name: own.get(name, value) for name, value in parameters.items()}
+    """The update of a client alone, with whole item tables, from the global `parameters` (without
+    cohort dimension, unchanged)."""
+    block = step.block([data.features], [step.batches(data, random)], step.device)
+    if step.whole_tables:
+        block = block.on_whole_tables(step.model.schema.num_items)
+    trained = step.train_block(parameters, block)
+    return Update(trained.changes_of(0), trained.block.examples[0], trained.losses()[0])
 
 
 def private_parameters(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training round on one node: train the clients of the order and add their updates.
+"""A training round on one node: train the clients of the order, and add their updates or keep them
+apart.
 
 Sums are taken in float64 and in an order that is a function of the clients' data, so that they
 depend neither on the order of messages nor, up to the last float32 digit, on how many nodes share
@@ -10,31 +11,41 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from clients.hosting.node import Node
 from clients.hosting.step_checks import refuse_non_finite, refuse_unmatched, watch_plug_in
-from clients.step import CohortStep, GeneratedStep, Step, Update
+from clients.local.updates import Updates
+from clients.step import Step
 from clients.storage.uploads import permitted
 from clients.training.blocks import train_in_blocks
+from clients.training.each_update import EachUpdate
 from clients.training.keeping import keep_private
-from clients.training.one_client import personal_parameters, run_step, to_device
+from clients.training.one_client import to_device
 from clients.training.update_sum import UpdateSum
+from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
-from fedrec.cohort.results import Trained
 from fedrec.components.registry import MODEL, STEP, ours, resolve
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.sections import Section
 from fedrec.privacy.personal.noise import PersonalNoise
-from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.protocol.client_arrays import ClientArrays
+from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
 from fedrec.rng import stream
 
 log = logging.getLogger("fedrec")
+
+
+class Collector(Protocol):
+    """Takes the trained blocks of a round."""
+
+    def add_block(self, clients: Sequence[int], trained: Outcome) -> None:
+        """The updates of a whole block, without what stays with the clients."""
+        ...
 
 
 def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> TrainSum:
@@ -43,18 +54,10 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     Raises:
         ClientError: a client's work failed or diverged; names the client, the step and its data.
         ComponentError: the step violated its contract.
+        ExperimentError: the step needs parameters that the server generates for each client.
     """
     step = node.step(_section(node, order)).in_round(order.round)
-    if node.model.generated or isinstance(step, GeneratedStep):
-        raise ExperimentError(
-            "model or step need parameters that the server generates for each client",
-            expected="model, step and strategy all by one name: metamf, gpfedrec or fedgnn",
-            got=(
-                f"model {type(node.model).__name__!r}, step {type(step).__name__!r} and shared"
-                " parameters"
-            ),
-            fix="set strategy.name to that of the step, or another model and step",
-        )
+    _refuse_generated(node, step, step.generated or node.model.generated)
     refuse_unmatched(step, list(arrays))
     parameters = to_device(arrays, node.device)
     asked = node.training if order.clients is None else np.sort(order.clients)
@@ -82,19 +85,60 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     return reply
 
 
+def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> TrainEach:
+    """Train the clients of an order; the update of each.
+
+    Raises:
+        ClientError: a client's work failed, or the server sent it rows of other items than it
+            needs.
+        ComponentError: the step violated its contract.
+        ExperimentError: the order protects the updates, or step and model need other parameters.
+    """
+    if order.protection is not None or order.clients is None:
+        raise ExperimentError(
+            "the update of each client is asked for, under protection or of nobody by name",
+            expected="clients by name, and no [privacy]",
+            got="protection" if order.protection is not None else "an order for all clients",
+            fix="set strategy.name = 'reptile', which needs the sum alone",
+        )
+    step = node.step(_section(node, order)).in_round(order.round)
+    _refuse_generated(node, step, node.model.generated and not step.generated)
+    if not step.generated:
+        refuse_unmatched(step, list(arrays))
+        parameters = to_device(arrays, node.device)
+        clients = permitted(node.uploads, step, np.sort(order.clients), order.round)
+        private = step.private_names(list(arrays))
+        total = EachUpdate(list(arrays), private, node.model.item_tables)
+        untouched = watch_plug_in(step, arrays)
+        _add_all(node, step, parameters, clients, order.round, total)
+        reply = total.reply()
+        untouched.refuse("step", step, f"in round {order.round}")
+        return reply
+    node.refuse_generated()
+    given = ClientArrays.read(arrays)
+    # private parameters of a client that was in no round yet are those of a new model
+    names = step.private_names(list(node.fresh)) if step.keeps else []
+    parameters = {name: node.fresh[name].to(node.device) for name in names}
+    total = EachUpdate(None, names, given.rows)
+    clients = given.requests.clients
+    _add_all(node, step, parameters, clients, order.round, total, given)
+    return total.reply()
+
+
 def _add_all(
     node: Node,
     step: Step,
     parameters: dict[str, Tensor],
     clients: np.ndarray,
     round_: int,
-    total: UpdateSum,
+    total: Collector,
+    given: ClientArrays | None = None,
 ) -> None:
-    """Train the clients and add their updates."""
+    """Train the clients and collect their updates; their private parameters are saved."""
     kept: dict[int, dict[str, np.ndarray]] = {}
     for worker, part in step.assign(clients):
-        for members, found in _trained(node, worker, parameters, part, round_, kept):
-            total.take(members, found)
+        for members, found in _trained(node, worker, parameters, part, round_, kept, given):
+            total.add_block(members, found)
     keep_private(node, kept, round_)
 
 
@@ -118,13 +162,14 @@ def _add_one_by_one(
             own: dict[int, dict[str, np.ndarray]] = {}
             try:
                 ((_, found),) = _trained(node, worker, parameters, alone, round_, own)
-                _refuse_diverged(found, client)
+                if not bool(found.norms().isfinite().all()):
+                    raise ClientError(f"client {client} diverged", expected="a finite update")
             except Exception as error:
                 message = "round %d: client %d failed and counts like one without rows"
                 log.error(message, round_, client, exc_info=error)
                 found = _without_rows(node, worker, parameters, client, round_)
                 own = {}
-            total.take([client], found)
+            total.add_block([client], found)
             kept |= own
     keep_private(node, kept, round_)
 
@@ -136,19 +181,45 @@ def _trained(
     clients: np.ndarray,
     round_: int,
     kept: dict[int, dict[str, np.ndarray]],
-) -> Iterator[tuple[list[int], Outcome | Update]]:
-    """Clients and what they send, in blocks or one after the other; their private parameters are
-    added to `kept`."""
-    path = node.path(step)
-    if isinstance(step, CohortStep) and path.name != "reference":
-        for places, trained in train_in_blocks(
-            node, step, path, parameters, clients, "client", round_
-        ):
-            members = clients[places].tolist()
-            yield members, _without_private(step, trained, members, kept)
-        return
-    for client in clients.tolist():
-        yield [client], _train(node, step, parameters, client, round_, kept)
+    given: ClientArrays | None = None,
+) -> Iterator[tuple[list[int], Outcome]]:
+    """Clients and what they send, in blocks; their private parameters are added to `kept`."""
+    private = step.private_names(list(parameters))
+    for places, trained in train_in_blocks(
+        node, step, node.path(step), parameters, clients, "client", round_, given=given
+    ):
+        members = clients[places].tolist()
+        shared, values = trained.kept(private)
+        moved = {name: value.cpu().numpy() for name, value in values.items()}
+        for place, client in enumerate(members if moved else []):
+            kept[client] = {name: value[place] for name, value in moved.items()}
+        yield members, shared
+
+
+def _without_rows(
+    node: Node, step: Step, parameters: dict[str, Tensor], client: int, round_: int
+) -> Outcome:
+    """The block of a client without rows: zero, and the noise that its step adds."""
+    if not isinstance(step.config, PersonalNoise):
+        return Updates(parameters, Block.without_batches([0]), {}, [math.nan])
+    data = node.population.client(client).without_rows()
+    drawn = stream(node.experiment.seed, "client", client, round_)
+    block = step.block([data.features], [step.batches(data, drawn)], node.device)
+    return step.train_block(parameters, block).kept(step.private_names(list(parameters)))[0]
+
+
+def _refuse_generated(node: Node, step: Step, refused: bool) -> None:
+    """Refuse a model or step that gets other parameters than it needs."""
+    if refused:
+        raise ExperimentError(
+            "model or step need parameters that the server generates for each client",
+            expected="model, step and strategy all by one name: metamf, gpfedrec or fedgnn",
+            got=(
+                f"model {type(node.model).__name__!r}, step {type(step).__name__!r} and shared"
+                " parameters"
+            ),
+            fix="set strategy.name to that of the step, or another model and step",
+        )
 
 
 def only_reads(node: Node, order: TrainOrder) -> bool:
@@ -157,67 +228,6 @@ def only_reads(node: Node, order: TrainOrder) -> bool:
     if order.clients is None or order.each or order.secure is not None:
         return False
     return ours(STEP, resolve(STEP, _section(node, order).name)) and ours(MODEL, type(node.model))
-
-
-def _without_private(
-    step: Step, trained: Outcome, clients: list[int], kept: dict[int, dict[str, np.ndarray]]
-) -> Outcome:
-    """A block without the private parameters of its clients, which are collected for the private
-    state."""
-    private = step.private_names(list(trained.start))
-    if not private or not isinstance(trained, Trained):  # other outcomes have no private parameters
-        return trained
-    moved = {name: trained.values[name].cpu().numpy() for name in private if name in trained.values}
-    kept |= {
-        client: {name: value[place] for name, value in moved.items()}
-        for place, client in enumerate(clients)
-    }
-    return replace(
-        trained, values={name: v for name, v in trained.values.items() if name not in private}
-    )
-
-
-def _train(
-    node: Node,
-    step: Step,
-    parameters: dict[str, Tensor],
-    client: int,
-    round_: int,
-    kept: dict[int, dict[str, np.ndarray]],
-) -> Update:
-    private = step.private_names(list(parameters))
-    start = personal_parameters(node, step, parameters, client, round_)
-    update = run_step(step, start, node, client, "client", round_)
-    if not private:
-        return update
-    kept[client] = {n: (start[n] + update.delta[n]).cpu().numpy() for n in private}
-    sent = {name: torch.zeros_like(d) if name in private else d for name, d in update.delta.items()}
-    return Update(sent, update.examples, update.loss)
-
-
-def _refuse_diverged(found: Outcome | Update, client: int) -> None:
-    """Refuse a client's result with NaN or infinity.
-
-    Raises:
-        ClientError: it has some.
-    """
-    if isinstance(found, Update):
-        finite = all(bool(value.isfinite().all()) for value in found.delta.values())
-    else:
-        finite = bool(found.norms().isfinite().all())
-    if not finite:
-        raise ClientError(f"client {client} diverged", expected="a finite update")
-
-
-def _without_rows(
-    node: Node, step: Step, parameters: dict[str, Tensor], client: int, round_: int
-) -> Update:
-    """The update of a client without rows: zero, and the noise that its step adds."""
-    zeros = {name: torch.zeros_like(value) for name, value in parameters.items()}
-    if not isinstance(step.config, PersonalNoise):
-        return Update(zeros, 0, math.nan)
-    data = node.population.client(client).without_rows()
-    return step.update(parameters, data, stream(node.experiment.seed, "client", client, round_))
 
 
 def _section(node: Node, order: TrainOrder) -> Section:

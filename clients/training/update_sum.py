@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import torch
 
-from clients.step import Update
 from fedrec.cohort.outcome import Outcome
 from fedrec.privacy.noise_mechanisms import Source
 from fedrec.privacy.protection import Protection
@@ -66,27 +65,6 @@ class UpdateSum:
         self.loss = 0.0
         self.losses = 0
 
-    def take(self, clients: Sequence[int], found: Outcome | Update) -> None:
-        """A block's updates, or one client's."""
-        if isinstance(found, Update):
-            self.add(clients[0], found)
-        else:
-            self.add_block(clients, found)
-
-    def add(self, client: int, update: Update) -> None:
-        """One client's update."""
-        delta = {
-            name: value.cpu().numpy().astype(np.float64) for name, value in update.delta.items()
-        }
-        norm = (
-            self.protection.clip.measure({n: delta[n] for n in self._sent})
-            if self.protection
-            else 0.0
-        )
-        (share,) = self._shares([update.examples], np.array([norm]))
-        self._add_whole(client, {name: delta[name] for name in self._sent}, share)
-        self._count([share], [update.examples], [update.loss])
-
     def add_block(self, clients: Sequence[int], trained: Outcome) -> None:
         """The updates of a whole block."""
         examples = trained.block.examples
@@ -98,11 +76,8 @@ class UpdateSum:
         shares = self._shares(examples, norms)
         if self._noisy:
             for place, client in enumerate(clients):
-                whole = trained.parameters_of(place)
-                own = {
-                    name: (whole[name][0] - trained.start[name]).double().cpu().numpy()
-                    for name in self._sent
-                }
+                whole = trained.changes_of(place)
+                own = {name: whole[name].double().numpy(force=True) for name in self._sent}
                 self._add_whole(client, own, shares[place])
         else:
             self._add_sums(trained, torch.tensor(shares, dtype=torch.float64))
@@ -147,21 +122,16 @@ class UpdateSum:
             trained.add_rows(name, self.tables[name], shares)
 
     def _add_whole(self, client: int, delta: Mapping[str, np.ndarray], share: float) -> None:
-        """Add one client's update as whole arrays; for a client of share 0, or whose update is not
-        finite, only its noise."""
-        if self._noisy and not all(np.isfinite(value).all() for value in delta.values()):
+        """Add one client's update as whole arrays with its noise; for a client of share 0, or whose
+        update is not finite, only the noise."""
+        if not all(np.isfinite(value).all() for value in delta.values()):
             share = 0.0  # its norm may be finite: a block measures only the rows that changed
         change = {
             name: share * value if share else np.zeros_like(value) for name, value in delta.items()
         }
-        if self._noisy:
-            change = self.protection.noisy(change, self.source, self.round, client)  # type: ignore
+        change = self.protection.noisy(change, self.source, self.round, client)  # type: ignore
         for name, value in change.items():
-            if name in self.tables:
-                rows = np.flatnonzero(value.any(axis=1))
-                self.tables[name].add(rows, value[rows])
-            else:
-                self.dense[name] += torch.from_numpy(value).to(self.dense[name].device)
+            self.dense[name] += torch.from_numpy(value).to(self.dense[name].device)
 
     def _count(
         self, shares: Sequence[float], examples: Sequence[int], losses: Sequence[float]

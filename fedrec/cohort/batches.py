@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedrec.data.client_data import ClientData
+
 _NARROW = 512  # examples; padding up to here is cheaper than blocks of fewer clients
 _UNLIMITED = 1 << 40  # examples of a batch; more than any client has
 
@@ -67,6 +69,26 @@ class Batches:
         """The items whose rows each step needs, `int64 [S, N]`, and which of them are no padding,
         `bool [S, N]`."""
         return self.items, np.arange(self.items.shape[1]) < self.sizes[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class OwnData(Batches):
+    """A client's data and random stream as they are, for steps that draw their batches while they
+    train.
+
+    Attributes:
+        data: the client's data.
+        random: its stream.
+    """
+
+    data: ClientData
+    random: np.random.Generator
+
+    @classmethod
+    def of(cls, data: ClientData, random: np.random.Generator) -> OwnData:
+        """No batches, and what they would be drawn from."""
+        none = np.zeros((0, 0), dtype=np.int64)
+        return cls(none, none.astype(np.float32), none.reshape(-1), 0, 0, data, random)
 
 
 def _width(batch_size: int, longest: int) -> int:

@@ -5,8 +5,9 @@ before the loop."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ class Block:
         touched_counts: number of real rows of each client.
         examples: `[C]`, number of examples of each client in an epoch.
         last_epoch: `[C]`, number of steps in the last epoch.
+        members: the clients' batches; empty for a block without batches.
     """
 
     users: tuple[Tensor, ...]
@@ -48,6 +50,7 @@ class Block:
     touched_counts: tuple[int, ...]
     examples: tuple[int, ...]
     last_epoch: tuple[int, ...]
+    members: tuple[Batches, ...]
 
     @classmethod
     def of(
@@ -94,7 +97,8 @@ class Block:
         counts = tuple(map(len, touched))
         examples = tuple(batch.examples for batch in batches)
         last_epoch = tuple(batch.last_epoch for batch in batches)
-        return cls(codes, active, items, rows, labels, sizes, table, counts, examples, last_epoch)
+        tables = (items, rows, labels, sizes, table)
+        return cls(codes, active, *tables, counts, examples, last_epoch, tuple(batches))
 
     @classmethod
     def without_batches(cls, examples: Sequence[int]) -> Block:
@@ -104,7 +108,20 @@ class Block:
         rows = torch.zeros((len(examples), 1), dtype=torch.int64)
         zeros = (0,) * len(examples)
         sizes = torch.zeros((0, len(examples)), dtype=torch.int64)
-        return cls((), (), none, none, none.float(), sizes, rows, zeros, tuple(examples), zeros)
+        tables = (none, none, none.float(), sizes, rows)
+        return cls((), (), *tables, zeros, tuple(examples), zeros, ())
+
+    def on_whole_tables(self, items: int) -> Self:
+        """The same clients with whole item tables, of so many rows, in place of compact ones."""
+        device = self.touched.device
+        first = items * torch.arange(len(self), device=device)[:, None]
+        whole = torch.arange(items, device=device).expand(len(self), -1)
+        return replace(
+            self,
+            places=self.touched.flatten()[self.places] + first,
+            touched=whole,
+            touched_counts=(items,) * len(self),
+        )
 
     @cached_property
     def steps(self) -> list[int]:

@@ -66,7 +66,8 @@ def descend(
         block: the clients.
         sgd: settings of the gradient steps.
         objective: the objective; None: the model's own loss.
-        own: initial values that differ between clients, `[C, ...]` each, unchanged; no item tables.
+        own: initial values that differ between clients, `[C, ...]` each, unchanged; of an item
+            table the block's touched rows.
 
     Returns:
         The trained parameters of every client.
@@ -123,7 +124,7 @@ class _Cohort:
         dense = {}
         for name, value in start.items():
             if name in item_tables:
-                rows = value[block.touched]
+                rows = own[name].clone() if name in own else value[block.touched]
                 tables[name] = Group(
                     rows, rows.clone() if sgd.proximal_mu else 0.0, sgd, name, block
                 )

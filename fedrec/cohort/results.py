@@ -5,18 +5,19 @@ parameters."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
+from fedrec.cohort.outcome import ClientUpdate, Outcome
 from fedrec.protocol.sparse_update import SparseAccumulator
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class Trained(Outcome):
     """The trained parameters of a block of C clients.
 
     Attributes:
@@ -37,18 +38,7 @@ class Trained:
     untouched: Tensor
     last_losses: np.ndarray
 
-    def losses(self) -> list[float]:
-        """Mean loss of each client over its last epoch; NaN without examples or without a reported
-        loss."""
-        return self.last_losses.tolist()
-
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
-        """`float64 [C]`: norm of each client's whole update, sparse and dense parts together.
-
-        Args:
-            names: the parameters that count; None: all.
-            order: 2 for the L2 norm, 1 for L1.
-        """
         total = torch.zeros(len(self.block), dtype=torch.float64)
         for name, value in self.values.items():
             if names is not None and name not in names:
@@ -62,15 +52,6 @@ class Trained:
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the totals of parameters that are not item
-        tables.
-
-        Args:
-            totals: `float64` by parameter, of the parameter's shape, which are added to; may
-                include parameters that did not change.
-            shares: `float64 [C]`; a client with share 0 adds nothing, even if its update is not
-                finite.
-        """
         counted = shares != 0
         for name, total in totals.items():
             if name not in self.values:
@@ -89,13 +70,6 @@ class Trained:
                 total.add_(torch.tensordot(shares[counted].to(values.device), moved, dims=1))
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """The same of an item table, by rows.
-
-        Args:
-            name: the table.
-            total: the running sum of its changes.
-            shares: `float64 [C]`.
-        """
         if name not in self.values:
             return
         if bool((self.untouched == 1).all()) and self.values[name].is_cpu:
@@ -120,7 +94,6 @@ class Trained:
         total.used = add_rows(*sums, total.used, *given)
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
-        """One client's whole parameters, `[1, ...]` each, item tables at full size."""
         own = {
             name: value.unsqueeze(0)
             for name, value in self.start.items()
@@ -137,6 +110,33 @@ class Trained:
             table[self.block.touched[place, :count]] = self.values[name][place, :count]
             own[name] = table.unsqueeze(0)
         return own
+
+    def update_of(
+        self, place: int, names: Collection[str], tables: Collection[str]
+    ) -> ClientUpdate:
+        """One client's update; of item tables its touched rows, and of whole ones those that
+        changed."""
+        count = self.block.touched_counts[place]
+        whole = any(len(self.start[name]) == count for name in tables)
+        if whole or not set(tables) <= set(self.item_tables) or self.untouched[place] != 1:
+            return super().update_of(place, names, tables)
+        items = self.block.touched[place, :count]
+        changes = {
+            name: self.values[name][place] - self.start[name]
+            if name in self.values
+            else torch.zeros_like(self.start[name])
+            for name in names
+            if name not in tables
+        }
+        rows = {name: self.values[name][place, :count] - self.start[name][items] for name in tables}
+        return ClientUpdate(changes, items.numpy(force=True), rows)
+
+    def kept(self, names: Collection[str]) -> tuple[Trained, dict[str, Tensor]]:
+        """The block without the named private parameters, and their new values, `[C, ...]`."""
+        private = {name: self.values[name] for name in names if name in self.values}
+        shared = {name: value for name, value in self.values.items() if name not in private}
+        tables = tuple(name for name in self.item_tables if name in shared)
+        return replace(self, values=shared, item_tables=tables), private
 
     def _moved(self, name: str, counted: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """The clients' changes of touched rows: items `int64 [n]`, places of clients `int64 [n]`,

@@ -39,7 +39,7 @@ from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
 from fedrec.nn.layers import gather_rows
-from fedrec.protocol.generated import ItemRequests
+from fedrec.protocol.client_arrays import ItemRequests
 
 _HEADS = ("layer0", "layer1", "item")
 

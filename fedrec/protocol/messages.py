@@ -4,10 +4,10 @@
 Every order carries `arrays` (the shared parameters) and `config`; every answer carries `arrays` and
 `metrics`. An order that names no clients means "all clients you host" and is answered in Flower's
 standard form (new parameters and `num-examples`), which is what Flower's own strategies expect. An
-order that names clients is answered with a sum of updates, so that a round has one reply per node
-and not one per client. A strategy whose server generates the parameters of each client asks first
-which items' rows they need (`ITEMS`), sends all clients of a node their parameters in one message,
-and gets the gradients of each in one answer.
+order that names clients is answered with a sum of updates, or with the update of each client if the
+strategy asks for these, so that a round has one reply per node and not one per client. A strategy
+whose server generates the parameters of each client asks first which items' rows they need
+(`ITEMS`), and sends all clients of a node their parameters in one message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from fedrec.errors import RefusalError
 from fedrec.prefixes import strip_prefix
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.generated import Generated, ItemRequests
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import (
     EvaluateOrder,
     ItemQuery,
@@ -171,8 +171,8 @@ def unpack_sum(content: RecordDict) -> TrainSum:
 
 
 def pack_each(reply: TrainEach) -> RecordDict:
-    """The answer to a training message that requests the gradients of each client."""
-    arrays = {**reply.gradients.arrays(), "examples": reply.examples, "losses": reply.losses}
+    """The answer to a training message that requests the update of each client."""
+    arrays = {**reply.updates.arrays(), "examples": reply.examples, "losses": reply.losses}
     return RecordDict(
         {
             ARRAYS: to_record(arrays),
@@ -182,9 +182,9 @@ def pack_each(reply: TrainEach) -> RecordDict:
 
 
 def unpack_each(content: RecordDict) -> TrainEach:
-    """Each client's gradients of a node."""
+    """Each client's update of a node."""
     arrays = read_arrays(content)
-    return TrainEach(Generated.read(arrays), arrays["examples"], arrays["losses"])
+    return TrainEach(ClientArrays.read(arrays), arrays["examples"], arrays["losses"])
 
 
 def pack_item_query(order: ItemQuery) -> RecordDict:

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.generated import Generated
+from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.secure import MaskOrder
 from fedrec.protocol.sparse_update import Change
 
 Weighting = Literal["uniform", "examples"]
+Reply = Literal["sum", "each"]
+"""What a node replies with: the sum of its clients' updates, or the update of each."""
 
 
 HeldOutPart = Literal["test", "validation"]
@@ -35,8 +37,7 @@ class TrainOrder:
         overrides: additional settings of some of Flower's strategies, such as FedProx's
             `proximal-mu`.
         protection: clip and noise of each client's update; all clients then have weight 1.
-        each: parameters are generated for each client, and the gradients of each client are needed,
-            not their sum.
+        each: the update of each client is needed, not their sum.
         secure: how the sum is masked, under secure aggregation.
     """
 
@@ -52,17 +53,41 @@ class TrainOrder:
 
 @dataclass(frozen=True, eq=False)
 class TrainEach:
-    """A node's reply with the gradients of each client.
+    """The updates of single clients.
 
     Attributes:
-        gradients: of each client's mean loss with respect to its generated parameters.
+        updates: each client's update; of item tables the rows that may have changed.
         examples: `int64 [C]`, number of examples of each client.
         losses: `float64 [C]`, each one's mean loss; NaN without examples.
     """
 
-    gradients: Generated
+    updates: ClientArrays
     examples: np.ndarray
     losses: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: Sequence[TrainEach]) -> TrainEach:
+        """The clients of several nodes, at least one, ascending."""
+        order = np.argsort(np.concatenate([part.clients for part in parts]))
+        return cls(
+            ClientArrays.joined([part.updates for part in parts]),
+            np.concatenate([part.examples for part in parts])[order],
+            np.concatenate([part.losses for part in parts])[order],
+        )
+
+    @property
+    def clients(self) -> np.ndarray:
+        """`int64 [C]`, the clients, ascending."""
+        return self.updates.requests.clients
+
+    def take(self, places: np.ndarray) -> TrainEach:
+        """The clients at the given positions, `int64 [n]`."""
+        return TrainEach(self.updates.take(places), self.examples[places], self.losses[places])
+
+    def changes(self, name: str, table: np.ndarray) -> list[Change]:
+        """Each client's update of one parameter, in the order of the clients; `table` is its value
+        before, `[...]`. Zero for a parameter that clients keep private."""
+        return self.updates.changes(name, table)
 
 
 @dataclass(frozen=True, eq=False)

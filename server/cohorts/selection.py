@@ -15,7 +15,7 @@ from fedrec.errors import EngineError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.noise_mechanisms import secure_fixed_size, secure_poisson
-from fedrec.protocol.generated import ItemRequests
+from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.protocol.orders import Presence
 from fedrec.rng import stream
 from server.cohorts.roster import Roster

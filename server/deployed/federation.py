@@ -112,17 +112,17 @@ def _refuse_unregistered(experiment: Experiment, grid: DeployedGrid) -> None:
 
 
 def _refuse_several_messages(messages: Sequence[Message]) -> None:
-    """Refuse a strategy that sends one message per client: of a node's replies, only one would be
+    """Refuse a strategy that sends a node several messages: of its replies, only one would be
     accepted."""
     counts = Counter(message.metadata.dst_node_id for message in messages)
     node, most = max(counts.items(), key=lambda one: one[1], default=(0, 0))
     if most > 1:
         raise ExperimentError(
-            "the strategy needs the reply of each client, which real nodes do not give",
+            "the strategy sends a node several messages in one round",
             expected="one message per node and round",
             got=f"{most} messages for node {node}",
             fix=(
-                "set strategy.name = 'reptile', or host one client per node, or simulate with"
-                " `fedrec run`"
+                "for the update of each client, set `reply = 'each'` in the strategy's class"
+                " (docs/plugins.md); or set strategy.name = 'reptile'"
             ),
         )

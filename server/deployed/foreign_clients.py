@@ -24,9 +24,11 @@ from fedrec.components.registry import MODEL, resolve
 from fedrec.data.cache import POPULATIONS
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.schema import Experiment
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
     HELLO,
     INITIAL,
+    pack_each,
     pack_parameters,
     pack_presence,
     pack_sum,
@@ -35,7 +37,7 @@ from fedrec.protocol.messages import (
     unpack_presence,
     unpack_train,
 )
-from fedrec.protocol.orders import Presence, TrainOrder, TrainSum
+from fedrec.protocol.orders import Presence, TrainEach, TrainOrder, TrainSum
 from fedrec.protocol.records import ARRAYS
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from fedrec.rng import torch_stream
@@ -139,7 +141,11 @@ class ForeignClientGrid(WrappedGrid):
             if order.clients is None:
                 return reply  # sent by one of Flower's strategies, in Flower's standard form
             theta = zero_copy_arrays(next(iter(message.content.array_records.values())))
-            return Message(pack_sum(_sum_of(reply.content, theta, order, node)), reply_to=message)
+            found = _sum_of(reply.content, theta, order, node)
+            if order.each:
+                each = _each_of(found, self._clients[node])
+                return Message(pack_each(each), reply_to=message)
+            return Message(pack_sum(found), reply_to=message)
         _, order = unpack_evaluate(_without_arrays(message))
         if order.clients is None:
             return reply
@@ -190,6 +196,15 @@ def _sum_of(
     shown = 0 if silent else examples
     losses = int(reported is not None)
     return TrainSum(total, 1, weight, shown, reported or 0.0, losses)  # type: ignore[arg-type]
+
+
+def _each_of(found: TrainSum, client: int) -> TrainEach:
+    """The sum over one client as this client's update."""
+    requests = ItemRequests.of(np.array([client]), [np.empty(0, dtype=np.int64)])
+    values = {name: np.asarray(change)[None] for name, change in found.total.items()}
+    loss = found.loss if found.losses else np.nan
+    arrays = ClientArrays(requests, values, {})
+    return TrainEach(arrays, np.array([found.examples]), np.array([loss]))
 
 
 def _row_of(content: RecordDict, client: int) -> pd.DataFrame:

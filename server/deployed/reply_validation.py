@@ -27,9 +27,15 @@ from fedrec.metrics.ranking import ranking_metrics
 from fedrec.metrics.rating import rating_errors
 from fedrec.metrics.reconstruction import reconstruction_metrics
 from fedrec.metrics.sampled import sampled_metrics
-from fedrec.protocol.messages import unpack_parameters, unpack_sum
-from fedrec.protocol.orders import TrainSum
+from fedrec.protocol.messages import pack_each, unpack_each, unpack_parameters, unpack_sum
+from fedrec.protocol.orders import TrainEach, TrainSum
 from fedrec.protocol.sparse_update import Change, SparseUpdate
+from server.deployed.each_validation import (
+    LARGEST_LOSS,
+    norms_of,
+    scaled_clients,
+    sound_clients,
+)
 from server.deployed.usual_size import LARGER, UsualSize, bound_mean, bounded_sum
 from server.exchange.dropped_replies import DroppedReplies
 from strategies.dp import is_change
@@ -40,7 +46,6 @@ _FAR_ERROR = 1000.0
 _FAR_ROWS = 100.0
 """How many times the usual error, or number of held-out rows, a client may have."""
 _UNBOUNDED = ("mae", "rmse", ROWS)  # metrics that are not in [0, 1]
-_LARGEST_LOSS = 1e6  # per client; the mean loss is only reported
 
 
 class Asked(NamedTuple):
@@ -51,12 +56,14 @@ class Asked(NamedTuple):
         unprotected: whether their updates come without clip and noise.
         weighting: how they count in the sum.
         step: the local step.
+        each: the clients, if the update of each is asked for; None: their sum.
     """
 
     clients: int
     unprotected: bool
     weighting: str
     step: str
+    each: Sequence[int] | None = None
 
 
 class ReplyValidator:
@@ -85,11 +92,17 @@ class ReplyValidator:
         asked = {message.metadata.dst_node_id: _asked(message) for message in sent}
         good: dict[int, Message] = {}
         unprotected: dict[int, tuple[float, float]] = {}
+        apart: dict[int, TrainEach] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
                 if node in good:
                     raise ValueError("a second answer")
+                clients = asked[node].each
+                if clients is not None:
+                    apart[node] = self._sound(reply, clients, theta)
+                    good[node] = reply
+                    continue
                 size = _inspected(reply, asked[node], theta)
             except Exception as error:  # untrusted input may be anything
                 reason = "not asked for" if node not in asked else _reason(error)
@@ -100,7 +113,39 @@ class ReplyValidator:
             if asked[node].unprotected:
                 unprotected[node] = size
         self._bound({node: good[node] for node in unprotected}, unprotected, asked, theta)
+        self._bound_each(good, apart, asked)
         return list(good.values())
+
+    def _sound(
+        self, reply: Message, asked: Sequence[int], theta: Mapping[str, np.ndarray]
+    ) -> TrainEach:
+        """The clients of a reply that count."""
+        found, left_out = sound_clients(unpack_each(reply.content), asked, theta)
+        for client in left_out:
+            node = reply.metadata.src_node_id
+            reason = f"client {client}: its update is not finite, or its counts are impossible"
+            log.warning("node %d: %s", node, reason)
+            self._dropped.dropped(node, reason)
+        return found
+
+    def _bound_each(
+        self,
+        replies: Mapping[int, Message],
+        apart: Mapping[int, TrainEach],
+        asked: Mapping[int, Asked],
+    ) -> None:
+        """Scale down, in place, updates of single clients that are much larger than usual."""
+        if not apart:
+            return
+        norms = {client: norm for one in apart.values() for client, norm in norms_of(one).items()}
+        factors = self._norms[asked[next(iter(apart))].step].factors(norms)
+        for node, found in apart.items():
+            for client in sorted(factors.keys() & set(found.clients.tolist())):
+                size = (norms[client], 0.0)
+                reason = f"client {client}: {_words(size, factors[client], 1.0)}"
+                log.warning("node %d: %s", node, reason)
+                self._dropped.bounded(node, reason)
+            replies[node].content = pack_each(scaled_clients(found, factors))
 
     def _bound(
         self,
@@ -217,11 +262,13 @@ def _asked(message: Message) -> Asked:
     config: Any = next(iter(message.content.config_records.values()), {})
     clients = config.get("clients")
     weighting = str(config.get("weighting", "uniform"))
+    each = list(clients) if clients is not None and config.get("each") else None
     return Asked(
         0 if clients is None else len(clients),
         "protection" not in config,
         weighting,
         str(config.get("step", "")),
+        each,
     )
 
 
@@ -269,7 +316,7 @@ def _check_counts(found: TrainSum, asked: Asked) -> None:
         or not 0 <= found.unclipped <= most
     ):
         raise ValueError(f"{found.clients} clients where {most} were asked for")
-    if found.examples < 0 or not abs(found.loss) <= _LARGEST_LOSS * max(found.losses, 1):
+    if found.examples < 0 or not abs(found.loss) <= LARGEST_LOSS * max(found.losses, 1):
         raise ValueError("impossible counts or losses")
     if asked.unprotected:
         expected = float(found.examples if asked.weighting == "examples" else found.clients)

@@ -11,7 +11,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedrec.experiment.engine import EngineConfig
-from fedrec.protocol.generated import ItemRequests
+from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.protocol.messages import ITEMS, pack_item_query, unpack_item_requests
 from fedrec.protocol.orders import ItemQuery, Purpose
 from server.exchange.replies import answers

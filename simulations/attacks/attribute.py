@@ -20,6 +20,7 @@ from fedrec.data.cache import POPULATIONS
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
+from fedrec.rng import stream
 from server.callbacks.base import Callback
 from simulations.attacks.federations import derived, parameters_of, scores_of, section
 from simulations.study.runs import run_once
@@ -189,7 +190,7 @@ def _updates(
     informative; directions are left out to keep a description short.
     """
     from clients.hosting.node import Node
-    from clients.training.one_client import run_step, to_device
+    from clients.training.one_client import to_device, update_of
 
     node = Node(experiment, 0, 1, None)
     if node.model.generated:
@@ -204,7 +205,8 @@ def _updates(
     ]
     own = to_device(parameters, node.device)
     for user in users.tolist():
-        delta = run_step(step, own, node, user, "client", experiment.rounds + 1).delta
+        drawn = stream(experiment.seed, "client", user, experiment.rounds + 1)
+        delta = update_of(step, own, node.population.client(user), drawn).delta
         parts = [
             delta[name].norm(dim=-1).flatten() if delta[name].dim() > 1 else delta[name]
             for name in seen
@@ -215,13 +217,14 @@ def _updates(
 def _generated_updates(
     node: Node, parameters: Mapping[str, np.ndarray], users: np.ndarray, options: AttributeOptions
 ) -> Iterator[np.ndarray]:
-    """The same if the server generates each client's parameters: the uploads are gradients with
-    respect to these."""
+    """The same if the server generates each client's parameters: the uploads are updates of
+    these."""
     import torch
 
-    from clients.generated import requested_items, train_each
+    from clients.generated import requested_items
+    from clients.training.round import train_each
     from fedrec.models.metamf import generate
-    from fedrec.protocol.generated import Generated
+    from fedrec.protocol.client_arrays import ClientArrays
     from fedrec.protocol.orders import ItemQuery, TrainOrder
 
     experiment = node.experiment
@@ -234,14 +237,14 @@ def _generated_updates(
         requests = requested_items(node, ItemQuery(round_, clients, "train", step))
         with torch.no_grad():
             values, low = generate(own, torch.from_numpy(requests.clients), requests)
-        sent = Generated(
+        sent = ClientArrays(
             requests,
             {name: value.numpy() for name, value in values.items()},
             {"item.low": low.numpy()},
         )
         found = train_each(
             node, sent.arrays(), TrainOrder(round_, clients, step=step, each=True)
-        ).gradients
+        ).updates
         for client in part.tolist():
             one = found.take(np.searchsorted(clients, [client]))
             tables = {name: np.zeros(rows, dtype=np.float32) for name in one.rows}

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from clients.hosting.node import Node
-from clients.step import CohortStep, Step, Update
+from clients.local.one_by_one import Update
+from clients.step import Step
+from clients.training.one_client import update_of
 from clients.training.round import train_clients
 from fedrec.components.errors import Unchanged
 from fedrec.components.registry import STEP
@@ -119,11 +121,6 @@ class StepContract(RunContract):
         fast, blocks, slow = (
             self.node(path, tmp_path / path) for path in ("auto", "blocks", "reference")
         )
-        if not any(
-            isinstance(s, CohortStep)
-            for s, _ in fast.step(fast.experiment.step).assign(fast.training)
-        ):
-            pytest.skip("trains one client after the other")
         wanted = self._sums(slow, slow.training)
         assert_close(self._sums(fast, fast.training), wanted, "the fastest path against one by one")
         assert_close(self._sums(blocks, blocks.training), wanted, "blocks against one by one")
@@ -196,7 +193,7 @@ class StepContract(RunContract):
         step = node.step(node.experiment.step).in_round(1) if step is None else step
         worker = next(worker for worker, part in step.assign(np.array([client])) if len(part))
         own = node.population.client(client) if data is None else data
-        return worker.update(start, own, stream(seed, "client", client, 1))
+        return update_of(worker, start, own, stream(seed, "client", client, 1))
 
     def _sums(
         self, node: Node, clients: np.ndarray, clip_norm: float | None = None

@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message
 
-from clients.step import Update
+from clients.local.one_by_one import Update, as_block
 from clients.training.update_sum import UpdateSum
 from fedrec.components.registry import STRATEGY
 from fedrec.errors import ExperimentError
@@ -238,9 +238,10 @@ def _answer(
     total = UpdateSum(
         theta, ["item.id"], order.weighting, order.protection, Reproducible(5), order.round
     )
+    start = {name: torch.from_numpy(value) for name, value in theta.items()}
     present = {client: update for client in clients if (update := updates[client]) is not None}
     for client, update in present.items():
-        total.add(client, update)
+        total.add_block([client], as_block(start, update))
     return Message(pack_sum(total.sum()), reply_to=message) if present else None
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedrec.protocol.generated import ItemRequests
+from fedrec.protocol.client_arrays import ItemRequests
 
 
 @dataclass(frozen=True, eq=False)

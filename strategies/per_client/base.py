@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared code of strategies that generate parameters for each client and need its reply separately.
+"""Shared code of strategies that send each client parameters of its own and need its reply
+separately.
 
-A round: every client of the cohort names the items that it needs; the server sends it the generated
-parameters, one message per node; it replies with a gradient, under its id. No sum of updates is
-ever made, so neither DP-FedAvg nor secure aggregation can cover these strategies.
+A round: every client of the cohort names the items that it needs; the server sends it its
+parameters, one message per node; it replies with an update, under its id. No sum of updates is ever
+made, so neither DP-FedAvg nor secure aggregation can cover these strategies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
 
-from fedrec.config import Config
-from fedrec.errors import ClientError, ExperimentError
+from fedrec.errors import ExperimentError
 from fedrec.prefixes import add_prefix, strip_prefix
-from fedrec.protocol.generated import Generated, ItemRequests
-from fedrec.protocol.messages import pack_train
-from fedrec.protocol.orders import TrainEach, TrainOrder
-from fedrec.protocol.zero_copy import to_record
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
+from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from strategies._optimiser import Optimiser
-from strategies.base import Aggregate, Cohorts, CohortStrategy
+from strategies.base import CohortStrategy
 from strategies.dp import DpFedAvg
 
 
@@ -40,26 +40,28 @@ class Memory(Protocol):
 
 
 class PerClientStrategy(CohortStrategy):
-    """Base of strategies whose server needs each client's reply separately. A subclass sets
-    `_optimiser` and returns in `memories` the state to be saved.
+    """Base of strategies whose server sends each client parameters of its own. A subclass sets
+    `_optimiser`, makes these parameters in `sent`, and returns in `memories` the state to be saved.
 
     Attributes:
         system: its name in errors.
-        takes: what it needs of each client, in words.
         sees: the reason why there is no sum to protect, in words.
         instead: what may protect clients in place of `[privacy]`.
+        own_step: name of the only step that it works with; empty: any whose clients start from
+            parameters of their own.
     """
 
+    reply = "each"
     system: ClassVar[str]
-    takes: ClassVar[str]
     sees: ClassVar[str]
     instead: ClassVar[str] = "perturb the data on the device with a [perturb] table"
+    own_step: ClassVar[str] = ""
 
     _optimiser: Optimiser
 
-    def __init__(self, config: Config, cohorts: Cohorts, step: dict[str, Any]) -> None:
-        super().__init__(config, cohorts, step)
-        self._open: set[int] = set()  # clients of the round that have not answered
+    @abstractmethod
+    def sent(self, requests: ItemRequests) -> ClientArrays:
+        """The parameters of a round's clients, with the rows of the items that they need."""
 
     @property
     def memories(self) -> dict[str, Memory]:
@@ -88,78 +90,47 @@ class PerClientStrategy(CohortStrategy):
             fix=f"{self.instead}, or choose another system",
         )
 
-    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """Not used: there is no sum of updates.
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One message per node, with the parameters of its clients; nodes whose request for items
+        failed get none.
 
         Raises:
-            NotImplementedError: always.
+            ExperimentError: the step is another one.
         """
-        raise NotImplementedError(f"Expected {self.takes}, got a sum.")
+        self._refuse_other_step()
+        self._theta = zero_copy_arrays(arrays)
+        self._open = set()
+        groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
+        asked = self.cohorts.item_requests(groups, server_round)
+        requests = ItemRequests.joined(list(asked.values()))
+        whole = self.sent(requests)
+        for node, part in asked.items():
+            own = whole.take(np.searchsorted(requests.clients, part.clients))
+            yield self._order(server_round, node, part.clients, to_record(own.arrays()))
 
-    def _refuse_other_step(self, name: str, table: str, why: str) -> None:
+    def _refuse_other_step(self) -> None:
         """Refuse models and steps that do not belong to a strategy.
-
-        Args:
-            name: that model, step and strategy have.
-            table: a parameter that the model has.
-            why: what the strategy does with its step, in words.
 
         Raises:
             ExperimentError: they are others.
         """
-        if table not in self._theta or self.step.get("name") != name:
+        if self.own_step and self.step.get("name") != self.own_step:
             raise ExperimentError(
-                f"strategy {name!r} {why}",
-                expected=f"model, step and strategy all by the name {name!r}",
+                f"strategy {self.own_step!r} has a step of its own",
+                expected=f"model, step and strategy all by the name {self.own_step!r}",
                 got=f"step {self.step.get('name')!r}",
-                fix=f"set model.name and step.name to {name!r}",
+                fix=f"set model.name and step.name to {self.own_step!r}",
             )
 
-    def _requests(self, server_round: int) -> dict[int, ItemRequests]:
-        """By node, the items that the cohort's clients need, without nodes that failed. Each of
-        these clients may answer once."""
-        groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
-        asked = self.cohorts.item_requests(groups, server_round)
-        self._open = {one for part in asked.values() for one in part.clients.tolist()}
-        return asked
-
-    def _message(self, node: int, made: Generated, server_round: int) -> Message:
-        """The message with the parameters of a node's clients, and the order to train them."""
-        clients = made.requests.clients
-        order = TrainOrder(server_round, clients, self.weighting, self.step, each=True)
-        return Message(pack_train(to_record(made.arrays()), order), node, MessageType.TRAIN)
-
-    def _answered(self, reply: TrainEach) -> list[int]:
-        """The clients of a node's reply.
-
-        Raises:
-            ClientError: it answers for clients that were not asked, or a second time.
-        """
-        clients = reply.gradients.requests.clients.tolist()
-        if not self._open.issuperset(clients):
-            raise ClientError(
-                "a node answered for other clients than it was asked for",
-                expected="each client of the message once",
-                got=f"clients {', '.join(map(str, clients))}",
-            )
-        self._open -= set(clients)
-        return clients
-
-    def _metrics(self, answers: Sequence[TrainEach], clients: int) -> MetricRecord:
-        """A round's metrics: number of clients, their examples, and the mean loss of clients with
-        examples."""
-        examples = int(sum(reply.examples.sum() for reply in answers))
-        metrics = MetricRecord({"num-clients": clients, "num-examples": examples})
-        losses = np.concatenate([np.empty(0), *(reply.losses for reply in answers)])
-        if np.isfinite(losses).any():
-            metrics["loss"] = float(losses[np.isfinite(losses)].mean())
-        return metrics
-
-    def _moved(self, gradients: Mapping[str, np.ndarray], server_round: int) -> ArrayRecord:
+    def _moved(
+        self, gradients: Mapping[str, np.ndarray], server_round: int
+    ) -> dict[str, np.ndarray]:
         """The global parameters after one step of the optimiser along some gradients, at the
         round's rate."""
         values = {name: torch.from_numpy(np.array(self._theta[name])) for name in gradients}
         along = {n: torch.from_numpy(g.astype(np.float32)) for n, g in gradients.items()}
         rates = dict.fromkeys(gradients, self.server_rate(self.config, server_round))
         self._optimiser.step(values, along, rates, dict.fromkeys(gradients, 0.0))
-        return to_record({**self._theta, **{n: v.detach().numpy() for n, v in values.items()}})
+        return {**self._theta, **{n: v.detach().numpy() for n, v in values.items()}}

@@ -22,22 +22,17 @@ round yet has no neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
 from pydantic import Field
 
 from fedrec.graphs.third_party import ThirdParty
-from fedrec.protocol.generated import Generated, ItemRequests
-from fedrec.protocol.messages import unpack_each
-from fedrec.protocol.orders import TrainEach
-from fedrec.protocol.zero_copy import zero_copy_arrays
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from strategies._optimiser import Optimiser
 from strategies._server_rate import ServerRate
-from strategies.base import Cohorts
+from strategies.base import Aggregate, Cohorts
 from strategies.per_client.base import Memory, PerClientStrategy
 
 ITEMS = "item.id"
@@ -70,9 +65,9 @@ class Fedgnn(PerClientStrategy):
     paper = "FedGNN (Wu et al. 2021), algorithm 1"
     config: FedgnnConfig
     system = "FedGNN"
-    takes = "the gradient of each client"
     sees = "strategy 'fedgnn': its server needs each client's message separately"
     instead = "set step.noise and step.clip"
+    own_step = "fedgnn"
 
     def __init__(self, config: FedgnnConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
@@ -108,35 +103,28 @@ class Fedgnn(PerClientStrategy):
             f" {step.clip!r}; the noise is from a seed: a simulation).",
         ]
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """One message per node, with its clients' rows and neighbours; nodes that did not say what
-        they need get none.
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """Forward the messages to the third party, and step along the mean of the clients that had
+        examples; without any the parameters stay."""
+        each = aggregate.each
+        learned = 0 if each is None else int((each.examples > 0).sum())
+        if each is None or not learned:
+            return theta
+        updates = each.updates
+        for place in np.flatnonzero(each.examples).tolist():
+            own = updates.values[TOKENS][place]
+            embedding = updates.values[EMBEDDING][place]
+            self._third.register(int(each.clients[place]), own.copy(), embedding.copy())
+        names = [name for name in theta if name == ITEMS or name.startswith(LAYERS)]
+        sums = {name: np.zeros(theta[name].shape) for name in names}
+        np.add.at(sums[ITEMS], updates.requests.items, updates.rows[ITEMS])
+        for name in names:
+            if name != ITEMS:
+                sums[name] += updates.values[name].sum(axis=0, dtype=np.float64)
+        means = {name: -total / learned for name, total in sums.items()}
+        return self._moved(means, aggregate.round)
 
-        Raises:
-            ExperimentError: the step is another one.
-        """
-        self._theta = zero_copy_arrays(arrays)
-        self._refuse_other_step("fedgnn", ITEMS, "has a step of its own")
-        for node, part in self._requests(server_round).items():
-            yield self._message(node, self._sent(part), server_round)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Step along the cohort's mean gradient; without any client the parameters stay."""
-        answers = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
-        names = [name for name in self._theta if name == ITEMS or name.startswith(LAYERS)]
-        sums = {name: np.zeros(self._theta[name].shape) for name in names}
-        clients = sum(self._add(reply, sums) for reply in answers)
-        metrics = self._metrics(answers, clients)
-        if not clients:
-            return None, metrics
-        means = {name: total / clients for name, total in sums.items()}
-        return self._moved(means, server_round), metrics
-
-    def _sent(self, requests: ItemRequests) -> Generated:
+    def sent(self, requests: ItemRequests) -> ClientArrays:
         """The parameters for some clients: rows, layers, neighbours, and space for messages to the
         third party."""
         clients = requests.clients.tolist()
@@ -153,25 +141,4 @@ class Fedgnn(PerClientStrategy):
             EMBEDDING: np.zeros((len(clients), table.shape[1]), dtype=np.float32),
         }
         third = {NEIGHBOURS: given, COUNTS: counts}
-        return Generated(requests, {**layers, **third, **room}, {ITEMS: table[requests.items]})
-
-    def _add(self, reply: TrainEach, sums: dict[str, np.ndarray]) -> int:
-        """Add the gradients of a node's clients that had examples, and forward the messages to the
-        third party; returns the number of these clients.
-
-        Raises:
-            ClientError: it answers for clients that were not asked, or a second time.
-        """
-        requests = reply.gradients.requests
-        values = reply.gradients.values
-        clients = self._answered(reply)
-        learned = reply.examples > 0
-        np.add.at(sums[ITEMS], requests.items, reply.gradients.rows[ITEMS])
-        for name in sums:
-            if name != ITEMS:
-                sums[name] += values[name].sum(axis=0, dtype=np.float64)
-        for place in np.flatnonzero(learned).tolist():
-            own = values[TOKENS][place]
-            embedding = values[EMBEDDING][place]
-            self._third.register(clients[place], own.copy(), embedding.copy())
-        return int(learned.sum())
+        return ClientArrays(requests, {**layers, **third, **room}, {ITEMS: table[requests.items]})

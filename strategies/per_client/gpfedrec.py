@@ -29,21 +29,16 @@ Where this differs from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
 from pydantic import Field
 
-from fedrec.protocol.generated import Generated, ItemRequests
-from fedrec.protocol.messages import unpack_each
-from fedrec.protocol.orders import TrainEach
-from fedrec.protocol.zero_copy import zero_copy_arrays
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from strategies._optimiser import Optimiser
 from strategies._server_rate import ServerRate
-from strategies.base import Cohorts
+from strategies.base import Aggregate, Cohorts
 from strategies.per_client._user_graph import Changes, Uploads, edges
 from strategies.per_client.base import Memory, PerClientStrategy
 
@@ -80,10 +75,11 @@ class Gpfedrec(PerClientStrategy):
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
     config: GpfedrecConfig
     system = "GPFedRec"
-    takes = "the update of each client"
     sees = (
         "strategy 'gpfedrec': its server keeps each client's item embeddings, under the client's id"
     )
+
+    own_step = "gpfedrec"
 
     def __init__(self, config: GpfedrecConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
@@ -105,44 +101,26 @@ class Gpfedrec(PerClientStrategy):
             " client's id, and can tell the client's positives from it. No guarantee covers that."
         ]
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """One message per node, with its clients' rows and guidance; nodes whose request failed get
-        none.
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """Store each client's upload, and move along the mean of the cohort's new guidance."""
+        if aggregate.each is None:
+            return theta
+        clients = aggregate.each.clients
+        updates = aggregate.each.updates
+        for place, client in enumerate(clients.tolist()):
+            own = slice(*updates.requests.offsets[place : place + 2])
+            rows = updates.requests.items[own].copy()
+            self._uploads.remember(client, rows, updates.rows[ITEMS][own])
+        return self._moved({ITEMS: -self._mean_guidance(clients)}, aggregate.round)
 
-        Raises:
-            ExperimentError: the model is another one.
-        """
-        self._theta = zero_copy_arrays(arrays)
-        self._refuse_other_step("gpfedrec", ITEMS, "guides its own step")
-        asked = self._requests(server_round)
-        requests = ItemRequests.joined(list(asked.values()))
-        whole = self._rows(requests)  # a neighbour's share depends on the whole cohort
-        for node, part in asked.items():
-            own = whole.take(np.searchsorted(requests.clients, part.clients))
-            yield self._message(node, own, server_round)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Store each client's upload, and move along the mean of the cohort's new guidance; without
-        any client the parameters stay."""
-        answers = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
-        clients = [client for reply in answers for client in self._remember(reply)]
-        metrics = self._metrics(answers, len(clients))
-        if not clients:
-            return None, metrics
-        return self._moved({ITEMS: -self._mean_guidance(clients)}, server_round), metrics
-
-    def _mean_guidance(self, clients: Collection[int]) -> np.ndarray:
+    def _mean_guidance(self, clients: np.ndarray) -> np.ndarray:
         """Mean over some clients of what their guidance differs from the shared embeddings,
         `float64 [items, d]`; those that are not remembered any more do not count."""
         changes = self._uploads.changes()
         items = self._theta[ITEMS]
         if changes is None:
             return np.zeros(items.shape)
-        known = np.intersect1d(changes.clients, list(clients))
+        known = np.intersect1d(changes.clients, clients)
         return changes.mean(self._weights(changes, known).mean(axis=0), len(items))
 
     def _weights(self, changes: Changes, clients: np.ndarray) -> np.ndarray:
@@ -162,7 +140,7 @@ class Gpfedrec(PerClientStrategy):
                 found = found @ between
         return found
 
-    def _rows(self, requests: ItemRequests) -> Generated:
+    def sent(self, requests: ItemRequests) -> ClientArrays:
         """The rows that some clients start from, and their guidance: these rows for a client that
         is not remembered."""
         rows = np.asarray(self._theta[ITEMS])[requests.items].astype(np.float32)
@@ -174,18 +152,4 @@ class Gpfedrec(PerClientStrategy):
             asked = requests.take(places)
             weights = self._weights(changes, asked.clients)
             guide[requests.rows_of(places)] += changes.means_of_rows(weights, asked)
-        return Generated(requests, {}, {ITEMS: rows, GUIDE: guide})
-
-    def _remember(self, reply: TrainEach) -> list[int]:
-        """The clients of a node's answer, whose updates are remembered.
-
-        Raises:
-            ClientError: it answers for clients that were not asked, or a second time.
-        """
-        requests = reply.gradients.requests
-        gradients = reply.gradients.rows[ITEMS]
-        clients = self._answered(reply)
-        for place, client in enumerate(clients):
-            own = slice(*requests.offsets[place : place + 2])
-            self._uploads.remember(client, requests.items[own].copy(), -gradients[own])
-        return clients
+        return ClientArrays(requests, {}, {ITEMS: rows, GUIDE: guide})

@@ -26,25 +26,21 @@ each round, touched or not; `optimiser = "sgd"` without weight decay moves touch
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
 from pydantic import Field
 from torch import Tensor
 
 from fedrec.errors import ClientError
 from fedrec.models.metamf import generate
-from fedrec.protocol.generated import Generated, ItemRequests
-from fedrec.protocol.messages import unpack_each
-from fedrec.protocol.orders import TrainEach, Weighting
-from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
+from fedrec.protocol.orders import TrainEach
 from strategies._optimiser import Optimiser
 from strategies._server_rate import ServerRate
-from strategies.base import Cohorts, GeneratingStrategy
+from strategies.base import Aggregate, Cohorts, GeneratingStrategy
 from strategies.per_client.base import Memory, PerClientStrategy
 
 
@@ -76,7 +72,6 @@ class MetaMf(PerClientStrategy, GeneratingStrategy):
     paper = "MetaMF (Lin et al. 2020)"
     config: MetaMfConfig
     system = "meta matrix factorization"
-    takes = "gradients of each client"
     sees = (
         "strategy 'metamf': its server needs each client's gradient separately, under the client's"
         " user id"
@@ -96,78 +91,85 @@ class MetaMf(PerClientStrategy, GeneratingStrategy):
 
     def generate(
         self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
-    ) -> Generated:
+    ) -> ClientArrays:
         """The generated parameters of some clients."""
         own = {name: torch.from_numpy(np.asarray(value)) for name, value in theta.items()}
         with torch.no_grad():
             values, low = generate(own, torch.from_numpy(clients.copy()), requests)
         plain = {name: value.numpy() for name, value in values.items()}
         if requests is not None:
-            return Generated(requests, plain, {"item.low": low.numpy()})
+            return ClientArrays(requests, plain, {"item.low": low.numpy()})
         nothing = ItemRequests(
             clients, np.zeros(len(clients) + 1, dtype=np.int64), np.empty(0, dtype=np.int64)
         )
-        return Generated(nothing, {**plain, "item.low": low.numpy()}, {})
+        return ClientArrays(nothing, {**plain, "item.low": low.numpy()}, {})
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """One message per node, with the parameters of its clients; nodes whose request failed get
-        none."""
-        self._theta = zero_copy_arrays(arrays)
-        asked = self._requests(server_round)
-        requests = ItemRequests.joined(list(asked.values()))
+    def sent(self, requests: ItemRequests) -> ClientArrays:
+        """The generated parameters of a round's clients."""
         self._leaves = {
             n: torch.from_numpy(np.asarray(v)).requires_grad_() for n, v in self._theta.items()
         }
         values, low = generate(self._leaves, torch.from_numpy(requests.clients), requests)
         self._made = requests, values, low
-        whole = Generated(
+        return ClientArrays(
             requests,
             {n: v.detach().numpy() for n, v in values.items()},
             {"item.low": low.detach().numpy()},
         )
-        for node, part in asked.items():
-            own = whole.take(np.searchsorted(requests.clients, part.clients))
-            yield self._message(node, own, server_round)
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Back-propagate the gradients, in node order, and take a step; without any example the
-        parameters stay."""
-        if self._made is None:
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """Back-propagate the gradients and take a step, in place; without any example the
+        parameters stay.
+
+        Raises:
+            ClientError: no parameters were generated.
+        """
+        if self._made is None or aggregate.each is None:
             raise ClientError(
                 "received gradients for parameters that were not generated",
                 expected="a configured round",
             )
-        requests, values, low = self._made
-        answers = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
-        clients = sum(len(self._answered(reply)) for reply in answers)
-        collected = _Collected(requests, values, low)
-        for reply in answers:
-            collected.add(reply, self.weighting)
-        metrics = self._metrics(answers, clients)
+        outputs, directions = self._directions(aggregate.each)
+        leaves = self._leaves
         self._made = None
-        if not collected.weight:
-            return None, metrics
-        outputs = [*values.values(), low]
-        directions = [
-            torch.from_numpy(array / np.float32(collected.weight)) for array in collected.arrays()
-        ]
+        self._leaves = {}
+        if not directions:
+            return theta
         found = torch.autograd.grad(
-            outputs, list(self._leaves.values()), directions, materialize_grads=True
+            outputs, list(leaves.values()), directions, materialize_grads=True
         )
         with torch.no_grad():
-            leaves = {name: leaf.detach() for name, leaf in self._leaves.items()}
-            rate = self.config.rate(server_round)
-            rates = {name: rate * self._factor(name) for name in leaves}
+            moved = {name: leaf.detach() for name, leaf in leaves.items()}
+            rate = self.config.rate(aggregate.round)
+            rates = {name: rate * self._factor(name) for name in moved}
             decays = {
-                name: 0.0 if self._undecayed(name) else self.config.weight_decay for name in leaves
+                name: 0.0 if self._undecayed(name) else self.config.weight_decay for name in moved
             }
-            self._optimiser.step(leaves, dict(zip(leaves, found, strict=True)), rates, decays)
-        self._leaves = {}
-        return to_record(self._theta), metrics
+            self._optimiser.step(moved, dict(zip(moved, found, strict=True)), rates, decays)
+        return theta
+
+    def _directions(self, each: TrainEach) -> tuple[list[Tensor], list[Tensor]]:
+        """Everything that was generated, and the weighted mean gradients with respect to it; none
+        without any example."""
+        requests, values, low = self._made  # type: ignore[misc]
+        places = np.searchsorted(requests.clients, each.clients)
+        weights = each.examples if self.weighting == "examples" else (each.examples > 0)
+        weights = weights.astype(np.float32)
+        whole = np.float32(float(weights.sum()))
+        outputs = [*values.values(), low]
+        if not whole:
+            return outputs, []
+        found = []
+        for name, value in values.items():
+            change = each.updates.values[name]
+            total = np.zeros(value.shape, dtype=np.float32)
+            total[places] = -change * weights.reshape(-1, *[1] * (change.ndim - 1))
+            found.append(total)
+        total = np.zeros(low.shape, dtype=np.float32)
+        counts = np.diff(each.updates.requests.offsets)
+        rows = np.repeat(weights, counts)[:, None]
+        total[requests.rows_of(places)] = -each.updates.rows["item.low"] * rows
+        return outputs, [torch.from_numpy(array / whole) for array in [*found, total]]
 
     def _undecayed(self, name: str) -> bool:
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.config.undecayed)
@@ -177,33 +179,3 @@ class MetaMf(PerClientStrategy, GeneratingStrategy):
             (f for pattern, f in self.config.rates.items() if fnmatch.fnmatch(name, pattern)),
             default=1.0,
         )
-
-
-class _Collected:
-    """The weighted gradients of a round with respect to everything that was generated, in its
-    order."""
-
-    def __init__(self, requests: ItemRequests, values: Mapping[str, Tensor], low: Tensor) -> None:
-        self.requests = requests
-        self.values = {
-            name: np.zeros(value.shape, dtype=np.float32) for name, value in values.items()
-        }
-        self.low = np.zeros(low.shape, dtype=np.float32)
-        self.weight = 0.0
-
-    def add(self, reply: TrainEach, weighting: Weighting) -> None:
-        """The reply of a node, whose clients were all asked."""
-        places = np.searchsorted(self.requests.clients, reply.gradients.requests.clients)
-        weights = reply.examples if weighting == "examples" else (reply.examples > 0)
-        weights = weights.astype(np.float32)
-        for name, value in self.values.items():
-            gradient = reply.gradients.values[name]
-            value[places] = gradient * weights.reshape(-1, *[1] * (gradient.ndim - 1))
-        counts = np.diff(reply.gradients.requests.offsets)
-        rows = self.requests.rows_of(places)
-        self.low[rows] = reply.gradients.rows["item.low"] * np.repeat(weights, counts)[:, None]
-        self.weight += float(weights.sum())
-
-    def arrays(self) -> list[np.ndarray]:
-        """In the order of the generated parameters, the item table last."""
-        return [*self.values.values(), self.low]

@@ -5,6 +5,7 @@ evaluations."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from clients.hosting.block_size import cut_blocks
 from clients.hosting.node import Node
 from clients.steps.sgd import Sgd
 from clients.training.blocks import train_in_blocks
+from clients.training.one_client import update_of
 from clients.training.round import train_clients
 from fedrec.cohort.batches import Batches
 from fedrec.data.population import Population
 from fedrec.errors import ClientError
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.rng import stream, torch_stream
+from tests.clients.oracles import with_oracle
 from tests.clients.rounding import assert_within_rounding, exact_sums, numbers, whole
 
 SETTINGS = {
@@ -60,7 +63,7 @@ PATHS = ["kernel", "blocks"]
 
 @pytest.fixture
 def pair(load_tiny):
-    """Two nodes that differ only in the training path, and the initial parameters."""
+    """A node, one with the oracle in place of the step, and the initial parameters."""
 
     def make(path, *overrides):
         nodes = []
@@ -69,6 +72,7 @@ def pair(load_tiny):
                 f"engine.path={own}", "step.learning-rate=0.2", "step.batch-size=4", *overrides
             )
             nodes.append(Node(experiment, 0, 1, None))
+        with_oracle(nodes[1])
         parameters = nodes[1].model.initial(torch_stream(0, "init"))
         assert set(parameters) == set(nodes[0].model.initial(torch_stream(0, "init")))
         return *nodes, {name: value.numpy() for name, value in parameters.items()}
@@ -133,15 +137,10 @@ def test_odd_clients(pair, world, path, case, task):
     ):
         for member, place in enumerate(places):
             data = population.client(place)
-            update = slow.step(slow.experiment.step).update(
-                parameters, data, stream(0, "client", place, 1)
-            )
+            oracle = slow.step(slow.experiment.step)
+            update = update_of(oracle, parameters, data, stream(0, "client", place, 1))
             wide = {name: value.double() for name, value in parameters.items()}
-            exact = (
-                slow.step(slow.experiment.step)
-                .update(wide, data, stream(0, "client", place, 1))
-                .delta
-            )
+            exact = update_of(oracle, wide, data, stream(0, "client", place, 1)).delta
             whole = outcome.parameters_of(member)
             got = {name: (value[0] - parameters[name]).numpy() for name, value in whole.items()}
             assert_within_rounding(got, numbers(update.delta), numbers(exact))
@@ -260,18 +259,20 @@ def test_an_error_in_a_block_is_that_of_the_client_at_fault(pair, monkeypatch):
     """Client 5's own work fails, so a block with it fails, and the error is that of client 5
     alone."""
     fast, _, arrays = pair("blocks")
-    healthy = Sgd.update
+    batches = Sgd.batches
+    train_block = Sgd.train_block
 
-    def update(self, parameters, data, random):
-        if data.client == 5:
-            raise RuntimeError("no such row")
-        return healthy(self, parameters, data, random)
+    def marked(self, data, random):
+        found = batches(self, data, random)
+        return replace(found, examples=-1) if data.client == 5 else found
 
-    def train_block(self, parameters, block):
-        raise RuntimeError("something in this block")
+    def failing(self, parameters, block, own=None):
+        if len(block) > 1 or block.examples == (-1,):
+            raise RuntimeError("no such row" if len(block) == 1 else "something in this block")
+        return train_block(self, parameters, block, own)
 
-    monkeypatch.setattr(Sgd, "update", update)
-    monkeypatch.setattr(Sgd, "train_block", train_block)
+    monkeypatch.setattr(Sgd, "batches", marked)
+    monkeypatch.setattr(Sgd, "train_block", failing)
     with pytest.raises(
         ClientError, match=r"(?s)client 5 failed in step 'Sgd' \(round 1, node 0\).*no such row"
     ):

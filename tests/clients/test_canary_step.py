@@ -10,6 +10,7 @@ import torch
 
 from clients.hosting.node import Node
 from clients.steps.canary import CanaryConfig
+from clients.training.one_client import update_of
 from clients.training.round import train_clients
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
@@ -102,12 +103,12 @@ def test_the_others_are_trained_in_blocks(nodes, monkeypatch):
     blocks = []
     real = round.train_in_blocks
     monkeypatch.setattr(
-        round, "train_in_blocks", lambda *a: blocks.append(a[4].tolist()) or real(*a)
+        round, "train_in_blocks", lambda *a, **k: blocks.append(a[4].tolist()) or real(*a, **k)
     )
     train_clients(
         audited, parameters(audited), TrainOrder(1, np.array([*audited.training[:4], USERS + 1]))
     )
-    assert blocks == [audited.training[:4].tolist()]
+    assert blocks == [audited.training[:4].tolist(), [USERS + 1]]
 
 
 def test_a_cohort_of_canaries_alone(nodes):
@@ -127,20 +128,6 @@ def test_a_cohort_of_canaries_alone(nodes):
     assert norms == pytest.approx([0.0] * 30 + [3.0] * CANARIES)
 
 
-def test_update_of_another_client_is_that_of_the_other_step(nodes):
-    audited, plain = nodes()
-    canary = audited.step(audited.experiment.step)
-    sgd = plain.step(plain.experiment.step)
-    start = {name: torch.from_numpy(value) for name, value in parameters(audited).items()}
-    data = audited.population.client(int(plain.training[0]))
-    found = canary.update(start, data, np.random.default_rng(0))
-    short = {**start, "item.id": start["item.id"][:-CANARIES]}
-    expected = sgd.update(short, data, np.random.default_rng(0))
-    assert found.examples == expected.examples and found.loss == expected.loss
-    assert torch.equal(found.delta["item.id"][:-CANARIES], expected.delta["item.id"])
-    assert not found.delta["item.id"][-CANARIES:].any()
-
-
 def test_settings_of_fine_tuning_reach_the_other_step(nodes):
     audited, _ = nodes()
     tuned = audited.step(audited.experiment.fine_tune_step().model_copy(update={"name": "canary"}))
@@ -157,8 +144,8 @@ def test_a_model_without_reserved_rows_is_refused(nodes):
     step = audited.step(audited.experiment.step)
     step.model = step.model.base
     with pytest.raises(ExperimentError, match="no room for canaries"):
-        step.update(
-            {"w": torch.zeros(2)}, audited.population.client(USERS), np.random.default_rng(0)
+        update_of(
+            step, {"w": torch.zeros(2)}, audited.population.client(USERS), np.random.default_rng(0)
         )
 
 

@@ -15,7 +15,7 @@ from clients.app import app
 from clients.hosting.node import Node
 from clients.node_of_context import node_of
 from clients.steps.sgd import Sgd
-from clients.training.one_client import run_step
+from clients.training.one_client import update_of
 from clients.training.round import only_reads
 from fedrec.experiment.sections import Section
 from fedrec.models.mf import Mf
@@ -32,7 +32,7 @@ from fedrec.protocol.messages import (
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import to_record
-from fedrec.rng import torch_stream
+from fedrec.rng import stream, torch_stream
 
 
 @pytest.fixture
@@ -67,7 +67,8 @@ def updates(node, theta, **settings):
     step = node.step(Section.model_validate({"name": own.name, **own.options, **settings}))
     parameters = {name: torch.from_numpy(array.copy()) for name, array in theta.items()}
     found = [
-        run_step(step, parameters, node, client, "client", 1) for client in node.training.tolist()
+        update_of(step, parameters, node.population.client(one), stream(0, "client", one, 1))
+        for one in node.training.tolist()
     ]
     return [
         ({n: d.numpy().astype(np.float64) for n, d in u.delta.items()}, u.examples, u.loss)

@@ -9,12 +9,14 @@ import torch
 
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.hosting.node import Node
-from clients.training.round import run_step, train_clients
+from clients.training.one_client import update_of
+from clients.training.round import train_clients
 from fedrec.data.population import Population
 from fedrec.data.split import Partition
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.rng import stream
 
 
 @pytest.fixture
@@ -111,7 +113,8 @@ def test_fine_tuning_scores_with_each_clients_own_parameters(node):
     table = evaluate_clients(made, theta, order(epochs=3, **{"learning-rate": 0.5}))
     step = made.step(Section.model_validate({"name": "sgd", "epochs": 3, "learning-rate": 0.5}))
     for client in (0, 1, 2):
-        delta = run_step(step, parameters, made, client, "fine-tune", 1).delta
+        drawn = stream(made.experiment.seed, "fine-tune", client, 1)
+        delta = update_of(step, parameters, made.population.client(client), drawn).delta
         own = {name: (value + delta[name]).unsqueeze(0) for name, value in parameters.items()}
         users = tuple(
             torch.from_numpy(codes) for codes in made.population.feature_codes(np.array([client]))

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from clients.hosting.node import Node
-from clients.step import Step, Update
+from clients.hosting.paths import TrainingPath
+from clients.local.one_by_one import Update, one_by_one
+from clients.step import Step
 from clients.steps.sgd import SgdConfig
-from clients.training.round import run_step, train_clients
+from clients.training.blocks import train_in_blocks
+from clients.training.round import train_clients
 from fedrec.errors import ClientError, ComponentError, DataError
 from fedrec.protocol.orders import TrainOrder
 
@@ -24,7 +27,10 @@ class Scripted(Step):
 
     Config = SgdConfig
 
-    def update(self, parameters, data, random):
+    def train_block(self, parameters, block, own=None):
+        return one_by_one(parameters, block, own, self.alone)
+
+    def alone(self, parameters, data, random):
         self.starts = {
             **getattr(self, "starts", {}),
             data.client: {n: v.clone() for n, v in parameters.items()},
@@ -38,22 +44,22 @@ class Scripted(Step):
 
 
 class Failing(Scripted):
-    def update(self, parameters, data, random):
+    def alone(self, parameters, data, random):
         raise ZeroDivisionError("no taste")
 
 
 class Starving(Scripted):
-    def update(self, parameters, data, random):
+    def alone(self, parameters, data, random):
         raise DataError("nothing to draw", fix="enlarge the catalogue")
 
 
 class Wrong(Scripted):
-    def update(self, parameters, data, random):
+    def alone(self, parameters, data, random):
         return Update({"w": torch.zeros(3), "own": torch.zeros(1)}, 1, 0.5)
 
 
 class Lacking(Scripted):
-    def update(self, parameters, data, random):
+    def alone(self, parameters, data, random):
         return Update({"w": torch.zeros(2)}, 1, 0.5)
 
 
@@ -138,20 +144,16 @@ def test_each_client_and_round_has_a_stream_of_its_own(node):
     made, drawn = node(), {}
 
     class Drawing(Scripted):
-        def update(self, parameters, data, random):
+        def alone(self, parameters, data, random):
             drawn[data.client, self.round] = random.random()
-            return super().update(parameters, data, random)
+            return super().alone(parameters, data, random)
 
     step = Drawing(SgdConfig(), made.model, made.device)
     for client, step.round in ((0, 1), (1, 1), (0, 2), (0, 1)):
-        run_step(
-            step,
-            {n: torch.from_numpy(v) for n, v in THETA.items()},
-            made,
-            client,
-            "client",
-            step.round,
-        )
+        parameters = {n: torch.from_numpy(v) for n, v in THETA.items()}
+        path = TrainingPath("blocks")
+        one = np.array([client])
+        list(train_in_blocks(made, step, path, parameters, one, "client", step.round))
     assert len(drawn) == 3 and len(set(drawn.values())) == 3
 
 

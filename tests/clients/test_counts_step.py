@@ -61,7 +61,7 @@ def test_a_subclass_with_another_update_is_signed_unless_it_declares_otherwise()
         pass
 
     class Negated(Counts):
-        def update(self, parameters, data, random):
+        def train_block(self, parameters, block, own=None):
             raise NotImplementedError
 
     class Shifted(Counts):

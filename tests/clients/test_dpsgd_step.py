@@ -13,6 +13,7 @@ import torch
 from clients.hosting.node import Node
 from clients.local.examples import labelled
 from clients.steps.dpsgd import DpSgd, DpSgdConfig
+from clients.training.one_client import update_of
 from fedrec.experiment.loading import load
 from fedrec.rng import stream
 
@@ -112,7 +113,7 @@ def test_an_upload_is_the_mean_of_clipped_gradients(made, given, mode):
     step = step_of(
         made, mode=mode, clip_norm=0.4, learning_rate=0.5, examples=5, private_rate=1e-30, **LITTLE
     )
-    update = step.update(parameters, data, stream(0, "y"))
+    update = update_of(step, parameters, data, stream(0, "y"))
     random, config = stream(0, "y"), step.config
     items, labels = labelled(data, made.model.schema, config.negatives, config.low_rated, random)
     for _ in range(config.epochs):
@@ -155,7 +156,7 @@ def test_noise_has_the_users_own_scale_on_every_shared_number_and_on_no_private_
     noise = []
     for repeat in range(40):
         one, other = (
-            step.update(parameters, data, stream(0, "y", repeat)) for step in (noisy, quiet)
+            update_of(step, parameters, data, stream(0, "y", repeat)) for step in (noisy, quiet)
         )
         noise.append((flat(one, parameters) - flat(other, parameters)) / 0.5)
         for name in ("user.factors", "user.bias"):
@@ -167,8 +168,11 @@ def test_noise_has_the_users_own_scale_on_every_shared_number_and_on_no_private_
 
 def test_private_parameters_go_down_their_own_gradient(made, given):
     data, parameters = given
-    update = step_of(made, upload=False, epochs=3, batch_size=1000, private_rate=0.2).update(
-        parameters, data, stream(0, "z")
+    update = update_of(
+        step_of(made, upload=False, epochs=3, batch_size=1000, private_rate=0.2),
+        parameters,
+        data,
+        stream(0, "z"),
     )
     items, labels = labelled(data, made.model.schema, 4, "ignore", stream(0, "z"))
     own = {name: value.clone() for name, value in parameters.items()}
@@ -190,7 +194,9 @@ def test_private_parameters_go_down_their_own_gradient(made, given):
 def test_a_sound_upload_reveals_only_the_noisy_mean(made, given):
     data, parameters = given
     empty = type(data)(3, data.features, data.items[:0], data.labels[:0], data.positives[:0])
-    one, other = (step_of(made).update(parameters, own, stream(0, "y")) for own in (data, empty))
+    one, other = (
+        update_of(step_of(made), parameters, own, stream(0, "y")) for own in (data, empty)
+    )
     assert one.examples == other.examples and math.isnan(one.loss) and math.isnan(other.loss)
     assert (flat(other, parameters) != 0).all()
 
@@ -200,7 +206,9 @@ def test_no_epoch_changes_nothing_and_is_no_upload(made, given):
     step = step_of(made, epochs=0, participations=2)
     assert (
         step.uploads is None
-        and not flat(step.update(parameters, data, stream(0, "y")), parameters, parameters).any()
+        and not flat(
+            update_of(step, parameters, data, stream(0, "y")), parameters, parameters
+        ).any()
     )
     assert step_of(made, participations=2).uploads == 2
     assert step_of(made, participations=2, upload=False).uploads is None

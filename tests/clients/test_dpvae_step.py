@@ -15,10 +15,12 @@ from clients.hosting.node import Node
 from clients.local.own_noise import clipped_mean
 from clients.steps.dpvae import DpVae, DpVaeConfig
 from clients.steps.vae import generator_of
+from clients.training.one_client import update_of
 from fedrec.privacy.optimal_clip import optimal_clip
 from fedrec.privacy.personal.budgets import gdp_epsilon
 from fedrec.rng import stream
 from server.samplers.limited import Limited, LimitedConfig
+from tests.clients import oracles
 
 VAE = ("model={name='vae', hidden=6, latent=3}", "evaluation.fine-tune={epochs=0}")
 
@@ -29,7 +31,7 @@ def made(load_tiny, tmp_path):
 
 
 def step_of(made, **settings):
-    return DpVae(DpVaeConfig(**{"budgets": "equal", **settings}), made.model, made.device)
+    return oracles.DpVae(DpVaeConfig(**{"budgets": "equal", **settings}), made.model, made.device)
 
 
 def flat(update, parameters):
@@ -93,6 +95,7 @@ def test_a_clipped_mean_never_exceeds_the_bound(bound):
 def test_noise_has_the_users_own_scale_on_every_coordinate(made, mode):
     parameters, data = made.initial(), made.population.client(3)
     step = step_of(made, mode=mode, clip_norm=0.25, learning_rate=0.5, epsilon=0.8)
+    shipped = DpVae(step.config, made.model, made.device)
     gradients, _ = step.gradients(parameters, data, stream(0, "y"))
     multiplier = math.sqrt(2 * math.log(1.25e5)) / 0.8
     bound = 0.25 if mode == "sound" else optimal_clip(gradients, multiplier)
@@ -104,7 +107,8 @@ def test_noise_has_the_users_own_scale_on_every_coordinate(made, mode):
             own_gradients = step.gradients(parameters, data, stream(0, "y", repeat))[0]
             bound = optimal_clip(own_gradients, multiplier)
             expected = clipped_mean(own_gradients, bound)
-        uploaded = -flat(step.update(parameters, data, own), parameters) / 0.5
+        found = update_of(shipped, parameters, data, own)
+        uploaded = -flat(found, parameters) / 0.5
         noise.append((uploaded - expected) / (multiplier * bound))
     noise = torch.stack(noise)
     assert float(noise.std()) == pytest.approx(1, abs=4 / math.sqrt(2 * noise.numel()))
@@ -113,8 +117,9 @@ def test_noise_has_the_users_own_scale_on_every_coordinate(made, mode):
 
 def test_a_sound_upload_reveals_only_the_noisy_mean(made):
     parameters, data = made.initial(), made.population.client(3)
+    step = DpVae(step_of(made).config, made.model, made.device)
     empty = type(data)(3, data.features, data.items[:0], data.labels[:0], data.positives[:0])
-    one, other = (step_of(made).update(parameters, own, stream(0, "y")) for own in (data, empty))
+    one, other = (update_of(step, parameters, own, stream(0, "y")) for own in (data, empty))
     assert one.examples == other.examples and math.isnan(one.loss) and math.isnan(other.loss)
     assert (flat(other, parameters) != 0).all()
 

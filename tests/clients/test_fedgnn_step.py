@@ -16,6 +16,7 @@ from fedrec.experiment.loading import load
 from fedrec.graphs.third_party import tokens
 from fedrec.rng import stream
 from strategies.per_client.fedgnn import Fedgnn, FedgnnConfig
+from tests.clients.oracles import update_under
 
 WIDTH, SLOTS = 4, 20
 SYSTEM = (
@@ -81,24 +82,24 @@ def test_without_clip_and_noise_it_is_the_gradient_of_the_whole_graph(local, nei
         logits, torch.from_numpy(labels).double()
     )
     wanted = torch.autograd.grad(loss, list(leaves.values()))
-    update = step.update(start, data, random)
+    update = update_under(step, start, data, random)
     for (name, _), gradient in zip(leaves.items(), wanted, strict=True):
         torch.testing.assert_close(update.delta[name], -gradient)
         assert gradient.any() or name.endswith(("source", "target"))
     kept = start["user.vector"] + update.delta["user.vector"]
     torch.testing.assert_close(kept, vector.detach())
     assert update.loss == pytest.approx(float(loss.detach()))
-    sent = -update.delta["third.tokens"][: len(liked)].numpy()
+    sent = update.delta["third.tokens"][: len(liked)].numpy()
     np.testing.assert_array_equal(sent, tokens(items[labels == 1].tolist(), "fedgnn"))
     torch.testing.assert_close(
-        -update.delta["third.user"], start["user.id"] + update.delta["user.id"]
+        update.delta["third.user"], start["user.id"] + update.delta["user.id"]
     )
 
 
 @pytest.mark.parametrize("clip", ["coordinate", "message"])
 def test_what_is_sent_is_clipped(local, clip):
     step, start, data, random = local(clip=clip, **{"clip-norm": 1e-3})
-    sent = step.update(start, data, random).delta
+    sent = update_under(step, start, data, random).delta
     shared = torch.cat(
         [v.flatten() for n, v in sent.items() if n[:5] in ("item.", "items", "users")]
     )
@@ -112,7 +113,10 @@ def test_noise_is_on_every_number_that_is_sent_and_has_its_scale(local):
     """Mean absolute value of Laplace noise is its scale; rows that were not named have none."""
     step, start, data, random = local(noise=0.5, pseudo=10)
     plain, _, _, again = local(pseudo=10)
-    noisy, clean = step.update(start, data, random).delta, plain.update(start, data, again).delta
+    noisy, clean = (
+        update_under(step, start, data, random).delta,
+        update_under(plain, start, data, again).delta,
+    )
     named = clean["item.id"].any(dim=-1)
     assert not noisy["item.id"][~named].any() and not named.all()
     changes = {name: noisy[name] - clean[name] for name in ("items.weight", "users.source")}
@@ -130,7 +134,7 @@ def test_pseudo_items_have_rows_and_no_part_in_the_loss(local):
     plain, _, _, again = local()
     items, labels = step._examples(data, stream(0, "client", data.client, 1))
     made = torch.from_numpy(items[labels < 0])
-    found, wanted = step.update(start, data, random), plain.update(start, data, again)
+    found, wanted = update_under(step, start, data, random), update_under(plain, start, data, again)
     assert len(made) and found.delta["item.id"][made].all()
     assert found.loss == pytest.approx(wanted.loss) and found.examples == wanted.examples
     torch.testing.assert_close(found.delta["items.weight"], wanted.delta["items.weight"])

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from clients.hosting.node import Node
+from clients.training.one_client import update_of
 from clients.training.round import train_clients
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.sparse_update import dense_change
 from fedrec.rng import stream
+from tests.clients.oracles import with_oracle
 
 WIDTH = 3
 PLAIN = {"apart": 0.0, "sparse": 0.0}
@@ -59,7 +61,9 @@ def both(rap, mf, start, table):
         "item.bias": torch.zeros(len(start[table]), 1).double(),
     }
     found, wanted = (
-        one.step(one.experiment.step).update(given, data, stream(0, "client", data.client, 1)).delta
+        update_of(
+            one.step(one.experiment.step), given, data, stream(0, "client", data.client, 1)
+        ).delta
         for one, given in ((rap, start), (mf, same))
     )
     torch.testing.assert_close(found["score.weight"][:, 0], wanted["user.factors"])
@@ -98,7 +102,8 @@ def test_what_learns_alone_sends_nothing(node):
 def test_a_step_is_the_sum_over_examples_by_hand(node):
     """Both regularisers with their weights, also for an item that is in the batch twice."""
     one = node(epochs=1, apart=0.3, sparse=0.2, shared_rate=2.0, personal_rate=3.0)
-    step, start = one.step(one.experiment.step), drawn(one.population.schema().num_items, 4)
+    step = with_oracle(one).step(one.experiment.step)
+    start = drawn(one.population.schema().num_items, 4)
     items, labels = np.array([3, 7, 3, 1]), np.array([1.0, 0.0, 0.0, 1.0])
     moved = {name: np.zeros(value.shape) for name, value in start.items()}
     shared, personal = start["item.id"].numpy(), start["item.personal"].numpy()

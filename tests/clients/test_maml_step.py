@@ -9,6 +9,7 @@ import torch
 
 from clients.hosting.node import Node
 from clients.steps.personal.maml import Maml, MamlConfig
+from clients.training.one_client import update_of
 from clients.training.round import train_clients
 from fedrec.data.client_data import ClientData
 from fedrec.data.features import FeatureTable
@@ -69,7 +70,7 @@ def test_the_gradient_is_the_closed_form(order, steps):
         )
         wanted = query @ shrink @ (start - best)
         wanted = shrink @ wanted if order == 2 else wanted
-        update = step.update({"w": start}, data, np.random.default_rng(number))
+        update = update_of(step, {"w": start}, data, np.random.default_rng(number))
         torch.testing.assert_close(update.delta["w"], -wanted)
         block = step.block(
             [()], [step.batches(data, np.random.default_rng(number))], torch.device("cpu")
@@ -95,7 +96,7 @@ def test_rounds_end_at_the_fixed_point():
         left, right = left + weight, right + weight @ best
     for _ in range(3000):
         moves = [
-            step.update({"w": value}, d, np.random.default_rng(n)).delta["w"]
+            update_of(step, {"w": value}, d, np.random.default_rng(n)).delta["w"]
             for n, (d, _) in enumerate(people)
         ]
         value = value + 0.2 * torch.stack(moves).mean(0)
@@ -108,7 +109,7 @@ def test_without_adaptation_it_is_a_plain_gradient():
     for order in (1, 2):
         step = step_of(order=order, learning_rate=0.0)
         query = curvatures(step, data, 5)[1]
-        found = step.update({"w": start}, data, np.random.default_rng(5)).delta["w"]
+        found = update_of(step, {"w": start}, data, np.random.default_rng(5)).delta["w"]
         torch.testing.assert_close(found, -query @ (start - best))
 
 
@@ -118,7 +119,7 @@ def test_without_a_query_it_is_gradient_descent_on_everything():
     step = step_of(query_share=0.0, epochs=4, learning_rate=RATE)
     curvature = 2 * DESIGN.T @ DESIGN / ITEMS
     shrink = torch.linalg.matrix_power(torch.eye(WIDTH, dtype=torch.float64) - RATE * curvature, 4)
-    found = step.update({"w": start}, data, np.random.default_rng(0)).delta["w"]
+    found = update_of(step, {"w": start}, data, np.random.default_rng(0)).delta["w"]
     torch.testing.assert_close(start + found, best + shrink @ (start - best))
 
 

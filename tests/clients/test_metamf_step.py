@@ -4,16 +4,19 @@ errors."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from clients.generated import requested_items, train_each
+from clients.generated import requested_items
 from clients.hosting.node import Node
 from clients.steps.metamf import MetaMf
+from clients.training.round import train_each
 from fedrec.errors import ClientError
 from fedrec.models.metamf import generate
-from fedrec.protocol.generated import Generated
+from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import ItemQuery, TrainOrder
 
 STEP = {"name": "metamf"}
@@ -45,7 +48,7 @@ def message(node, clients=CLIENTS):
     """The message of a server for a round."""
     requests = requested_items(node, ItemQuery(1, clients, "train", STEP))
     values, low = generate(node.initial(), torch.from_numpy(clients), requests)
-    return Generated(
+    return ClientArrays(
         requests, {name: value.numpy() for name, value in values.items()}, {"item.low": low.numpy()}
     )
 
@@ -62,10 +65,10 @@ def test_blocks_give_what_single_clients_give(nodes, task):
     assert got.examples.tolist() == expected.examples.tolist() and (got.examples == 0).any()
     np.testing.assert_allclose(got.losses, expected.losses, rtol=1e-5)
     assert np.isnan(got.losses[got.examples == 0]).all()
-    for name, value in expected.gradients.arrays().items():
-        np.testing.assert_allclose(got.gradients.arrays()[name], value, rtol=1e-4, atol=1e-7)
-    assert np.abs(got.gradients.rows["item.low"]).max() > 1e-4
-    assert not any(value[got.examples == 0].any() for value in got.gradients.values.values())
+    for name, value in expected.updates.arrays().items():
+        np.testing.assert_allclose(got.updates.arrays()[name], value, rtol=1e-4, atol=1e-7)
+    assert np.abs(got.updates.rows["item.low"]).max() > 1e-4
+    assert not any(value[got.examples == 0].any() for value in got.updates.values.values())
 
 
 def test_a_repeated_rating_counts_repeatedly(nodes):
@@ -81,7 +84,7 @@ def test_a_repeated_rating_counts_repeatedly(nodes):
     loss = ((predicted[0, 0] - torch.tensor([5.0, 4.0])) ** 2).mean()
     loss.backward()
     assert reply.losses[0] == pytest.approx(float(loss.detach()), rel=1e-5)
-    np.testing.assert_allclose(reply.gradients.rows["item.low"], low.grad.numpy(), rtol=1e-4)
+    np.testing.assert_allclose(-reply.updates.rows["item.low"], low.grad.numpy(), rtol=1e-4)
 
 
 def test_rows_that_were_not_requested_are_refused(nodes):
@@ -103,18 +106,21 @@ def test_evaluation_requests_held_out_items_once(nodes):
 
 
 def test_an_error_in_a_block_is_that_of_the_client_at_fault(nodes, monkeypatch):
-    node, healthy = nodes("rating")["auto"], MetaMf.update
+    node = nodes("rating")["auto"]
+    batches = MetaMf.batches
+    train_block = MetaMf.train_block
 
-    def update(self, parameters, data, random):
-        if data.client == 1:
-            raise RuntimeError("no such row")
-        return healthy(self, parameters, data, random)
+    def marked(self, data, random):
+        found = batches(self, data, random)
+        return replace(found, examples=-1) if data.client == 1 else found
 
-    def gradients(self, parameters, block):
-        raise RuntimeError("something in this block")
+    def failing(self, parameters, block, own=None):
+        if len(block) > 1 or block.examples == (-1,):
+            raise RuntimeError("no such row" if len(block) == 1 else "something in this block")
+        return train_block(self, parameters, block, own)
 
-    monkeypatch.setattr(MetaMf, "update", update)
-    monkeypatch.setattr(MetaMf, "gradients", gradients)
+    monkeypatch.setattr(MetaMf, "batches", marked)
+    monkeypatch.setattr(MetaMf, "train_block", failing)
     with pytest.raises(
         ClientError, match=r"(?s)client 1 failed in step 'MetaMf' \(round 1, node 0\).*no such row"
     ):

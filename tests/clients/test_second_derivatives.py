@@ -11,6 +11,7 @@ import torch
 from clients.hosting.node import Node
 from fedrec.cohort.descent import Recommending
 from fedrec.rng import stream, torch_stream
+from tests.clients.oracles import with_oracle
 
 
 def curvature(loss, values, directions):
@@ -39,6 +40,7 @@ def test_second_derivatives_are_those_of_the_reference(load_tiny, world, task):
     node = Node(load_tiny(*overrides), 0, 1, None)
     node.__dict__["population"] = world(task)
     step, model, clients = node.step(node.experiment.step), node.model, [0, 1]
+    oracle = with_oracle(node).step(node.experiment.step)
     start = {name: value.double() for name, value in model.initial(torch_stream(0, "init")).items()}
     start = {
         n: v + 0.3 * torch.randn(v.shape, generator=torch.Generator().manual_seed(1), dtype=v.dtype)
@@ -80,7 +82,7 @@ def test_second_derivatives_are_those_of_the_reference(load_tiny, world, task):
             batches[place].labels[0, :size].astype(np.float64),
         )
         users = tuple(torch.from_numpy(codes).unsqueeze(0) for codes in data[place].features)
-        one = step._loss(users, items, labels)
+        one = oracle._loss(users, items, labels)
         wanted = curvature(
             lambda leaves, one=one: one(
                 {n: leaf.unsqueeze(0) for n, leaf in zip(names, leaves, strict=True)}

@@ -14,6 +14,7 @@ from clients.steps.contrastive import Contrastive, ContrastiveConfig
 from clients.steps.joint import Joint, JointConfig
 from clients.steps.sgd import Sgd, SgdConfig
 from clients.training.blocks import train_in_blocks
+from clients.training.one_client import update_of
 from clients.training.round import train_clients
 from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec, PrivRecConfig
@@ -139,7 +140,7 @@ def test_odd_clients(pair, world, name, case, task):
     ):
         for member, place in enumerate(places):
             data = fast.population.client(place)
-            update = reference.update(parameters, data, stream(0, "client", place, 1))
+            update = update_of(reference, parameters, data, stream(0, "client", place, 1))
             assert_same(
                 {n: v[0] - parameters[n] for n, v in trained.parameters_of(member).items()},
                 update.delta,
@@ -191,7 +192,7 @@ def make(world):
 
 def test_contrastive_training_moves_the_item_embedding_and_the_encoders_alone(make):
     step, parameters, population = make(Contrastive, ContrastiveConfig, weight_decay=0.1)
-    update = step.update(parameters, population.client(1), stream(0, "client", 1, 1))
+    update = update_of(step, parameters, population.client(1), stream(0, "client", 1, 1))
     moved = {name for name, delta in update.delta.items() if delta.any()}
     assert moved == {"item.id", *(name for name in parameters if name.startswith("session."))}
 
@@ -199,14 +200,14 @@ def test_contrastive_training_moves_the_item_embedding_and_the_encoders_alone(ma
 def test_directions_have_no_encoders_and_move_the_item_embedding_alone(make):
     step, parameters, population = make(Contrastive, ContrastiveConfig, encoder="mean")
     assert not any(name.startswith("session.") for name in parameters)
-    update = step.update(parameters, population.client(1), stream(0, "client", 1, 1))
+    update = update_of(step, parameters, population.client(1), stream(0, "client", 1, 1))
     assert {name for name, delta in update.delta.items() if delta.any()} == {"item.id"}
 
 
 def test_local_sgd_leaves_the_encoders_alone(make):
     step, _, population = make(Sgd, SgdConfig, weight_decay=0.1)
     _, parameters, _ = make(Contrastive, ContrastiveConfig)
-    update = step.update(parameters, population.client(1), stream(0, "client", 1, 1))
+    update = update_of(step, parameters, population.client(1), stream(0, "client", 1, 1))
     still = {name for name, delta in update.delta.items() if not delta.any()}
     assert still == {name for name in parameters if name.startswith("session.")} and len(still) == 7
 
@@ -220,8 +221,8 @@ def test_the_joint_step_without_self_supervision_is_local_sgd(make):
             lambda client=client: stream(0, "client", client, 1),
         )
         assert_same(
-            joint.update(parameters, data, random()).delta,
-            plain.update(parameters, data, random()).delta,
+            update_of(joint, parameters, data, random()).delta,
+            update_of(plain, parameters, data, random()).delta,
         )
 
 
@@ -233,8 +234,8 @@ def test_the_joint_gradient_is_the_weighted_sum_of_both(make):
     )
     alone, _, _ = make(Sgd, SgdConfig, **once)
     data = population.client(1)
-    found = both.update(parameters, data, stream(0, "client", 1, 1))
-    supervised = alone.update(parameters, data, stream(0, "client", 1, 1))
+    found = update_of(both, parameters, data, stream(0, "client", 1, 1))
+    supervised = update_of(alone, parameters, data, stream(0, "client", 1, 1))
     ((_, views),) = both._joint_epochs(data, stream(0, "client", 1, 1))
     leaves = {
         name: value.clone().unsqueeze(0).requires_grad_() for name, value in parameters.items()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from clients.steps.sgd import Sgd, SgdConfig
+from clients.training.one_client import update_of
 from fedrec.data.negatives import draw_negatives
 from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec, PrivRecConfig
@@ -107,7 +108,7 @@ def expected_batches(config, items, labels, positives, random):
 def test_update_equals_torchs_optimiser_on_the_same_batches(make, torch_privrec, settings):
     step, parameters, population = make(epochs=3, batch_size=4, learning_rate=0.2, **settings)
     data = population.client(1)
-    got = step.update(parameters, data, stream(0, "client", 1, 1))
+    got = update_of(step, parameters, data, stream(0, "client", 1, 1))
     plain = torch_privrec(step.model, parameters)
     batches = expected_batches(
         step.config, data.items, data.labels, data.positives, stream(0, "client", 1, 1)
@@ -121,14 +122,14 @@ def test_update_equals_torchs_optimiser_on_the_same_batches(make, torch_privrec,
 
 def test_a_client_without_data_changes_nothing_and_has_no_loss(make):
     step, parameters, population = make(weight_decay=0.5, momentum=0.5)
-    got = step.update(parameters, population.client(3), stream(0, "client", 3, 1))
+    got = update_of(step, parameters, population.client(3), stream(0, "client", 3, 1))
     assert got.examples == 0 and np.isnan(got.loss)
     assert all(not delta.any() for delta in got.delta.values())
 
 
 def test_no_epoch_changes_nothing(make):
     step, parameters, population = make(epochs=0)
-    got = step.update(parameters, population.client(0), stream(0, "client", 0, 1))
+    got = update_of(step, parameters, population.client(0), stream(0, "client", 0, 1))
     assert (
         got.examples == 0
         and np.isnan(got.loss)
@@ -139,7 +140,7 @@ def test_no_epoch_changes_nothing(make):
 def test_the_global_parameters_stay_as_they_are(make):
     step, parameters, population = make(momentum=0.9)
     before = {name: value.clone() for name, value in parameters.items()}
-    step.update(parameters, population.client(0), stream(0, "client", 0, 1))
+    update_of(step, parameters, population.client(0), stream(0, "client", 0, 1))
     assert all(torch.equal(parameters[name], before[name]) for name in before)
     assert not any(value.requires_grad for value in parameters.values())
 
@@ -147,7 +148,7 @@ def test_the_global_parameters_stay_as_they_are(make):
 def test_the_update_is_a_function_of_the_stream(make):
     step, parameters, population = make()
     one, same, other = (
-        step.update(parameters, population.client(0), stream(0, "client", 0, round_))
+        update_of(step, parameters, population.client(0), stream(0, "client", 0, round_))
         for round_ in (1, 1, 2)
     )
     assert (
@@ -194,7 +195,7 @@ def test_low_rated_rows_are_left_out_or_negative(make, low_rated, client, expect
     data = population.client(client)
     ((items, labels),) = pools(step, data)
     assert list(zip(items.tolist(), labels.tolist(), strict=True)) == expected
-    update = step.update(parameters, data, stream(0, "client", client, 1))
+    update = update_of(step, parameters, data, stream(0, "client", client, 1))
     assert update.examples == len(expected) and np.isnan(update.loss) == (not expected)
 
 
@@ -221,14 +222,14 @@ def test_ratings_are_learned_without_negatives(make):
 def test_a_pattern_that_fits_nothing_is_refused(make, settings):
     step, parameters, population = make(**settings)
     with pytest.raises(ExperimentError, match=r"item\.ids|layer7"):
-        step.update(parameters, population.client(0), stream(0, "client", 0, 1))
+        update_of(step, parameters, population.client(0), stream(0, "client", 0, 1))
 
 
 def test_a_parameter_that_fits_two_patterns_is_refused(make):
     """The keys of a table may be reordered, so no rule of precedence would be reliable."""
     step, parameters, population = make(rates={"layer*": 0.5, "layer0.*": 2.0})
     with pytest.raises(ExperimentError, match=r"layer0\.weight.*several"):
-        step.update(parameters, population.client(0), stream(0, "client", 0, 1))
+        update_of(step, parameters, population.client(0), stream(0, "client", 0, 1))
 
 
 def test_private_names_are_patterns(make):

@@ -10,6 +10,7 @@ import torch
 from clients.evaluation import client_scores
 from clients.hosting.node import Node
 from clients.steps.sgd import Sgd
+from clients.training.one_client import update_of
 from clients.training.round import train_clients
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
@@ -77,7 +78,7 @@ def test_scores_are_the_tuned_network_and_cosines_of_the_tuned_embeddings(node, 
     network = client_scores(plain, sgd, without, clients, 1)
     for place, client in enumerate(clients.tolist()):
         data = one.population.client(client)
-        tuned = sgd.update(without, data, _stream(one, client)).delta["item.id"]
+        tuned = update_of(sgd, without, data, _stream(one, client)).delta["item.id"]
         table = (start["item.id"] + tuned).double().numpy()
         wanted = network[place].numpy() + WEIGHT * cosines_by_hand(table, data.positives)
         np.testing.assert_allclose(found[place], wanted, atol=2e-4)

@@ -10,6 +10,7 @@ import torch
 from clients.hosting.node import Node
 from clients.steps.gram import Gram
 from clients.training.blocks import train_in_blocks
+from clients.training.one_client import update_of
 from clients.training.round import train_clients
 from fedrec.experiment.loading import load
 from fedrec.privacy.protection import Protection
@@ -44,7 +45,7 @@ def updates(node, parameters):
     """Each client's update by the reference, `[C]` dictionaries."""
     step = node.step(node.experiment.step)
     clients = [node.population.client(client) for client in node.training.tolist()]
-    return [step.update(parameters, data, stream(0, "x")) for data in clients]
+    return [update_of(step, parameters, data, stream(0, "x")) for data in clients]
 
 
 def whole(node, parameters):
@@ -124,7 +125,7 @@ def test_a_round_gives_the_reference_sum_with_and_without_clipping(node, paramet
 
 def test_a_subclass_with_another_update_is_asked_client_by_client(node):
     class Doubled(Gram):
-        def update(self, parameters, data, random):
+        def train_block(self, parameters, block, own=None):
             raise NotImplementedError
 
     class Scaled(Gram):

@@ -13,6 +13,7 @@ import torch
 from clients.evaluation import client_scores
 from clients.hosting.node import Node
 from clients.steps.vae import VaeStep, VaeStepConfig, annealed, generator_of
+from clients.training.one_client import update_of
 from clients.training.round import train_clients
 from fedrec.errors import ExperimentError
 from fedrec.protocol.orders import TrainOrder
@@ -47,7 +48,7 @@ def test_one_epoch_is_one_gradient_step_on_the_bound(node, per_item):
     step = VaeStep(
         VaeStepConfig(learning_rate=0.5, beta=0.7, per_item=per_item), made.model, made.device
     )
-    update = step.update(parameters, data, stream(0, "client", 3, 1))
+    update = update_of(step, parameters, data, stream(0, "client", 3, 1))
     share = 1 / len(data.positives) if per_item else 1.0
     expected, loss = gradient(made.model, parameters, data, 0.7, share)
     assert update.loss == pytest.approx(float(loss), rel=1e-6)
@@ -61,10 +62,10 @@ def test_epochs_follow_each_other_with_new_random_numbers(node):
     random = stream(0, "x")
     step = VaeStep(VaeStepConfig(epochs=2, learning_rate=0.1), made.model, made.device)
     once = VaeStep(VaeStepConfig(epochs=1, learning_rate=0.1), made.model, made.device)
-    both = step.update(parameters, data, random)
+    both = update_of(step, parameters, data, random)
     random = stream(0, "x")
-    first = once.update(parameters, data, random).delta
-    second = once.update({n: v + first[n] for n, v in parameters.items()}, data, random).delta
+    first = update_of(once, parameters, data, random).delta
+    second = update_of(once, {n: v + first[n] for n, v in parameters.items()}, data, random).delta
     for name in parameters:
         torch.testing.assert_close(
             both.delta[name], first[name] + second[name], rtol=1e-4, atol=1e-6
@@ -93,7 +94,7 @@ def test_a_client_without_positives_changes_nothing(node):
     made = node()
     data = made.population.client(3)
     empty = type(data)(3, data.features, data.items[:0], data.labels[:0], data.positives[:0])
-    update = made.step(made.experiment.step).update(made.initial(), empty, stream(0, "x"))
+    update = update_of(made.step(made.experiment.step), made.initial(), empty, stream(0, "x"))
     assert (
         update.examples == 0
         and np.isnan(update.loss)

@@ -103,5 +103,5 @@ def test_single_messages_have_no_private_part(run_tiny, replies, system):
     result = run_tiny(*settings, *ROUNDS)
     assert len(replies) >= 2
     for reply in replies:
-        assert {*reply.gradients.values, *reply.gradients.rows} == sent
+        assert {*reply.updates.values, *reply.updates.rows} == sent
     kept_by_devices(result, private)

@@ -22,7 +22,8 @@ from simulations import cli
 HEAD = """
 import numpy as np
 import torch
-from clients.step import Step, Update
+from clients.local.one_by_one import Update, one_by_one
+from clients.step import Step
 from clients.steps.sgd import Sgd
 from fedrec.baselines.base import Baseline
 from fedrec.data.interactions import Interactions
@@ -33,18 +34,26 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from server.callbacks.base import Callback
 from server.samplers.base import Sampler
 from strategies.reptile import Reptile
+
+class Alone(Step):
+    def train_block(self, parameters, block, own=None):
+        return one_by_one(parameters, block, own, self.alone)
 """
 
 BROKEN = {
     # kind, how: (body of the class, what the error says)
     ("step", "signature"): (
-        "class Bad(Step):\n def update(self, parameters, data): ...",
-        "update(self, parameters",
+        "class Bad(Step):\n def train_block(self, parameters): ...",
+        "train_block(self, parameters",
+    ),
+    ("step", "update-alone"): (
+        "class Bad(Step):\n def update(self, parameters, data, random): ...",
+        "defines `update`, which is not called",
     ),
     ("step", "nan"): (
         """
-        class Bad(Step):
-            def update(self, parameters, data, random):
+        class Bad(Alone):
+            def alone(self, parameters, data, random):
                 bad = {n: torch.full_like(v, float("nan")) for n, v in parameters.items()}
                 return Update(bad, 1, 0.0)
         """,
@@ -62,11 +71,11 @@ BROKEN = {
     ),
     ("step", "shapes"): (
         """
-        class Bad(Step):
-            def update(self, parameters, data, random):
+        class Bad(Alone):
+            def alone(self, parameters, data, random):
                 return Update({n: v.sum() for n, v in parameters.items()}, 1, 0.0)
         """,
-        "'item.id': ()",
+        "'item.id': (6,)",
     ),
     ("step", "shapes-in-blocks"): (
         """
@@ -79,13 +88,13 @@ BROKEN = {
         "'layer0.bias': (6, 1)",
     ),
     ("step", "no-update"): (
-        "class Bad(Step):\n def update(self, parameters, data, random): return {}",
-        "got: dict",
+        "class Bad(Alone):\n def alone(self, parameters, data, random): return {}",
+        "got dict",
     ),
     ("step", "mutates"): (
         """
-        class Bad(Step):
-            def update(self, parameters, data, random):
+        class Bad(Alone):
+            def alone(self, parameters, data, random):
                 for value in parameters.values():
                     value.add_(1.0)
                 return Update({n: torch.zeros_like(v) for n, v in parameters.items()}, 1, 0.0)
@@ -94,8 +103,8 @@ BROKEN = {
     ),
     ("step", "mutates-through-numpy"): (
         """
-        class Bad(Step):
-            def update(self, parameters, data, random):
+        class Bad(Alone):
+            def alone(self, parameters, data, random):
                 parameters["item.id"].numpy()[0] += 1
                 return Update({n: torch.zeros_like(v) for n, v in parameters.items()}, 1, 0.0)
         """,
@@ -112,7 +121,7 @@ BROKEN = {
         "changed 'item.id'",
     ),
     ("step", "raises"): (
-        "class Bad(Step):\n def update(self, parameters, data, random): return 1 / 0",
+        "class Bad(Alone):\n def alone(self, parameters, data, random): return 1 / 0",
         "ZeroDivision",
     ),
     ("step", "constructor"): (
@@ -426,5 +435,5 @@ def test_on_ray_it_is_named_as_well(plugin, experiment, fedrec, tmp_path, monkey
         code not in (0, None)
         and "Traceback" not in out + err
         and str(file) in err
-        and "'item.id': ()" in err
+        and "'item.id': (6,)" in err
     )

@@ -16,7 +16,7 @@ import torch
 from flwr.app import ConfigRecord, Error, Message
 from scipy.stats import kstest
 
-from clients.step import Update
+from clients.local.one_by_one import Update, as_block
 from clients.training.update_sum import UpdateSum
 from fedrec.privacy.noise_mechanisms import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
@@ -170,8 +170,9 @@ class Federation:
         present = [client for client in order.clients.tolist() if updates.get(client) is not None]
         if not present:
             return Message(Error(2, "gone"), reply_to=message)
+        start = {name: torch.from_numpy(value) for name, value in self.parts.start.items()}
         for client in present:
-            total.add(client, updates[client])
+            total.add_block([client], as_block(start, updates[client]))
         return Message(pack_sum(total.sum()), reply_to=message)
 
     def applied(self, replies: list[Message]) -> dict[str, np.ndarray]:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import dp_checks
 import numpy as np
 import pytest
+import torch
 from dp_checks import Parts
 
 from clients.training.update_sum import UpdateSum
@@ -105,11 +107,16 @@ class Weighted(UpdateSum):
 class ClippedByTensor(UpdateSum):
     """Clips every parameter separately."""
 
-    def _add_whole(self, client, delta, share):
+    def _shares(self, examples, norms):
+        return [1.0] * len(examples)
+
+    def add_block(self, clients, trained):
         clip = Clip(self.protection.clip_norm)
-        super()._add_whole(
-            client, {name: clip({name: value})[name] for name, value in delta.items()}, 1.0
-        )
+        changes = {
+            name: torch.from_numpy(clip({name: change.numpy()})[name])
+            for name, change in trained.changes.items()
+        }
+        super().add_block(clients, replace(trained, changes=changes))
 
 
 class Survivors(Reptile):

@@ -10,7 +10,7 @@ import torch
 
 from clients.evaluation import client_scores
 from clients.hosting.node import Node
-from clients.training.one_client import to_device
+from clients.training.one_client import to_device, update_of
 from fedrec.baselines.base import Histories
 from fedrec.baselines.factorisation.ials import IalsConfig, solved
 from fedrec.errors import ExperimentError
@@ -94,7 +94,9 @@ def test_what_clients_send_adds_up_to_the_gradient_of_the_loss(table):
     step = node.step(experiment.step)
     sums = {name: np.zeros(value.shape) for name, value in arrays.items()}
     for client in node.training.tolist():
-        delta = step.update(start, node.population.client(client), np.random.default_rng(0)).delta
+        delta = update_of(
+            step, start, node.population.client(client), np.random.default_rng(0)
+        ).delta
         sums = {name: value + delta[name].double().numpy() for name, value in sums.items()}
     np.testing.assert_allclose(
         rule.gradient(items.detach().numpy(), sums), items.grad.numpy(), rtol=1e-4, atol=1e-4
@@ -119,7 +121,9 @@ def test_a_full_step_along_what_clients_send_gives_the_factors_of_implicit(table
     rule = Fcf(FcfConfig(regularisation=regularisation), Everybody(), {"name": "als"})
     sums = {name: np.zeros(value.shape) for name, value in start.items()}
     for client in everybody:
-        delta = step.update(start, node.population.client(client), np.random.default_rng(0)).delta
+        delta = update_of(
+            step, start, node.population.client(client), np.random.default_rng(0)
+        ).delta
         sums = {name: value + delta[name].double().numpy() for name, value in sums.items()}
     before = start["item.factors"].double().numpy()
     gradient = rule.gradient(before, sums)

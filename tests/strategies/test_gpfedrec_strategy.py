@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from flwr.app import Message, MessageType, RecordDict
 
-from fedrec.errors import ClientError, ExperimentError
-from fedrec.protocol.generated import Generated, ItemRequests
+from fedrec.errors import ExperimentError
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import pack_each
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.zero_copy import from_record
+from strategies.base import Aggregate
 from strategies.per_client._user_graph import Uploads, edges
 from strategies.per_client.gpfedrec import Gpfedrec, GpfedrecConfig
 
@@ -40,9 +41,9 @@ def strategy(**settings):
 def answer(clients, change):
     """A node's reply for clients that touched both of two items."""
     wanted = ItemRequests.of(np.array(clients), [np.arange(2)] * len(clients))
-    rows = {"item.id": -np.asarray(change, dtype=np.float32).reshape(-1, 1)}
+    rows = {"item.id": np.asarray(change, dtype=np.float32).reshape(-1, 1)}
     return TrainEach(
-        Generated(wanted, {}, rows), np.ones(len(clients), np.int64), np.ones(len(clients))
+        ClientArrays(wanted, {}, rows), np.ones(len(clients), np.int64), np.ones(len(clients))
     )
 
 
@@ -118,21 +119,22 @@ def test_means_are_those_of_torch_geometric():
         wanted = layer(wanted, index)
         server = strategy(neighbours=3, layers=layers)
         server._theta, server._uploads = {"item.id": start}, uploads(changes)
-        found = server._rows(requests).rows["item.guide"].reshape(9, -1)
+        found = server.sent(requests).rows["item.guide"].reshape(9, -1)
         np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_guidance_and_the_shared_step_are_those_of_the_hand_computed_graph():
     """Both items touched by all, one number each: the four users' tables of above."""
     server = strategy(neighbours=2, optimiser="sgd", server_lr=1.0)
-    server._open = {0, 1, 2, 3}
-    assert server._remember(answer([0, 2], TABLES[[0, 2]])) == [0, 2]
-    assert server._remember(answer([1, 3], TABLES[[1, 3]])) == [1, 3]
+    for some in ([0, 2], [1, 3]):
+        updates = answer(some, TABLES[some])
+        server.apply(server._theta, Aggregate({}, 2, 2, 1, updates))
+    server._theta = {"item.id": np.zeros((2, 1), dtype=np.float32)}
     everybody = ItemRequests.of(np.array([0, 1, 2, 3, 7]), [np.arange(2)] * 5)
-    guide = server._rows(everybody).rows["item.guide"].reshape(5, 2)
+    guide = server.sent(everybody).rows["item.guide"].reshape(5, 2)
     wanted = [[3.5, 3.5], [3.5, 3.5], [1.5, 3.0], [-0.5, 1.0], [0, 0]]  # nobody knows 7
     np.testing.assert_allclose(guide, wanted, rtol=1e-6)
-    rows = server._rows(ItemRequests.of(np.array([2, 7]), [np.array([1]), np.arange(2)]))
+    rows = server.sent(ItemRequests.of(np.array([2, 7]), [np.array([1]), np.arange(2)]))
     np.testing.assert_allclose(rows.rows["item.guide"][:, 0], [3.0, 0.0, 0.0])
     np.testing.assert_allclose(rows.rows["item.id"], 0.0)
 
@@ -146,15 +148,6 @@ def test_the_shared_embeddings_move_along_the_mean_guidance(identity):
     assert moved is not None and metrics is not None
     np.testing.assert_allclose(from_record(moved)["item.id"][:, 0], [1.0, 1.375], rtol=1e-6)
     assert metrics["num-clients"] == 4 and metrics["num-examples"] == 4
-
-
-def test_answers_that_were_not_asked_for_are_refused():
-    server = strategy()
-    server._open = {0, 1}
-    server._remember(answer([0], TABLES[:1]))
-    for clients in ([0], [5]):
-        with pytest.raises(ClientError, match="other clients"):
-            server._remember(answer(clients, TABLES[:1]))
 
 
 def test_uploads_are_kept_by_who_was_heard_last_and_survive_a_checkpoint():

@@ -16,11 +16,11 @@ from fedrec.data.negatives import draw_negatives
 from fedrec.data.population import Population
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.protocol.generated import Generated
+from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.zero_copy import from_record
 from fedrec.rng import stream, torch_stream
-from strategies.per_client.metamf import MetaMf, MetaMfConfig, _Collected
+from strategies.per_client.metamf import MetaMf, MetaMfConfig
 
 MODEL = {
     "name": "metamf",
@@ -253,7 +253,7 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(
     for message in sent:
         arrays = from_record(message.content["arrays"])
         assert not any("user.id" in name or "matrix" in name or "memory" in name for name in arrays)
-        given = Generated.read(arrays)
+        given = ClientArrays.read(arrays)
         for place, client in enumerate(given.requests.clients.tolist()):
             own = given.requests.items[
                 given.requests.offsets[place] : given.requests.offsets[place + 1]
@@ -267,28 +267,25 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(
             assert own.tolist() == sorted(set(items.tolist()))
 
 
-def test_answers_for_others_are_refused():
-    generated = Generated.read(
+def test_gradients_are_weighted_by_examples_and_answers_for_others_refused():
+    """The same check for all strategies that ask for each update."""
+    generated = ClientArrays.read(
         {
             "clients": np.array([2]), "offsets": np.array([0, 1]), "items": np.array([5]),
-            "value/w": np.ones((1, 3), np.float32), "row/item.low": np.ones((1, 2), np.float32),
+            "value/w": -np.ones((1, 3), np.float32), "row/item.low": np.ones((1, 2), np.float32),
         }
     )  # fmt: skip
-    reply = TrainEach(generated, np.array([4]), np.array([0.5]))
     nobody: Any = None
     server = MetaMf(MetaMfConfig(), nobody, {"name": "metamf"})
-    server._open = {2}
-    assert server._answered(reply) == [2]
-    with pytest.raises(ClientError, match="other clients"):
-        server._answered(reply)
-    for client in (1, 7):
-        server._open = {2}
-        other = Generated.read({**generated.arrays(), "clients": np.array([client])})
+    reply = TrainEach(generated, np.array([4]), np.array([0.5]))
+    for client, open_ in ((2, set()), (1, {2}), (7, {2})):
+        server._open = open_
+        other = ClientArrays.read({**generated.arrays(), "clients": np.array([client])})
         with pytest.raises(ClientError, match="other clients"):
-            server._answered(TrainEach(other, np.array([4]), np.array([0.5])))
-    collected = _Collected(generated.requests, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2))
-    collected.add(reply, "examples")
-    assert collected.values["w"].tolist() == [[4, 4, 4]] and collected.weight == 4
+            server._aggregate_each(1, [TrainEach(other, np.array([4]), np.array([0.5]))])
+    server._made = generated.requests, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2)
+    _, (w, low) = server._directions(reply)
+    assert w.tolist() == [[1, 1, 1]] and low.tolist() == [[-1, -1]]
 
 
 def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):

@@ -35,7 +35,7 @@ from pydantic import Field
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from clients.step import CohortStep, StepConfig, Update
+from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
@@ -112,10 +112,11 @@ class SolvedUsers(Trained):
         return own
 
 
-class Als(CohortStep):
+class Als(Step):
     """Solves for the user's factors and sends sums for the items'."""
 
     Config = AlsConfig
+    whole_tables = False
     paper = "FCF (Ammad-ud-din et al. 2019), section 4"
     config: AlsConfig
 
@@ -137,36 +138,6 @@ class Als(CohortStep):
     def private_patterns(self) -> tuple[str, ...]:
         """Patterns of private parameter names, each of which must match a parameter."""
         return ("user.factors",)
-
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). Uses the whole catalogue and double precision; the reference for
-        `train_block`."""
-        delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        if not len(data.positives) or not self.config.epochs:
-            return Update(delta, 0, math.nan)
-        items = parameters["item.factors"].double()
-        liked = torch.from_numpy(data.positives)
-        target = torch.zeros(len(items), dtype=torch.float64, device=items.device)
-        target[liked] = 1.0
-        weights = 1 + (self.config.weight - 1) * target
-        penalty = self.config.regularisation * torch.eye(items.shape[1]).to(items)
-        matrix = items.T @ (weights[:, None] * items) + penalty
-        own = torch.linalg.solve(matrix, items.T @ (weights * target))
-        outer = torch.outer(own, own)
-        fitted = items @ own
-        delta["user.factors"] = own.to(parameters["user.factors"]) - parameters["user.factors"]
-        delta["user.gram"] = outer.to(delta["user.gram"])
-        if MOMENTS in parameters:
-            delta[MOMENTS][liked] = packed(outer).to(delta[MOMENTS])
-            delta["item.right"][liked] = own.to(delta["item.right"])
-        else:
-            shares = self.config.weight - (self.config.weight - 1) * fitted[liked]
-            delta["item.right"][liked] = torch.outer(shares, own).to(delta["item.right"])
-        loss = (weights * (target - fitted).square()).mean()
-        return Update(delta, len(liked), float(loss))
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """One batch, of the liked items, whose rows the step needs."""

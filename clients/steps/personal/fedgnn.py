@@ -37,7 +37,8 @@ from torch.nn import functional as F
 
 from clients.local.examples import labelled
 from clients.local.model_check import require_ranking_model
-from clients.step import GeneratedStep, StepConfig, Update
+from clients.local.updates import Updates
+from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
@@ -92,7 +93,7 @@ class FedgnnStepConfig(StepConfig):
         return rounds * once * (coordinates if self.clip == "coordinate" else 1)
 
 
-class FedgnnStep(GeneratedStep):
+class FedgnnStep(Step):
     """Sends a clipped and noisy gradient on the local graph.
 
     Raises:
@@ -100,6 +101,7 @@ class FedgnnStep(GeneratedStep):
     """
 
     Config = FedgnnStepConfig
+    generated = True
     paper = "FedGNN (Wu et al. 2021), algorithm 1"
     config: FedgnnStepConfig
 
@@ -119,52 +121,38 @@ class FedgnnStep(GeneratedStep):
         """Patterns of private parameter names, each of which must match a parameter."""
         return USER, VECTOR
 
-    def sent(self, names: list[str]) -> list[str]:
-        """The server's parameters, and the message to the third party."""
-        return [name for name in names if name not in (NEIGHBOURS, COUNTS)]
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """One client's examples; they name the rows that it needs."""
+        if not self.config.epochs:
+            return Batches.whole([])
+        items, labels = self._examples(data, random)
+        return replace(Batches.whole([(items, labels)]), examples=int((labels >= 0).sum()))
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Minus the gradient of one client's loss on its local graph, clipped and noisy, and the
-        change of what it keeps, at its generated `parameters` (item tables at full size,
-        unchanged); the reference for `gradients`.
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Updates:
+        """Minus the clipped and noisy gradient of every client of a block, the message to the third
+        party, and the change of what it keeps; local graphs are processed one by one.
 
         Raises:
-            ExperimentError: there are no neighbours among the parameters.
+            ExperimentError: there are no neighbours among what the server sent.
         """
-        delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        given = own or {}
+        still = {name: value for name, value in given.items() if name not in (NEIGHBOURS, COUNTS)}
+        found = Updates.none(parameters, block, still, (ITEMS,))
         if not self.config.epochs:
-            return Update(delta, 0, float("nan"))
-        if NEIGHBOURS not in parameters:
+            return found
+        if NEIGHBOURS not in given:
             raise ExperimentError(
                 "step 'fedgnn' needs neighbours from the third party of its strategy",
                 expected="strategy.name = 'fedgnn', and no fine-tuning in evaluation",
                 got="training without neighbours",
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
-        items, labels = self._examples(data, random)
-        if not (labels == 1).any():
-            return Update(delta, 0, float("nan"))
-        found, loss = self._gradient(parameters, items, labels, torch.from_numpy(items))
-        delta |= {name: -gradient for name, gradient in found.items()}
-        return Update(delta, int((labels >= 0).sum()), loss)
-
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """One client's examples, from the same random draws as `update`; they name the rows that it
-        needs."""
-        if not self.config.epochs:
-            return Batches.whole([])
-        items, labels = self._examples(data, random)
-        return replace(Batches.whole([(items, labels)]), examples=int((labels >= 0).sum()))
-
-    def gradients(
-        self, parameters: Mapping[str, Tensor], block: Block
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """The update and the private state of every client of a block; local graphs are processed
-        one by one."""
-        found = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        losses = torch.full((len(block),), float("nan"), device=self.device)
+        losses = found.losses()
         shift = torch.arange(len(block)) * block.touched.shape[1]
         for place in range(block.active[0] if block.active else 0):
             real = slice(0, int(block.sizes[0, place]))
@@ -172,17 +160,17 @@ class FedgnnStep(GeneratedStep):
             labels = block.labels[0, place, real].cpu().numpy()
             if not (labels == 1).any():
                 continue
-            own = {name: value[place] for name, value in parameters.items()}
+            alone = {name: value[place] for name, value in given.items()}
             rows = block.places[0, place, real] - shift[place].to(block.places.device)
-            changed, losses[place] = self._gradient(own, items, labels, rows)
+            changed, losses[place] = self._changes(alone, items, labels, rows)
             for name, value in changed.items():
-                found[name][place] = value
-        return found, losses
+                found.changes[name][place] = value
+        return replace(found, last_losses=losses)
 
-    def _gradient(
+    def _changes(
         self, parameters: Mapping[str, Tensor], items: np.ndarray, labels: np.ndarray, rows: Tensor
     ) -> tuple[dict[str, Tensor], float]:
-        """The update that one client sends, its private state, and its loss before the step.
+        """What one client sends, the change of its private state, and its loss before the step.
 
         Args:
             parameters: without cohort dimension.
@@ -213,11 +201,13 @@ class FedgnnStep(GeneratedStep):
         # the noise of a simulation: a function of the examples, which are drawn from the stream
         source = np.random.default_rng(items)
         found[ITEMS] = self._with_pseudo(found[ITEMS], rows, real, source)
-        sent = self._protected(found, rows, source) | kept
+        learned = self._protected(found, rows, source) | kept
         own = np.full(slots, NOTHING, dtype=np.int64)
         own[: len(liked)] = tokens(liked.tolist(), self.config.token_key)
         embedding = parameters[USER] - kept[USER]
-        return sent | {TOKENS: torch.from_numpy(own), EMBEDDING: embedding}, float(loss.detach())
+        changes = {name: -value for name, value in learned.items()}
+        message = {TOKENS: torch.from_numpy(own), EMBEDDING: embedding}
+        return changes | message, float(loss.detach())
 
     def _with_pseudo(
         self, table: Tensor, rows: Tensor, real: Tensor, source: np.random.Generator

@@ -20,7 +20,6 @@ parts diverge, and the run ends with an error.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -29,12 +28,10 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
-from clients.local.descent import in_batches
 from clients.local.examples import shuffled_epochs
 from clients.local.model_check import require_ranking_model
-from clients.step import CohortStep, StepConfig, Update
+from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
@@ -80,7 +77,7 @@ class FedrapStepConfig(StepConfig):
     """Unobserved items per positive (paper's code: 4)."""
 
 
-class FedrapStep(CohortStep):
+class FedrapStep(Step):
     """Trains a private score function, a private and a shared part of the item embeddings.
 
     Raises:
@@ -106,7 +103,7 @@ class FedrapStep(CohortStep):
             "sparse": config.sparse * risen,
             "learning_rate": config.learning_rate * config.decay**past,
         }
-        return FedrapStep(config.model_copy(update=changes), self.model, self.device)
+        return type(self)(config.model_copy(update=changes), self.model, self.device)
 
     def private_names(self, names: list[str]) -> list[str]:
         """The score function and the personal part."""
@@ -117,26 +114,8 @@ class FedrapStep(CohortStep):
         """Patterns of private parameter names, each of which must match a parameter."""
         return PRIVATE
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). Whole tables and automatic differentiation, the reference of
-        `train_block`."""
-        values = {name: value.clone() for name, value in parameters.items()}
-        examples, loss = in_batches(
-            self._epochs(data, random),
-            self.config.batch_size,
-            self.device,
-            functools.partial(self._descend, values),
-        )
-        _refuse_divergence(values, data.client)
-        return Update(
-            {name: values[name] - value for name, value in parameters.items()}, examples, loss
-        )
-
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`."""
+        """All batches of one client's local work."""
         return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
 
     def train_block(
@@ -171,21 +150,6 @@ class FedrapStep(CohortStep):
             SHARED: rate * self.config.shared_rate,
             PERSONAL: rate * self.config.personal_rate,
         }
-
-    def _descend(self, values: dict[str, Tensor], items: Tensor, labels: Tensor) -> float:
-        """A gradient step of one client, in place; the cross-entropy before it."""
-        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-        given = {name: value.unsqueeze(0) for name, value in leaves.items()}
-        predicted = self.model.predict(given, (), items[None])[0]
-        entropy = F.binary_cross_entropy_with_logits(predicted, labels)
-        shared = leaves[SHARED][items]
-        personal = leaves[PERSONAL][items]
-        loss = entropy - self.config.apart * (personal - shared).square().mean()
-        loss = loss + self.config.sparse * shared.abs().mean()
-        gradients = torch.autograd.grad(loss, list(leaves.values()))
-        for (name, value), gradient in zip(leaves.items(), gradients, strict=True):
-            values[name] = value.detach() - self._rates()[name] * gradient
-        return float(entropy.detach())
 
     def _descend_together(
         self, values: dict[str, Tensor], block: Block, step: int, active: int

@@ -26,10 +26,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.descent import in_batches
 from clients.local.examples import shuffled_epochs
 from clients.local.model_check import require_ranking_model
-from clients.step import GeneratedStep, StepConfig, Update
+from clients.local.updates import Updates
+from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
@@ -64,7 +64,7 @@ class GpfedrecStepConfig(StepConfig):
     """Unobserved items per positive (paper's code: 4)."""
 
 
-class GpfedrecStep(GeneratedStep):
+class GpfedrecStep(Step):
     """Trains a private network, and rows of item embeddings under guidance.
 
     Raises:
@@ -72,6 +72,7 @@ class GpfedrecStep(GeneratedStep):
     """
 
     Config = GpfedrecStepConfig
+    generated = True
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
     config: GpfedrecStepConfig
 
@@ -89,87 +90,52 @@ class GpfedrecStep(GeneratedStep):
         """Patterns of private parameter names, each of which must match a parameter."""
         return PRIVATE
 
-    def sent(self, names: list[str]) -> list[str]:
-        """The item embeddings; the guidance is computed by the server and is not trained."""
-        return [name for name in names if name == ITEMS]
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """One client's examples; they name the rows that it needs."""
+        return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train one client under guidance, from its generated `parameters` (item tables at full
-        size, unchanged). Minus what `gradients` gives; the reference for it.
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Updates:
+        """Train every client of a block under guidance.
 
         Raises:
-            ExperimentError: there is no guidance among the parameters.
+            ExperimentError: there is no guidance among what the server sent.
         """
-        epochs = list(self._epochs(data, random))
-        if not epochs:
-            still = {name: torch.zeros_like(value) for name, value in parameters.items()}
-            return Update(still, 0, float("nan"))
-        if GUIDE not in parameters:
+        given = own or {}
+        if not block.active:
+            return Updates.none(parameters, block, given, (ITEMS,))
+        if GUIDE not in given:
             raise ExperimentError(
                 "step 'gpfedrec' learns under the guidance of its server only",
                 expected="strategy.name = 'gpfedrec', and no fine-tuning in evaluation",
                 got="training without guidance",
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
-        touched = torch.from_numpy(np.unique(np.concatenate([items for items, _ in epochs])))
-        guide = parameters[GUIDE][touched]
-        values = {n: v.clone() for n, v in parameters.items() if n not in (GUIDE, OWN)}
-
-        def guided(items: Tensor, labels: Tensor) -> float:
-            away = values[ITEMS][touched] - guide
-            loss = self._descend(values, items, labels)
-            values[ITEMS][touched] -= self.config.pull * away
-            return loss
-
-        examples, loss = in_batches(epochs, self.config.batch_size, self.device, guided)
-        delta = {name: value - parameters[name] for name, value in values.items()}
-        delta[OWN] = delta[ITEMS] - parameters[OWN]
-        delta[GUIDE] = torch.zeros_like(parameters[GUIDE])
-        return Update({n: delta[n] for n in parameters}, examples, loss)
-
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """One client's examples, from the same random draws as `update`; they name the rows that it
-        needs."""
-        return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
-
-    def gradients(
-        self, parameters: Mapping[str, Tensor], block: Block
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """The negative change of local training, in place of a gradient, of every client of a
-        block."""
         rows = torch.arange(block.touched.shape[1], device=self.device)
         counts = torch.tensor(block.touched_counts, device=self.device)
         real = (rows < counts[:, None]).unsqueeze(-1)
-        guide = torch.where(real, parameters[GUIDE], parameters[ITEMS])
-        values = {n: v.clone() for n, v in parameters.items() if n not in (GUIDE, OWN)}
+        guide = torch.where(real, given[GUIDE], given[ITEMS])
+        values = {n: v.clone() for n, v in given.items() if n not in (GUIDE, OWN)}
         losses = torch.zeros(len(block.active), len(block), device=self.device)
         for step, active in enumerate(block.active):
             losses[step, :active] = self._descend_together(values, guide, block, step, active)
-        found = {name: parameters[name] - value for name, value in values.items()}
-        moved = torch.zeros_like(parameters[OWN])
+        found = {name: value - given[name] for name, value in values.items()}
+        moved = torch.zeros_like(given[OWN])
         places = torch.where(real.squeeze(-1), block.touched, 0)
         index = places.unsqueeze(-1).expand(-1, -1, moved.shape[-1])
-        moved.scatter_add_(1, index, -found[ITEMS] * real)
+        moved.scatter_add_(1, index, found[ITEMS] * real)
         quiet = (counts == 0).view(-1, 1, 1)  # clients without examples keep their values
-        found[OWN] = torch.where(quiet, 0.0, parameters[OWN] - moved)
-        return found, torch.from_numpy(block.last_epoch_means(losses)).float().to(self.device)
+        found[OWN] = torch.where(quiet, 0.0, moved - given[OWN])
+        means = block.last_epoch_means(losses).astype(np.float32).tolist()
+        return Updates(parameters, block, found, means, given, (ITEMS,))
 
     def _rate(self, name: str) -> float:
         factors = {ITEMS: self.config.item_rate, "user.id": self.config.user_rate}
         return self.config.learning_rate * factors.get(name, 1.0)
-
-    def _descend(self, values: dict[str, Tensor], items: Tensor, labels: Tensor) -> float:
-        """A gradient step of one client, in place; the loss before it."""
-        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-        given = {name: value.unsqueeze(0) for name, value in leaves.items()}
-        predicted = self.model.predict(given, (), items[None])
-        loss = self.model.loss(predicted, labels[None]).sum()
-        found = torch.autograd.grad(loss, list(leaves.values()))
-        for (name, value), gradient in zip(leaves.items(), found, strict=True):
-            values[name] = value.detach() - self._rate(name) * gradient
-        return float(loss.detach())
 
     def _descend_together(
         self, values: dict[str, Tensor], guide: Tensor, block: Block, step: int, active: int

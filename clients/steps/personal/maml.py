@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.local.patterns import rates_by_name
-from clients.step import CohortStep, StepConfig, Update
+from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import Recommending
@@ -62,48 +62,15 @@ class MamlConfig(StepConfig):
     """Unobserved items per positive, in support and query (ranking only)."""
 
 
-class Maml(CohortStep):
+class Maml(Step):
     """Adapts to some examples and sends the gradient of the loss on the others."""
 
     Config = MamlConfig
     paper = "Finn et al. 2017, algorithm 1; Chen et al. 2018 (NN-SELF in PrivRec)"
     config: MamlConfig
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). Whole tables, one client."""
-        support, query = self._divided(data, random)
-        if not len(support[0]):
-            return Update(
-                {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
-            )
-        users = tuple(
-            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
-        )
-        rates = self._rates(list(parameters))
-        start = {n: v.detach().unsqueeze(0).clone().requires_grad_() for n, v in parameters.items()}
-        values = start
-        loss = torch.tensor(math.nan)
-        for _ in range(self.config.epochs):
-            loss = self._loss(values, users, support)
-            values = self._adapted(values, loss, rates)
-        if self.config.query_share:
-            loss = self._loss(values, users, query)
-            delta = _minus_gradients(loss, values if self.config.order == 1 else start)
-        else:
-            delta = {name: (value - start[name]).detach() for name, value in values.items()}
-        examples = len(support[0]) + len(query[0])
-        return Update(
-            {name: value.squeeze(0) for name, value in delta.items()},
-            examples,
-            float(loss.detach()),
-        )
-
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """One batch for each step of the adaptation, and one for the query, from the same random
-        draws as `update`."""
+        """One batch for each step of the adaptation, and one for the query."""
         support, query = self._divided(data, random)
         if not len(support[0]):
             return Batches.whole([])
@@ -181,13 +148,6 @@ class Maml(CohortStep):
             value = values[name] - self.config.learning_rate * rates[name] * gradient
             moved[name] = value if second else value.detach().requires_grad_()
         return moved
-
-    def _loss(
-        self, values: dict[str, Tensor], users: tuple[Tensor, ...], examples: _Examples
-    ) -> Tensor:
-        """The mean loss of one client on some examples."""
-        items, labels = (torch.from_numpy(part[None]).to(self.device) for part in examples)
-        return self.model.loss(self.model.predict(values, users, items), labels).sum()
 
     def _rates(self, names: list[str]) -> dict[str, float]:
         return rates_by_name(names, self.config.rates)

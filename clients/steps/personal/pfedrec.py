@@ -14,19 +14,16 @@ row: here the strategy corrects for that, by its server rate or by `fed-adam`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
-from clients.local.descent import in_batches
 from clients.local.examples import shuffled_epochs
 from clients.local.model_check import require_ranking_model
-from clients.step import CohortStep, StepConfig, Update
+from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
@@ -56,7 +53,7 @@ class PfedrecStepConfig(StepConfig):
     """Unobserved items per positive (paper's code: 4)."""
 
 
-class PfedrecStep(CohortStep):
+class PfedrecStep(Step):
     """Trains a private score function and the shared item embeddings in turns.
 
     Raises:
@@ -83,25 +80,8 @@ class PfedrecStep(CohortStep):
         """Patterns of private parameter names, each of which must match a parameter."""
         return (WEIGHT, BIAS)
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). Uses whole tables and automatic differentiation; the reference for
-        `train_block`."""
-        values = {name: value.clone() for name, value in parameters.items()}
-        examples, loss = in_batches(
-            self._epochs(data, random),
-            self.config.batch_size,
-            self.device,
-            functools.partial(self._turns, values),
-        )
-        return Update(
-            {name: values[name] - value for name, value in parameters.items()}, examples, loss
-        )
-
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`."""
+        """All batches of one client's local work."""
         return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
 
     def train_block(
@@ -126,28 +106,6 @@ class PfedrecStep(CohortStep):
         return Trained(
             parameters, block, values, (ITEMS,), untouched, block.last_epoch_means(losses)
         )
-
-    def _turns(self, values: dict[str, Tensor], items: Tensor, labels: Tensor) -> float:
-        """A step of the score function and one of the items, in place; the loss before them."""
-
-        def loss(leaves: Mapping[str, Tensor]) -> Tensor:
-            given = {name: value.unsqueeze(0) for name, value in leaves.items()}
-            predicted = self.model.predict(given, (), items[None])[0]
-            return F.binary_cross_entropy_with_logits(predicted, labels)
-
-        first = None
-        rate = self.config.learning_rate
-        for names, size in (((WEIGHT, BIAS), rate), ((ITEMS,), rate * self.config.item_rate)):
-            leaves = {
-                name: value.detach().requires_grad_(name in names) for name, value in values.items()
-            }
-            measured = loss(leaves)
-            first = float(measured.detach()) if first is None else first
-            for name, gradient in zip(
-                names, torch.autograd.grad(measured, [leaves[n] for n in names]), strict=True
-            ):
-                values[name] = values[name] - size * gradient
-        return float("nan") if first is None else first
 
     def _turns_together(
         self, score: dict[str, Tensor], table: Tensor, block: Block, step: int, active: int

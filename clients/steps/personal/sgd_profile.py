@@ -15,16 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from clients.local.model_check import require_ranking_model
-from clients.step import Update
 from clients.steps.sgd import Sgd, SgdConfig
 from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
-from fedrec.data.client_data import ClientData
 from fedrec.models.base import Model
 from fedrec.models.personal.privrec_profile import ITEMS, PROFILE, PrivRecProfile
 from fedrec.pretext.mean_encoder import mean_directions
@@ -51,20 +48,6 @@ class SgdProfile(Sgd):
             model, PrivRecProfile, "privrec-profile", trains=trains, otherwise="step.name = 'sgd'"
         )
         super().__init__(config, whole.network, device)
-
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged)."""
-        found = super().update(_network(parameters), data, random)
-        old = parameters[PROFILE]
-        change = torch.zeros_like(old)
-        if self.config.epochs:
-            liked = torch.from_numpy(data.positives).to(self.device)
-            own = parameters[ITEMS][liked] + found.delta[ITEMS][liked]
-            change = mean_directions(own, torch.ones_like(liked, dtype=torch.bool)) - old
-        return replace(found, delta={**found.delta, PROFILE: change})
 
     def train_block(
         self,

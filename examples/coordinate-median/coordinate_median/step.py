@@ -4,7 +4,7 @@ learned, magnified."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.step import Step, StepConfig, Update
+from clients.local.updates import Updates
+from clients.step import Step, StepConfig
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
 from fedrec.components import registry
 from fedrec.data.client_data import ClientData
 from fedrec.experiment.sections import Section, component_settings
@@ -57,12 +60,28 @@ class Poisoned(Step):
         yield self.base, clients[~malicious]
         yield self, clients[malicious]
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """The other step's update, a malicious client's multiplied."""
-        found = self.base.update(parameters, data, random)
-        if not self.malicious(np.array([data.client]))[0]:
-            return found
-        delta = {name: self.config.factor * value for name, value in found.delta.items()}
-        return Update(delta, found.examples, found.loss)
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """Those of the other step."""
+        return self.base.batches(data, random)
+
+    def block(
+        self,
+        users: Sequence[tuple[np.ndarray, ...]],
+        batches: Sequence[Batches],
+        device: torch.device,
+    ) -> Block:
+        """That of the other step."""
+        return self.base.block(users, batches, device)
+
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Updates:
+        """The other step's updates of malicious clients, multiplied."""
+        found = self.base.train_block(parameters, block, own)
+        each = [found.changes_of(place) for place in range(len(block))]
+        factor = self.config.factor
+        changes = {name: factor * torch.stack([one[name] for one in each]) for name in parameters}
+        return Updates(parameters, found.block, changes, found.losses(), own or {})

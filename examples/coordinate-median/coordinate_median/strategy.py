@@ -4,9 +4,9 @@ Learning, option I).
 
     theta <- theta + server-lr * median over the cohort of (theta_k - theta), per coordinate
 
-A median needs each client's update and not their sum, so every client gets a message of its own. It
-is not a sum: one client may move it, so there is no noise that hides one client, and differential
-privacy is refused.
+A median needs each client's update and not their sum, which `reply = "each"` asks for. It is not a
+sum: one client may move it, so there is no noise that hides one client, and differential privacy
+and secure aggregation are refused.
 
 Where this differs from the paper: a recommender's client touches few rows of the item tables, so
 over the whole cohort the median of nearly every item's row is zero and nothing is learned about
@@ -17,22 +17,15 @@ trust. `over = "cohort"` is the paper's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
-from flwr.serverapp import Grid
 from pydantic import Field
 
 from fedrec.config import Config
-from fedrec.errors import ExperimentError
-from fedrec.protocol.messages import pack_train, unpack_sum
-from fedrec.protocol.orders import TrainOrder
-from fedrec.protocol.sparse_update import Change, SparseUpdate, dense_change
-from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from fedrec.protocol.sparse_update import Change, SparseUpdate, apply_changes, dense_change
 from strategies.base import Aggregate, CohortStrategy
-from strategies.dp import DpFedAvg
 
 
 class CoordinateMedianConfig(Config):
@@ -52,56 +45,18 @@ class CoordinateMedian(CohortStrategy):
 
     Config = CoordinateMedianConfig
     paper = "Yin et al. 2018, option I"
+    reply = "each"
     config: CoordinateMedianConfig
-
-    def protect(self, privacy: DpFedAvg) -> None:
-        """Always refused.
-
-        Raises:
-            ExperimentError: a median is no sum.
-        """
-        raise ExperimentError(
-            "strategy 'coordinate-median' cannot be made private",
-            expected="a strategy that uses nothing but the sum of the clients' updates",
-            got=(
-                "a median, which one client may move by more than any clip norm bounds after"
-                " aggregation"
-            ),
-            fix="set strategy.name = 'reptile', or leave the [privacy] table out",
-        )
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """One message per client of the cohort; the parameters are shared between them."""
-        self._theta = zero_copy_arrays(arrays)
-        for node, clients in self.cohorts.by_node(self.cohorts.sample(server_round)):
-            for client in clients:
-                order = TrainOrder(server_round, np.array([client]), "uniform", self.step)
-                yield Message(pack_train(arrays, order), node, MessageType.TRAIN)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Apply the medians; without any client the parameters stay."""
-        updates = [unpack_sum(reply.content) for reply in replies if not reply.has_error()]
-        examples = sum(update.examples for update in updates)
-        metrics = MetricRecord({"num-clients": len(updates), "num-examples": examples})
-        losses = [update.loss for update in updates if update.losses]
-        if losses:
-            metrics["loss"] = float(np.mean(losses))
-        if not updates:
-            return None, metrics
-        changes = {
-            name: self.median([u.total[name] for u in updates], value)
-            for name, value in self._theta.items()
-        }
-        theta = self.apply(self._theta, Aggregate(changes, 1, 1, server_round))
-        return to_record(theta), metrics
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """`theta + server-lr * median`."""
-        return aggregate.added_to(theta, self.config.server_lr)
+        each = aggregate.each
+        if each is None:
+            return theta
+        medians = {
+            name: self.median(each.changes(name, table), table) for name, table in theta.items()
+        }
+        return apply_changes(theta, medians, self.config.server_lr)
 
     def median(self, changes: Sequence[Change], table: np.ndarray) -> Change:
         """The median of one parameter's changes, coordinate by coordinate."""

@@ -69,16 +69,6 @@ def test_rows_take_the_median_of_the_clients_that_touched_them():
     assert np.array_equal(strategy(over="cohort").median(changes, table).dense(table), whole)
 
 
-def test_weight_decay_moves_every_row_so_all_clients_count():
-    table = np.ones((3, 1))
-    changes = [
-        SparseUpdate((3, 1), np.array([0]), np.array([[float(value)]]), drift=-0.1 * value)
-        for value in (1, 2, 3)
-    ]
-    expected = np.median([change.dense(table) for change in changes], axis=0)
-    assert np.array_equal(strategy().median(changes, table), expected)
-
-
 def test_a_median_stays_within_the_honest_updates_for_any_minority():
     random = np.random.default_rng(1)
     honest = [random.standard_normal((5, 2)) for _ in range(7)]
@@ -90,7 +80,7 @@ def test_a_median_stays_within_the_honest_updates_for_any_minority():
 def test_privacy_is_refused(tmp_path):
     private = {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
     table = {**load(EXPERIMENT, SMALL).table(), **private}
-    with pytest.raises(ExperimentError, match="'coordinate-median' cannot be made private"):
+    with pytest.raises(ExperimentError, match="'CoordinateMedian' cannot be made private"):
         runner.run(table, output=tmp_path / "run")
 
 

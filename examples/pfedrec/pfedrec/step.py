@@ -24,7 +24,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from clients.step import Step, StepConfig, Update
+from clients.local.one_by_one import Update, one_by_one
+from clients.local.updates import Updates
+from clients.step import Step, StepConfig
+from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
 from fedrec.data.negatives import draw_negatives
 from fedrec.models.base import Model
@@ -74,17 +77,24 @@ class DualPersonal(Step):
         """The score function."""
         return [name for name in names if name in (WEIGHT, BIAS)]
 
-    def update(
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Updates:
+        """Train a block of clients one after the other; the private part of an update is what the
+        device adds to its own state."""
+        return one_by_one(parameters, block, own, self._train)
+
+    def _train(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). The private part of the update is what the device adds to its own
-        state."""
         score = {name: parameters[name].clone() for name in (WEIGHT, BIAS)}
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         items, labels = self._examples(data, random)
         if not len(items):
-            return Update(delta, 0, float("nan"))
+            return Update(delta)
         touched, places = np.unique(items, return_inverse=True)
         rows = torch.from_numpy(touched).to(self.device)
         start = parameters[ITEMS][rows]

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from clients.hosting.node import Node
 from clients.storage.private_state import PrivateState
+from clients.training.one_client import update_of
 from fedrec.components.registry import STEP
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.loading import load
@@ -64,7 +65,7 @@ def test_one_epoch_is_autograds(node):
     )
     step = DualPersonal(step.config.model_copy(update={"epochs": 1}), node.model, node.device)
     start = node.initial()
-    update = step.update(start, data, stream(0, "client", 3, 1))
+    update = update_of(step, start, data, stream(0, "client", 3, 1))
     items, labels = step._examples(data, stream(0, "client", 3, 1))
     items, labels = torch.from_numpy(items), torch.from_numpy(labels)
 
@@ -134,8 +135,8 @@ def touches(node, rounds, monkeypatch, leaking):
                 module, "draw_negatives", lambda own, *rest, avoid=everything: honest(avoid, *rest)
             )
         for number in range(1, rounds + 1):
-            delta = step.update(
-                start, population.client(client), stream(0, "client", client, number)
+            delta = update_of(
+                step, start, population.client(client), stream(0, "client", client, number)
             ).delta[ITEMS]
             counts[place] += delta.any(1).numpy()
     monkeypatch.setattr(module, "draw_negatives", honest)

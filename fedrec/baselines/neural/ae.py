@@ -4,10 +4,11 @@ codes."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedrec.baselines.neural.vae import Vae, VaeConfig
 from fedrec.models.ae import Ae as AeModel
+from fedrec.models.vae import Vae as VaeModel
 
 
 class AeConfig(VaeConfig):
@@ -22,5 +23,5 @@ class Ae(Vae):
 
     Config = AeConfig
     paper = "Mult-DAE (Liang et al. 2018)"
-    network = AeModel
+    network: ClassVar[type[VaeModel]] = AeModel
     config: AeConfig

@@ -7,11 +7,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.step import Step, StepConfig, Update
+from clients.step import Step, StepConfig
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.cohort.descent import descend
+from fedrec.cohort.outcome import Outcome
+from fedrec.cohort.sgd import SgdSettings
 from fedrec.data.client_data import ClientData
 from fedrec.data.negatives import draw_negatives
 
@@ -26,46 +30,29 @@ class ExampleConfig(StepConfig):
 
 
 class Example(Step):
-    """Full-batch gradient descent on one client's data."""
+    """Full-batch gradient descent on each client's own data."""
 
     Config = ExampleConfig
     config: ExampleConfig
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """The client's update, `theta_local - theta_global`. All random numbers come from
-        `random`."""
-        # one client: C = 1
-        values = {name: value.clone().unsqueeze(0) for name, value in parameters.items()}
-        users = tuple(
-            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
-        )
-        loss = float("nan")
-        count = len(data.positives)
-        for _ in range(self.config.epochs if count else 0):
-            drawn = draw_negatives(
-                data.positives, self.model.schema.num_items, self.config.negatives * count, random
-            )
-            items = (
-                torch.from_numpy(np.concatenate([data.positives, drawn]))
-                .to(self.device)
-                .unsqueeze(0)
-            )
-            labels = torch.zeros(1, items.shape[1], device=self.device)
-            labels[:, :count] = 1.0
-            leaves = {name: value.requires_grad_() for name, value in values.items()}
-            measured = self.model.loss(self.model.predict(leaves, users, items), labels).sum()
-            gradients = torch.autograd.grad(
-                measured, list(leaves.values()), allow_unused=True, materialize_grads=True
-            )
-            steps = zip(leaves.items(), gradients, strict=True)
-            values = {
-                name: (value - self.config.learning_rate * step).detach()
-                for (name, value), step in steps
-            }
-            loss = float(measured.detach())
-        delta = {
-            name: values[name].detach().squeeze(0) - value for name, value in parameters.items()
-        }
-        return Update(delta, examples=count * (1 + self.config.negatives), loss=loss)
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """The examples of each epoch as one batch. All random numbers come from `random`."""
+        liked = data.positives
+        count = self.config.negatives * len(liked)
+        epochs = []
+        for _ in range(self.config.epochs if len(liked) else 0):
+            drawn = draw_negatives(liked, self.model.schema.num_items, count, random)
+            labels = np.zeros(len(liked) + count, dtype=np.float32)
+            labels[: len(liked)] = 1.0
+            epochs.append((np.concatenate([liked, drawn]), labels))
+        return Batches.whole(epochs)
+
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Outcome:
+        """Train every client of a block, from the global `parameters`, which stay as they are."""
+        sgd = SgdSettings(self.config.learning_rate)
+        return descend(self.model, parameters, block, sgd, own=own)

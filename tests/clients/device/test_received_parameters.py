@@ -4,7 +4,6 @@ node alike, before a client's data are read."""
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,8 +12,8 @@ import torch
 
 from clients.device.received_parameters import refuse_unsound
 from clients.hosting.node import Node
+from clients.local.one_by_one import Update, as_block
 from clients.local.own_noise import OwnNoiseConfig, OwnNoiseStep
-from clients.step import Update
 from clients.steps.dpvae import DpVae
 from clients.steps.sgd import Sgd
 from clients.training.round import train_clients
@@ -81,9 +80,10 @@ def test_clients_whose_training_diverges_send_their_noise_alone(load_tiny, path,
     protection = Protection(0.5, 2, tuple(theta), noise_scale=1.0)
     order = TrainOrder(1, np.arange(24), "uniform", protection=protection)
     answer = train_clients(node, theta, order)
+    start = {name: torch.from_numpy(value) for name, value in theta.items()}
     zeros = UpdateSum(theta, (), "uniform", protection, node.noise, 1)
     for client in range(24):
-        zeros.add(client, Update({n: torch.zeros(v.shape) for n, v in theta.items()}, 0, math.nan))
+        zeros.add_block([client], as_block(start, Update({})))
     assert answer.clients == 24
     noise = zeros.sum()
     for name, start in theta.items():
@@ -108,8 +108,7 @@ def failing(monkeypatch, step, client):
 
         return work
 
-    for name in ("batches", "update"):
-        monkeypatch.setattr(step, name, watched(getattr(step, name)))
+    monkeypatch.setattr(step, "batches", watched(step.batches))
     return worked
 
 
@@ -169,7 +168,6 @@ def test_a_block_that_fails_is_not_trained_again_on_a_real_node(load_tiny, tmp_p
         raise ZeroDivisionError
 
     monkeypatch.setattr(Sgd, "train_block", train_block)
-    monkeypatch.setattr(Sgd, "update", lambda *given: pytest.fail("trained again"))
     protection = Protection(0.5, 2, tuple(theta))
     answer = train_clients(node, theta, TrainOrder(1, clients, "uniform", protection=protection))
     assert blocks == [1, 1, 1, 1] and answer.clients == 4

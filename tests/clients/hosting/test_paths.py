@@ -75,9 +75,9 @@ class OwnDeclaration(OtherLoss):
         return super().kernel()
 
 
-class OtherUpdate(Sgd):
-    def update(self, parameters, data, random):
-        return super().update(parameters, data, random)
+class OtherBatches(Sgd):
+    def batches(self, data, random):
+        return super().batches(data, random)
 
 
 def test_a_subclass_that_changes_what_is_computed_does_not_inherit_the_kernel(load_tiny):
@@ -88,9 +88,9 @@ def test_a_subclass_that_changes_what_is_computed_does_not_inherit_the_kernel(lo
         and OtherLoss(config, schema).declared_kernel() is None
     )
     assert OwnDeclaration(config, schema).declared_kernel() is not None
-    step = OtherUpdate(node.step(node.experiment.step).config, node.model, node.device)
+    step = OtherBatches(node.step(node.experiment.step).config, node.model, node.device)
     found = training_path(step, node.model, node.experiment.engine)
-    assert found.name == "blocks" and "OtherUpdate overrides" in found.reason
+    assert found.name == "blocks" and "OtherBatches overrides" in found.reason
 
 
 def test_a_run_reports_its_training_path(run_tiny, capsys):

@@ -13,7 +13,7 @@ from fedrec.data.features import FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.metamf import MetaMf, MetaMfConfig, generate
-from fedrec.protocol.generated import ItemRequests
+from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.rng import torch_stream
 
 ITEMS, USERS = 11, 7

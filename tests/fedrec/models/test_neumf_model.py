@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from clients.hosting.node import Node
+from clients.training.one_client import update_of
 from fedrec.baselines.neural.neumf import Neumf, NeumfConfig
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
@@ -70,7 +71,7 @@ def test_one_clients_step_is_the_gradient_of_the_centralised_loss(pair, factors,
     torch.nn.functional.binary_cross_entropy_with_logits(
         logits, torch.from_numpy(labels).double()
     ).backward()
-    delta = step.update(start, data, stream(0, "client", data.client, 1)).delta
+    delta = update_of(step, start, data, stream(0, "client", data.client, 1)).delta
     rate, wide = step.config.learning_rate, factors
     parts = [
         (name, piece) for name, piece in (("factors", slice(0, wide)), ("tower", slice(wide, None)))

@@ -25,6 +25,7 @@ def test_one_message_per_client_is_refused_before_anything_is_sent():
         for number, order in enumerate(orders)
     ]
     federation = object.__new__(DeployedFederation)  # without a grid: nothing can be sent
-    with pytest.raises(ExperimentError, match="reply of each client") as error:
+    with pytest.raises(ExperimentError, match="several messages in one round") as error:
         federation.train(messages, THETA)
     assert "3 messages for node 7" in error.value.text()
+    assert "reply = .each." in error.value.text().replace(chr(39), ".")

@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from clients.hosting.node import Node
-from clients.training.one_client import run_step
 from fedrec.data.population import Population
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.models.metamf import generate
+from fedrec.rng import stream
 from simulations.attacks.attribute import AttributeOptions, _updates, attack_attribute
 from simulations.attacks.federations import parameters_of
 from simulations.study.runs import run_once
+from tests.clients.oracles import update_under
 
 
 class Stereotyped(Synthetic):
@@ -107,9 +108,9 @@ def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
     for user, described in zip(users.tolist(), found, strict=True):
         values, low = generate(given, torch.tensor([user]), None)
         own = {name: value[0] for name, value in (values | {"item.low": low}).items()}
-        delta = run_step(
-            node.step(experiment.step), own, node, user, "client", experiment.rounds + 1
-        ).delta
+        drawn = stream(experiment.seed, "client", user, experiment.rounds + 1)
+        data = node.population.client(user)
+        delta = update_under(node.step(experiment.step), own, data, drawn).delta
         told = [
             v.norm(dim=-1) if v.dim() > 1 else v
             for n, v in delta.items()

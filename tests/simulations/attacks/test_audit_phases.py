@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from clients.local.updates import Updates
 from clients.training.update_sum import UpdateSum
 from fedrec.experiment.loading import load
 from fedrec.privacy.clipping import Clip
@@ -159,19 +161,22 @@ def test_a_phase_that_is_charged_for_more_noise_than_it_has_is_found(tmp_path, m
     ],
 )
 def test_one_parameter_that_skips_the_clip_is_found(tmp_path, monkeypatch, parameter, error):
-    measure, add = Clip.measure, UpdateSum._add_whole
+    norms = Updates.norms
 
-    def part(self, update):
-        return measure(self, {name: v for name, v in update.items() if name != parameter})
+    def part(self, names=None, order=2):
+        return norms(self, [name for name in names if name != parameter], order)
 
-    def scaled(self, client, delta, share):
-        whole = {name: v if name == parameter else share * v for name, v in delta.items()}
-        add(self, client, whole, 1.0)
+    def scaled(self, trained, shares):
+        ones = torch.ones_like(shares)
+        for name, total in self.dense.items():
+            trained.add_dense({name: total}, ones if name == parameter else shares)
+        for name, table in self.tables.items():
+            trained.add_rows(name, table, ones if name == parameter else shares)
 
     if error == "not measured":
-        monkeypatch.setattr(Clip, "measure", part)
+        monkeypatch.setattr(Updates, "norms", part)
     else:
-        monkeypatch.setattr(UpdateSum, "_add_whole", scaled)
+        monkeypatch.setattr(UpdateSum, "_add_sums", scaled)
     single = {**SGD, "privacy": {"clip-norm": 0.5, "noise-multiplier": 1.0}}
     (run,) = audit({**single, "strategy": {"name": "reptile"}}, tmp_path).runs
     names = {check.name for check in run.checks if not check.passed}

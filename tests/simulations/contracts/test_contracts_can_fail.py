@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.step import Update
+from clients.local.one_by_one import Update
 from clients.steps.sgd import Sgd
 from fedrec import testing
 from fedrec.attacks.members.fit import Fit
@@ -25,6 +25,7 @@ from fedrec.perturb.members.random_replacement import RandomReplacement
 from server.callbacks.base import Callback
 from server.samplers.fixed_size import FixedSize
 from strategies.reptile import Reptile
+from tests.clients import oracles
 
 COUNT = {"calls": 0}
 
@@ -45,45 +46,46 @@ class Bare(Popularity):
     Config = BareConfig
 
 
-class Remembering(Sgd):
-    def update(self, parameters, data, random):
-        found = super().update(parameters, data, random)
+class Remembering(oracles.Sgd):
+    def alone(self, parameters, data, random):
+        found = super().alone(parameters, data, random)
         return Update(
             {n: v * counted() for n, v in found.delta.items()}, found.examples, found.loss
         )
 
 
-class Deaf(Sgd):
-    def update(self, parameters, data, random):
-        return super().update(parameters, data, np.random.default_rng(0))
+class Deaf(oracles.Sgd):
+    def alone(self, parameters, data, random):
+        return super().alone(parameters, data, np.random.default_rng(0))
 
 
-class Idle(Sgd):
-    def update(self, parameters, data, random):
+class Idle(oracles.Sgd):
+    def alone(self, parameters, data, random):
         return Update({n: torch.zeros_like(v) for n, v in parameters.items()}, 0, 0.0)
 
 
-class Writing(Sgd):
-    def update(self, parameters, data, random):
+class Writing(oracles.Sgd):
+    def alone(self, parameters, data, random):
         data.labels[:] = 0
-        return super().update(parameters, data, random)
+        return super().alone(parameters, data, random)
 
 
-class Eager(Sgd):
-    def update(self, parameters, data, random):
+class Eager(oracles.Sgd):
+    def alone(self, parameters, data, random):
         return Update({n: torch.ones_like(v) for n, v in parameters.items()}, 1, 0.0)
 
 
-class Fragile(Sgd):
-    def update(self, parameters, data, random):
+class Fragile(oracles.Sgd):
+    def alone(self, parameters, data, random):
         assert data.items.max() >= 0  # an empty array has no maximum
-        return super().update(parameters, data, random)
+        return super().alone(parameters, data, random)
 
 
 class OtherwiseInBlocks(Sgd):
     def train_block(self, parameters, block, own=None):
         trained = super().train_block(parameters, block, own)
-        trained.values["layer0.bias"][:] += 0.01
+        compact = block.touched.shape[1] < self.model.schema.num_items
+        trained.values["layer0.bias"][:] += 0.01 * compact
         return trained
 
 

@@ -50,6 +50,20 @@ def test_the_same_file_gives_the_same_parameters_in_simulation_and_deployment(
     assert federation.rounds(parity) == 3
 
 
+def test_a_robust_rule_over_the_clients_of_nodes_that_host_many(federation, tmp_path):
+    """A trimmed mean in one file, which the nodes need not have; each hosts ten clients or so."""
+    name = "tests.strategies.trimmed_mean:TrimmedMean"
+    rule = (f"strategy={{name='{name}', cut=0.2}}", "rounds=2", "sampler.cohort=18")
+    until(lambda: federation.online() >= 2, what="the nodes")
+    finished, why = federation.run("trimmed", *rule)
+    assert finished, why
+    simulated = federation.simulated(tmp_path / "simulated", *rule)
+    deployed = federation.parameters("trimmed")
+    for name, value in simulated.items():
+        np.testing.assert_allclose(deployed[name], value, rtol=1e-5, atol=1e-6)
+    assert federation.clients("trimmed") == [18, 18]
+
+
 def test_files_that_hold_secrets_are_the_owners_alone(federation):
     secret = (".key", ".secret", "data.csv", ".sqlite", "config.toml", "processes.json")
     seen = 0

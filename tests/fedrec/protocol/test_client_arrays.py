@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrec.protocol.generated import Generated, ItemRequests
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 
 LISTS = {3: [1, 4], 5: [], 8: [0, 1, 7]}
 
@@ -18,7 +18,7 @@ def requests():
 
 def generated():
     rows = np.array([[31.0], [34.0], [80.0], [81.0], [87.0]])
-    return Generated(requests(), {"w": np.array([[3.0, 3], [5, 5], [8, 8]])}, {"t": rows})
+    return ClientArrays(requests(), {"w": np.array([[3.0, 3], [5, 5], [8, 8]])}, {"t": rows})
 
 
 def told(some):
@@ -53,7 +53,7 @@ def test_padding():
 
 
 def test_arrays_spell_everything():
-    again = Generated.read(generated().arrays())
+    again = ClientArrays.read(generated().arrays())
     assert told(again.requests) == LISTS
     assert again.values["w"].tolist() == generated().values["w"].tolist() and again.rows[
         "t"

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of single clients in one message: the parameters that a server generates for each of them,
+or the update of each. A client uses few items, so of item tables only the rows that it names or
+changes are sent. The rows of all clients of a message are concatenated, without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedrec.prefixes import add_prefix, strip_prefix
+from fedrec.protocol.sparse_update import Change, SparseUpdate
+
+_VALUE = "value/"
+_ROW = "row/"
+
+
+@dataclass(frozen=True, eq=False)
+class ItemRequests:
+    """The items whose rows some clients need.
+
+    Attributes:
+        clients: `int64 [C]`, ascending.
+        offsets: `int64 [C + 1]`; client c needs `items[offsets[c]:offsets[c + 1]]`.
+        items: `int64 [P]`, ascending and distinct for each client.
+    """
+
+    clients: np.ndarray
+    offsets: np.ndarray
+    items: np.ndarray
+
+    @classmethod
+    def of(cls, clients: np.ndarray, lists: Sequence[np.ndarray]) -> ItemRequests:
+        """From one array of items `int64 [n]` per client, ascending and distinct."""
+        offsets = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int64)
+        items = np.concatenate([np.empty(0, dtype=np.int64), *lists])
+        return cls(np.asarray(clients, dtype=np.int64), offsets, items.astype(np.int64, copy=False))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """As named arrays."""
+        return {"clients": self.clients, "offsets": self.offsets, "items": self.items}
+
+    @classmethod
+    def read(cls, arrays: Mapping[str, np.ndarray]) -> ItemRequests:
+        """From named arrays returned by `arrays`."""
+        return cls(arrays["clients"], arrays["offsets"], arrays["items"])
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[ItemRequests]) -> ItemRequests:
+        """The clients of several parts, in their order."""
+        none = np.empty(0, dtype=np.int64)
+        clients = np.concatenate([none, *(part.clients for part in parts)])
+        items = np.concatenate([none, *(part.items for part in parts)])
+        counts = np.concatenate([none, *(np.diff(part.offsets) for part in parts)])
+        return cls(clients, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items)
+
+    @classmethod
+    def joined(cls, parts: Sequence[ItemRequests]) -> ItemRequests:
+        """The clients of several parts, ascending."""
+        whole = cls.concatenated(parts)
+        return whole.take(np.argsort(whole.clients))
+
+    def rows_of(self, places: np.ndarray) -> np.ndarray:
+        """`int64 [rows]`: which of the P rows belong to the clients at the given positions, in
+        their order."""
+        starts = self.offsets[places]
+        counts = self.offsets[places + 1] - self.offsets[places]
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(starts, counts) + within
+
+    def take(self, places: np.ndarray) -> ItemRequests:
+        """The clients at the given positions, `int64 [n]`."""
+        counts = self.offsets[places + 1] - self.offsets[places]
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return ItemRequests(self.clients[places], offsets, self.items[self.rows_of(places)])
+
+
+@dataclass(frozen=True, eq=False)
+class ClientArrays:
+    """Parameters or updates of some clients.
+
+    Attributes:
+        requests: the clients, and the items that `rows` are of.
+        values: `[C, ...]` per parameter, whole tables included.
+        rows: `[P, ...]` per item table, of the named items only.
+    """
+
+    requests: ItemRequests
+    values: dict[str, np.ndarray]
+    rows: dict[str, np.ndarray]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """As named arrays."""
+        return {**self.requests.arrays(), **add_prefix({_VALUE: self.values, _ROW: self.rows})}
+
+    @classmethod
+    def read(cls, arrays: Mapping[str, np.ndarray]) -> ClientArrays:
+        """From named arrays returned by `arrays`."""
+        return cls(
+            ItemRequests.read(arrays), strip_prefix(_VALUE, arrays), strip_prefix(_ROW, arrays)
+        )
+
+    def take(self, places: np.ndarray) -> ClientArrays:
+        """The clients at the given positions, `int64 [n]`."""
+        rows = self.requests.rows_of(places)
+        return ClientArrays(
+            self.requests.take(places),
+            {name: value[places] for name, value in self.values.items()},
+            {name: value[rows] for name, value in self.rows.items()},
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[ClientArrays]) -> ClientArrays:
+        """The clients of several parts, at least one, ascending; zero where a part lacks a
+        parameter. A table of which one part has rows, and another whole values, becomes rows."""
+        tables = {name for part in parts for name in part.rows}
+        parts = [part._with_rows(tables & part.values.keys()) for part in parts]
+        order = np.argsort(np.concatenate([part.requests.clients for part in parts]))
+        requests = ItemRequests.concatenated([part.requests for part in parts])
+        counts = [len(part.requests.clients) for part in parts]
+        values = _filled([part.values for part in parts], counts)
+        rows = _filled([part.rows for part in parts], [len(p.requests.items) for p in parts])
+        return cls(requests, values, rows).take(order)
+
+    def _with_rows(self, names: Collection[str]) -> ClientArrays:
+        """The same with all rows of some tables, and so of all tables."""
+        if not names:
+            return self
+        count = len(self.values[next(iter(names))][0])
+        clients = self.requests.clients
+        whole = ItemRequests.of(clients, [np.arange(count)] * len(clients))
+        rows = {name: self.values[name].reshape(-1, *self.values[name].shape[2:]) for name in names}
+        values = {name: value for name, value in self.values.items() if name not in names}
+        for name, value in self.rows.items():
+            dense = np.zeros((len(clients), count, *value.shape[1:]), dtype=value.dtype)
+            places = np.repeat(np.arange(len(clients)), np.diff(self.requests.offsets))
+            dense[places, self.requests.items] = value
+            rows[name] = dense.reshape(-1, *value.shape[1:])
+        return ClientArrays(whole, values, rows)
+
+    def changes(self, name: str, table: np.ndarray) -> list[Change]:
+        """Each client's update of one parameter, in the order of the clients; zero for a parameter
+        that is not here.
+
+        Args:
+            name: the parameter.
+            table: its value before, `[...]`, for the shape.
+        """
+        if name in self.values:
+            return list(self.values[name])
+        if name not in self.rows:
+            return [np.zeros_like(table)] * len(self.requests.clients)
+        ends = self.requests.offsets[1:-1]
+        pairs = zip(
+            np.split(self.requests.items, ends), np.split(self.rows[name], ends), strict=True
+        )
+        return [SparseUpdate(table.shape, items, rows) for items, rows in pairs]
+
+    def padded(self, width: int) -> dict[str, np.ndarray]:
+        """All parameters with a leading cohort dimension, the rows of each client filled up to
+        `[C, width, ...]`."""
+        real = self.real(width)
+        found = dict(self.values)
+        for name, value in self.rows.items():
+            found[name] = np.zeros((*real.shape, *value.shape[1:]), dtype=value.dtype)
+            found[name][real] = value
+        return found
+
+    def real(self, width: int) -> np.ndarray:
+        """`bool [C, width]`: which rows of `padded` are not padding."""
+        return np.arange(width) < np.diff(self.requests.offsets)[:, None]
+
+
+def _filled(
+    parts: Sequence[Mapping[str, np.ndarray]], counts: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """Arrays of several parts end to end, zeros `[count, ...]` for those that a part lacks."""
+    like = {name: value for part in parts for name, value in part.items()}
+    return {
+        name: np.concatenate(
+            [
+                part.get(name, np.zeros((count, *one.shape[1:]), one.dtype))
+                for part, count in zip(parts, counts, strict=True)
+            ]
+        )
+        for name, one in like.items()
+    }

@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local training of one client after the other, with whole item tables and automatic
+differentiation: independent of the blocks that the steps train, and compared with them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from clients.local.one_by_one import Update, one_by_one
+from clients.local.own_noise import clipped_mean
+from clients.steps import contrastive, dpvae, joint, sgd, vae
+from clients.steps.dpvae import _network as _without_bound
+from clients.steps.personal import als, fedrap, maml, pfedrec, sgd_profile
+from clients.steps.personal.als import MOMENTS
+from clients.steps.personal.fedrap import PERSONAL, SHARED, _refuse_divergence
+from clients.steps.personal.maml import _minus_gradients
+from clients.steps.personal.pfedrec import BIAS, ITEMS, WEIGHT
+from clients.steps.personal.sgd_profile import PROFILE, _network
+from clients.steps.vae import generator_of
+from fedrec.cohort.batches import OwnData
+from fedrec.cohort.block import Block
+from fedrec.cohort.sgd import SgdSettings
+from fedrec.factors.packed import packed
+from fedrec.pretext.encoder import recommender_part
+from fedrec.pretext.mean_encoder import mean_directions
+
+
+class OneByOne:
+    """A step that trains each client by `alone`."""
+
+    whole_tables = True
+
+    def batches(self, data, random):
+        return OwnData.of(data, random)
+
+    def block(self, users, batches, device):
+        return Block.of(users, batches, device)
+
+    def train_block(self, parameters, block, own=None):
+        return one_by_one(parameters, block, own, self.alone)
+
+    def kernel_refusal(self):
+        return "an oracle"
+
+
+class LocalDescent:
+    """One client's parameters while they are trained.
+
+    Args:
+        start: the parameters that are trained, without cohort dimension; unchanged.
+        sgd: settings of the gradient steps.
+
+    Attributes:
+        values: `[1, ...]` each.
+    """
+
+    def __init__(self, start, sgd):
+        self.start = start
+        self.sgd = sgd
+        self.values = {name: value.detach().unsqueeze(0).clone() for name, value in start.items()}
+        self._buffers = (
+            {name: torch.zeros_like(v) for name, v in self.values.items()} if sgd.momentum else {}
+        )
+
+    def step(self, loss, held=frozenset()):
+        leaves = {name: value.requires_grad_() for name, value in self.values.items()}
+        measured = loss(leaves).sum()
+        gradients = torch.autograd.grad(
+            measured, list(leaves.values()), allow_unused=True, materialize_grads=True
+        )
+        with torch.no_grad():
+            for (name, value), gradient in zip(leaves.items(), gradients, strict=True):
+                if self.sgd.weight_decay:
+                    gradient = gradient + self.sgd.weight_decay * value
+                if self.sgd.proximal_mu:
+                    gradient = gradient + self.sgd.proximal_mu * (value - self.start[name])
+                if self.sgd.momentum:
+                    gradient = self._buffers[name].mul_(self.sgd.momentum).add_(gradient)
+                value.detach_().sub_(gradient, alpha=0.0 if name in held else self.sgd.rate(name))
+        return measured.detach()
+
+    def delta(self, parameters):
+        return {
+            name: self.values[name].squeeze(0) - value
+            if name in self.values
+            else torch.zeros_like(value)
+            for name, value in parameters.items()
+        }
+
+
+def in_batches(epochs, size, device, step):
+    examples = 0
+    loss = math.nan
+    for epoch in epochs:
+        items, labels = (torch.from_numpy(array).to(device) for array in epoch)
+        examples = len(items)
+        loss = float(np.mean(list(map(step, items.split(size), labels.split(size)))))
+    return examples, loss
+
+
+class Sgd(OneByOne, sgd.Sgd):
+    def alone(self, parameters, data, random):
+        trained = recommender_part(parameters)
+        sgd = self._settings(list(trained))
+        descent = LocalDescent(trained, sgd)
+        users = tuple(
+            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
+        )
+        examples = 0
+        loss = float("nan")
+        for epoch, (items, labels) in enumerate(self._epochs(data, random)):
+            held = self._held(sgd, epoch)
+            examples = len(items)
+            starts = range(0, examples, self.config.batch_size)
+            batches = [slice(start, start + self.config.batch_size) for start in starts]
+            losses = [
+                descent.step(self._loss(users, items[batch], labels[batch]), held)
+                for batch in batches
+            ]
+            loss = float(torch.stack(losses).mean()) if losses else loss
+        return Update(descent.delta(parameters), examples, loss)
+
+    def _held(self, sgd, epoch):
+        return sgd.late if epoch < self.config.epochs - sgd.late_epochs else frozenset()
+
+    def _loss(self, users, items, labels):
+        batch = torch.tensor(items[None], device=self.device)
+        targets = torch.tensor(labels[None], device=self.device)
+        return lambda parameters: self.model.loss(
+            self.model.predict(parameters, users, batch), targets
+        )
+
+
+class Contrastive(OneByOne, contrastive.Contrastive):
+    def alone(self, parameters, data, random):
+        descent = LocalDescent(self._trained(parameters), self.config.sgd())
+        examples = 0
+        loss = float("nan")
+        for views in self._epochs(data, random):
+            examples = len(views)
+            parts = np.array_split(views, -(-examples // self.config.batch_size) or 1)
+            losses = [descent.step(self._loss(part)) for part in parts if len(part)]
+            loss = float(torch.stack(losses).mean()) if losses else loss
+        return Update(descent.delta(parameters), examples, loss)
+
+    def _loss(self, views):
+        batch = torch.tensor(views[None], device=self.device)
+        return lambda parameters: self.task.loss_from_table(parameters, batch)
+
+
+class Joint(OneByOne, joint.Joint):
+    _loss = Sgd._loss
+    _held = Sgd._held
+
+    def alone(self, parameters, data, random):
+        sgd = self._settings(list(parameters))
+        size = self.config.batch_size
+        descent = LocalDescent(parameters, sgd)
+        users = tuple(
+            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
+        )
+        examples = 0
+        loss = float("nan")
+        for epoch, ((items, labels), views) in enumerate(self._joint_epochs(data, random)):
+            held = self._held(sgd, epoch)
+            examples = len(items) or len(views)
+            parts = np.array_split(views, -(-examples // size) or 1)
+            batches = [slice(start, start + size) for start in range(0, len(parts) * size, size)]
+            losses = [
+                descent.step(self._joint_loss(users, items[batch], labels[batch], part), held)
+                for batch, part in zip(batches, parts, strict=True)
+                if examples
+            ]
+            loss = float(torch.stack(losses).mean()) if losses else loss
+        return Update(descent.delta(parameters), examples, loss)
+
+    def _joint_loss(self, users, items, labels, views):
+        batch = torch.tensor(views[None], device=self.device)
+        recommending = self._loss(users, items, labels)
+
+        def loss(parameters):
+            supervised = self.config.lambda_dssm * recommending(parameters) if len(items) else 0.0
+            return supervised + self.task.loss_from_table(parameters, batch)
+
+        return loss
+
+
+class SgdProfile(OneByOne, sgd_profile.SgdProfile):
+    _loss = Sgd._loss
+    _held = Sgd._held
+
+    def alone(self, parameters, data, random):
+        found = super().update(_network(parameters), data, random)
+        old = parameters[PROFILE]
+        change = torch.zeros_like(old)
+        if self.config.epochs:
+            liked = torch.from_numpy(data.positives).to(self.device)
+            own = parameters[ITEMS][liked] + found.delta[ITEMS][liked]
+            change = mean_directions(own, torch.ones_like(liked, dtype=torch.bool)) - old
+        return replace(found, delta={**found.delta, PROFILE: change})
+
+
+class Vae(OneByOne, vae.VaeStep):
+    def alone(self, parameters, data, random):
+        if not len(data.positives):
+            return Update(
+                {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
+            )
+        descent = LocalDescent(parameters, SgdSettings(self.config.learning_rate))
+        history = self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device)
+        loss = math.nan
+        beta = self.config.beta
+        prior = None if self.priors is None else self.priors.prior(data, self.device)
+        share = 1 / len(data.positives) if self.config.per_item else 1.0
+        for _ in range(self.config.epochs):
+            draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
+
+            def objective(values, draw=draw):
+                return share * self.vae.negative_elbo(values, history, draw, beta, prior)
+
+            loss = float(descent.step(objective))
+        return Update(descent.delta(parameters), min(1, self.config.epochs), loss)
+
+
+class DpVae(OneByOne, dpvae.DpVae):
+    def alone(self, parameters, data, random):
+        if self.config.epochs == 0:
+            return Update(
+                {name: torch.zeros_like(value) for name, value in parameters.items()}, 1, math.nan
+            )
+        gradients, loss = self.gradients(parameters, data, random)
+        norms = gradients.double().norm(dim=1)
+        bound = self.bound(parameters, gradients, data.client)
+        uploaded = self.uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
+        return Update(
+            self.shaped(uploaded, _without_bound(parameters)),
+            1,
+            loss if self.config.mode == "paper" else math.nan,
+        )
+
+    def gradients(self, parameters, data, random):
+        network = _without_bound(parameters)
+        number = len(data.positives)
+        if not number:
+            return torch.zeros(
+                0, sum(v.numel() for v in network.values()), device=self.device
+            ), math.nan
+        items = random.choice(data.positives, size=min(self.config.examples, number), replace=False)
+        history = self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device)
+        draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
+        leaves = {
+            name: value.detach().unsqueeze(0).requires_grad_() for name, value in network.items()
+        }
+        targets = torch.zeros(1, len(items), self.vae.schema.num_items, device=self.device)
+        targets[0, torch.arange(len(items)), torch.from_numpy(items)] = 1.0
+        prior = None if self.priors is None else self.priors.prior(data, self.device)
+        losses = self.vae.negative_elbo(
+            leaves, history, draw, self.config.beta / number, prior, targets
+        )[0]
+        losses = losses.mean(0, keepdim=True) if self.config.clip == "user" else losses
+        each = torch.eye(len(losses), device=self.device)
+        found = torch.autograd.grad(losses, list(leaves.values()), each, is_grads_batched=True)
+        return torch.cat([gradient.flatten(1) for gradient in found], 1), float(
+            losses.detach().mean()
+        )
+
+
+class Als(OneByOne, als.Als):
+    def alone(self, parameters, data, random):
+        delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        if not len(data.positives) or not self.config.epochs:
+            return Update(delta, 0, math.nan)
+        items = parameters["item.factors"].double()
+        liked = torch.from_numpy(data.positives)
+        target = torch.zeros(len(items), dtype=torch.float64, device=items.device)
+        target[liked] = 1.0
+        weights = 1 + (self.config.weight - 1) * target
+        penalty = self.config.regularisation * torch.eye(items.shape[1]).to(items)
+        matrix = items.T @ (weights[:, None] * items) + penalty
+        own = torch.linalg.solve(matrix, items.T @ (weights * target))
+        outer = torch.outer(own, own)
+        fitted = items @ own
+        delta["user.factors"] = own.to(parameters["user.factors"]) - parameters["user.factors"]
+        delta["user.gram"] = outer.to(delta["user.gram"])
+        if MOMENTS in parameters:
+            delta[MOMENTS][liked] = packed(outer).to(delta[MOMENTS])
+            delta["item.right"][liked] = own.to(delta["item.right"])
+        else:
+            shares = self.config.weight - (self.config.weight - 1) * fitted[liked]
+            delta["item.right"][liked] = torch.outer(shares, own).to(delta["item.right"])
+        loss = (weights * (target - fitted).square()).mean()
+        return Update(delta, len(liked), float(loss))
+
+
+class Fedrap(OneByOne, fedrap.FedrapStep):
+    def alone(self, parameters, data, random):
+        values = {name: value.clone() for name, value in parameters.items()}
+        examples, loss = in_batches(
+            self._epochs(data, random),
+            self.config.batch_size,
+            self.device,
+            functools.partial(self._descend, values),
+        )
+        _refuse_divergence(values, data.client)
+        return Update(
+            {name: values[name] - value for name, value in parameters.items()}, examples, loss
+        )
+
+    def _descend(self, values, items, labels):
+        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+        given = {name: value.unsqueeze(0) for name, value in leaves.items()}
+        predicted = self.model.predict(given, (), items[None])[0]
+        entropy = F.binary_cross_entropy_with_logits(predicted, labels)
+        shared = leaves[SHARED][items]
+        personal = leaves[PERSONAL][items]
+        loss = entropy - self.config.apart * (personal - shared).square().mean()
+        loss = loss + self.config.sparse * shared.abs().mean()
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        for (name, value), gradient in zip(leaves.items(), gradients, strict=True):
+            values[name] = value.detach() - self._rates()[name] * gradient
+        return float(entropy.detach())
+
+
+class Pfedrec(OneByOne, pfedrec.PfedrecStep):
+    def alone(self, parameters, data, random):
+        values = {name: value.clone() for name, value in parameters.items()}
+        examples, loss = in_batches(
+            self._epochs(data, random),
+            self.config.batch_size,
+            self.device,
+            functools.partial(self._turns, values),
+        )
+        return Update(
+            {name: values[name] - value for name, value in parameters.items()}, examples, loss
+        )
+
+    def _turns(self, values, items, labels):
+
+        def loss(leaves):
+            given = {name: value.unsqueeze(0) for name, value in leaves.items()}
+            predicted = self.model.predict(given, (), items[None])[0]
+            return F.binary_cross_entropy_with_logits(predicted, labels)
+
+        first = None
+        rate = self.config.learning_rate
+        for names, size in (((WEIGHT, BIAS), rate), ((ITEMS,), rate * self.config.item_rate)):
+            leaves = {
+                name: value.detach().requires_grad_(name in names) for name, value in values.items()
+            }
+            measured = loss(leaves)
+            first = float(measured.detach()) if first is None else first
+            for name, gradient in zip(
+                names, torch.autograd.grad(measured, [leaves[n] for n in names]), strict=True
+            ):
+                values[name] = values[name] - size * gradient
+        return float("nan") if first is None else first
+
+
+class Maml(OneByOne, maml.Maml):
+    def alone(self, parameters, data, random):
+        support, query = self._divided(data, random)
+        if not len(support[0]):
+            return Update(
+                {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
+            )
+        users = tuple(
+            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
+        )
+        rates = self._rates(list(parameters))
+        start = {n: v.detach().unsqueeze(0).clone().requires_grad_() for n, v in parameters.items()}
+        values = start
+        loss = torch.tensor(math.nan)
+        for _ in range(self.config.epochs):
+            loss = self._loss(values, users, support)
+            values = self._adapted(values, loss, rates)
+        if self.config.query_share:
+            loss = self._loss(values, users, query)
+            delta = _minus_gradients(loss, values if self.config.order == 1 else start)
+        else:
+            delta = {name: (value - start[name]).detach() for name, value in values.items()}
+        examples = len(support[0]) + len(query[0])
+        return Update(
+            {name: value.squeeze(0) for name, value in delta.items()},
+            examples,
+            float(loss.detach()),
+        )
+
+    def _loss(self, values, users, examples):
+        items, labels = (torch.from_numpy(part[None]).to(self.device) for part in examples)
+        return self.model.loss(self.model.predict(values, users, items), labels).sum()
+
+
+ORACLES = (Sgd, Contrastive, Joint, SgdProfile, Vae, DpVae, Als, Fedrap, Pfedrec, Maml)
+
+
+def with_oracle(node):
+    """The node with an oracle in place of its step."""
+    made = node.step
+    by_step = {oracle.__mro__[2]: oracle for oracle in ORACLES}
+
+    def step(section):
+        own = made(section)
+        return by_step[type(own)](own.config, node.model, node.device)
+
+    node.step = step
+    return node
+
+
+def update_under(step, given, data, random):
+    """The update of one client under parameters that a server sent to it, whole tables."""
+    block = step.block([data.features], [step.batches(data, random)], step.device)
+    tables = [name for name in ("item.id", "item.guide", "item.low") if name in given]
+    own = {n: (v[block.touched[0]] if n in tables else v).unsqueeze(0) for n, v in given.items()}
+    trained = step.train_block({}, block, own)
+    delta = {name: torch.zeros_like(value) for name, value in given.items()}
+    for name, change in trained.changes_of(0).items():
+        if name in tables:
+            delta[name][block.touched[0]] = change
+        else:
+            delta[name] = change
+    return Update(delta, block.examples[0], trained.losses()[0])
