@@ -23,6 +23,7 @@ _CONTRACTS = (
     "Baseline",
     "Callback",
     "Dataset",
+    "Mechanism",
     "Model",
     "Perturbation",
     "Sampler",

@@ -24,6 +24,7 @@ from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.phases import MAIN, Phase, phase_at
 from fedrec.experiment.sections import Section
+from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import pack_train, unpack_each, unpack_sum
@@ -42,6 +43,11 @@ class Cohorts(Protocol):
     """`int64 [clients]`, ascending: all clients that may be sampled."""
     section: Section
     """Name and settings of the sampler."""
+
+    @property
+    def schedule(self) -> Scheduled | None:
+        """What the sampler guarantees of the rounds of each client; None: nothing."""
+        ...
 
     def sample(self, round_number: int) -> np.ndarray:
         """The cohort of a round, `int64 [clients]`, ascending."""

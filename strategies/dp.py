@@ -25,9 +25,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from fedrec.errors import ExperimentError
+from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.accounting.events import Event
 from fedrec.privacy.clipping import AdaptiveClip, Clip
-from fedrec.privacy.noise_mechanisms import Source, add_noise, noisy_count
+from fedrec.privacy.noise_source import Source, noisy_count
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum, Weighting
@@ -54,6 +55,7 @@ class DpFedAvg:
         self.phase = phase
         self.source = source
         self.charge = charge
+        self.memory: dict[str, np.ndarray] = {}
         self._warned = False
 
     def refuse_unequal(self, strategy: str, weighting: Weighting) -> None:
@@ -72,8 +74,9 @@ class DpFedAvg:
 
     @property
     def event(self) -> Event:
-        """What one round costs; a subclass that releases more states it here. The charge of a round
-        is this event, and so is what is planned and explained before a run."""
+        """What one round costs (the first one of correlated rounds: all of them); a subclass that
+        releases more states it here. The charge of a round is this event, and so is what is planned
+        and explained before a run."""
         return self.plan.event(self.phase)
 
     def protection(self, names: Sequence[str]) -> Protection:
@@ -112,12 +115,13 @@ class DpFedAvg:
         return round(self.plan.denominator) if self.plan.config.mode == "secure" else clients
 
     def state(self) -> dict[str, np.ndarray]:
-        """The present clip norm, which adaptive clipping moves."""
-        return {"clip-norm": np.asarray(self.plan.clip_norm)}
+        """The present clip norm, which adaptive clipping moves, and what the mechanism keeps."""
+        return {"clip-norm": np.asarray(self.plan.clip_norm), **add_prefix({"noise/": self.memory})}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore what `state` returned."""
         self.plan = self.plan.at_clip_norm(float(state["clip-norm"]))
+        self.memory = strip_prefix("noise/", state)
 
     def _noisy(
         self,
@@ -133,12 +137,9 @@ class DpFedAvg:
         if not plan.server_noise_scale and not missing:
             return total
         whole = {name: dense_change(change, theta[name]) for name, change in total.items()}
-        noisy = add_noise(
-            whole,
-            plan.server_noise_scale,
-            self.source,
-            round_number,
-            mechanism=plan.config.mechanism,
+        mechanism = plan.mechanism
+        noisy = mechanism.add_noise(
+            whole, plan.server_noise_scale, self.source, round_number, memory=self.memory
         )
         if missing:
             log.warning(
@@ -147,7 +148,7 @@ class DpFedAvg:
                 answered,
             )
             # no client has an address of that form
-            noisy = add_noise(noisy, missing, self.source, round_number, 0, 0)
+            noisy = mechanism.add_noise(noisy, missing, self.source, round_number, 0, 0)
         return noisy
 
     def _warn_of_idle(self, round_number: int, total: Mapping[str, Change]) -> None:

@@ -8,21 +8,16 @@ differ at all.
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
-from fedrec.privacy import noise_mechanisms
-from fedrec.privacy.accounting.events import GaussianRound, LaplaceRound
-
-ROOT = Path(noise_mechanisms.__file__).parents[2]
+from fedrec.privacy.accounting.events import NoisyRound
+from fedrec.privacy.mechanisms.base import Mechanism
+from strategies import dp
 
 
 @dataclass(frozen=True)
@@ -54,20 +49,6 @@ class Captured:
         return float(np.linalg.norm(np.concatenate(apart), self.order))
 
 
-@functools.cache
-def drawing_modules() -> list[ModuleType]:
-    """All modules of the packages that draw noise by name, imported."""
-    found = []
-    for package in ("fedrec", "clients", "server", "strategies", "simulations"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            text = path.read_text()
-            if "import" in text and ("add_noise" in text or "noisy_count" in text):
-                name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-                if name != noise_mechanisms.__name__:
-                    found.append(importlib.import_module(name))
-    return found
-
-
 @contextmanager
 def captured(held: Sequence[Captured] | None = None) -> Iterator[list[Captured]]:
     """The releases of what runs within, in the order of their addresses.
@@ -77,7 +58,7 @@ def captured(held: Sequence[Captured] | None = None) -> Iterator[list[Captured]]
     """
     seen: list[Captured] = []
     before = {release.key: release for release in held or ()}
-    add_noise, noisy_count = noise_mechanisms.add_noise, noise_mechanisms.noisy_count
+    add_noise, noisy_count = Mechanism.add_noise, dp.noisy_count
 
     def keep(exact, scale, order, address, draw):
         exact = {name: np.array(value, dtype=np.float64) for name, value in exact.items()}
@@ -89,13 +70,11 @@ def captured(held: Sequence[Captured] | None = None) -> Iterator[list[Captured]]
         seen.append(replace(own, released=released))
         return {name: np.array(value) for name, value in released.items()}
 
-    def noisy(arrays, scale, source, *address, mechanism="gaussian"):
-        order = 1 if mechanism == "laplace" else 2
-
+    def noisy(mechanism, arrays, scale, source, *address, memory=None):
         def draw():
-            return add_noise(arrays, scale, source, *address, mechanism=mechanism)
+            return add_noise(mechanism, arrays, scale, source, *address, memory=memory)
 
-        return keep(arrays, scale, order, address, draw)
+        return keep(arrays, scale, mechanism.order, address, draw)
 
     def counted(count, std, source, *address):
         def draw():
@@ -103,12 +82,9 @@ def captured(held: Sequence[Captured] | None = None) -> Iterator[list[Captured]]
 
         return float(keep({"count": np.array(count)}, std, 2, address, draw)["count"])
 
-    replaced = {"add_noise": (add_noise, noisy), "noisy_count": (noisy_count, counted)}
     with pytest.MonkeyPatch.context() as patch:
-        for module in drawing_modules():
-            for name, (ours, ones_own) in replaced.items():
-                if getattr(module, name, None) is ours:
-                    patch.setattr(module, name, ones_own)
+        patch.setattr(Mechanism, "add_noise", noisy)
+        patch.setattr(dp, "noisy_count", counted)
         yield seen
     assert seen, "nothing was released"
     seen.sort(key=lambda release: release.key)
@@ -117,8 +93,8 @@ def captured(held: Sequence[Captured] | None = None) -> Iterator[list[Captured]]
 
 def sensitivities(release: Captured, event: object) -> float:
     """The sensitivity that a charge of this release claims: its noise over its multiplier."""
-    assert isinstance(event, GaussianRound | LaplaceRound), event
+    assert isinstance(event, NoisyRound), event
     multiplier = event.noise_multiplier
-    if set(release.exact) == {"count"} and isinstance(event, GaussianRound):
+    if set(release.exact) == {"count"}:
         multiplier = event.count_multiplier or multiplier
     return release.scale / multiplier

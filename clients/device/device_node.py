@@ -30,7 +30,8 @@ from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.phases import phase_at, step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
-from fedrec.privacy.noise_mechanisms import Source, source_of
+from fedrec.privacy.mechanisms.base import mechanism_of
+from fedrec.privacy.noise_source import Source, source_of
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
@@ -220,9 +221,10 @@ def _identity(join: Path | None) -> Identity:
 def _rho(protection: Protection | None) -> float | None:
     """Cost of a client's own Gaussian noise in a round, as zero-concentrated DP (Bun and Steinke
     2016, 1.6); None for other noise."""
-    if protection is None or protection.noise_scale <= 0 or protection.mechanism != "gaussian":
+    if protection is None or protection.noise_scale <= 0:
         return None
-    return 0.5 * (protection.clip_norm / protection.noise_scale) ** 2
+    pair = mechanism_of(protection.mechanism).pair(protection.noise_scale / protection.clip_norm)
+    return None if pair.mu is None else 0.5 * pair.mu**2
 
 
 @lru_cache(maxsize=8)

@@ -88,6 +88,11 @@ class Policy(Config):
         self._examine("model", registry.MODEL, experiment.model)
         self._examine("split", registry.SPLIT, experiment.split)
         self._examine("step", registry.STEP, experiment.step)
+        if experiment.privacy is not None:
+            chosen = experiment.privacy.mechanism
+            table = {"name": chosen} if isinstance(chosen, str) else chosen
+            key = registry.MECHANISM.key
+            self._examine(key, registry.MECHANISM, Section.model_validate(table))
         self._examine("evaluation.fine-tune", registry.STEP, experiment.fine_tune_step())
         threads = self.most_threads or os.cpu_count() or 1
         self._refuse_more("engine.threads", experiment.engine.threads or 1, threads, "most-threads")

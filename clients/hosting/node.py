@@ -35,7 +35,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.metrics.groups import user_groups
 from fedrec.models.base import Model
-from fedrec.privacy.noise_mechanisms import Source, source_of
+from fedrec.privacy.noise_source import Source, source_of
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.rng import torch_stream
 from fedrec.secure.identity import Identity

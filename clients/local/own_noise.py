@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from clients.step import Step, StepConfig
-from fedrec.privacy.noise_mechanisms import Secure
+from fedrec.privacy.noise_source import Secure
 from fedrec.privacy.optimal_clip import optimal_clip
 from fedrec.privacy.personal.budgets import PersonalBudget
 from fedrec.privacy.personal.noise import PersonalNoise

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedrec.cohort.outcome import Outcome
-from fedrec.privacy.noise_mechanisms import Source
+from fedrec.privacy.noise_source import Source
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum, Weighting
 from fedrec.protocol.sparse_update import Change, SparseAccumulator

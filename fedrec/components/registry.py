@@ -66,8 +66,26 @@ PERTURBATION = Kind(
     table="perturb",
 )
 ATTACK = Kind("attack", "fedrec.attacks.members", "fedrec.attacks.base:Attack")
+MECHANISM = Kind(
+    "mechanism",
+    "fedrec.privacy.mechanisms",
+    "fedrec.privacy.mechanisms.base:Mechanism",
+    table="privacy.mechanism",
+)
 
-KINDS = (DATASET, SPLIT, MODEL, STEP, STRATEGY, SAMPLER, PERTURBATION, BASELINE, CALLBACK, ATTACK)
+KINDS = (
+    DATASET,
+    SPLIT,
+    MODEL,
+    STEP,
+    STRATEGY,
+    SAMPLER,
+    PERTURBATION,
+    BASELINE,
+    CALLBACK,
+    ATTACK,
+    MECHANISM,
+)
 
 _NOT_COMPONENTS = {  # modules with the shared code of components
     "base",

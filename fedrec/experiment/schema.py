@@ -254,6 +254,8 @@ class Experiment(DataSettings):
             sections["perturb"] = resolved_section(
                 registry.PERTURBATION, self.perturb, seed=self.seed
             )
+        if self.privacy is not None and self.federated:
+            sections["privacy"] = self.privacy.resolved()
         resolved = self.model_copy(update=sections)
         if self.federated:
             component_settings(registry.STEP, resolved.fine_tune_step(), at="evaluation.fine-tune")

@@ -8,7 +8,7 @@ definition 1, theorem 1). `add-remove`: one client more or less; the sum moves b
 sensitivity.
 
 The papers write z for both noise/2S and noise/S. The factor of two is a factor of four in Rényi
-divergence, so a plan keeps both, as `Multipliers`.
+divergence, so a plan keeps noise/S and divides it by the sensitivity under its adjacency.
 
 For contributions that never point in opposite directions, 2S is too large. Let a and b be the
 contributions of two users, both of L2 norm at most S. Replacing one by the other changes the sum by
@@ -34,27 +34,9 @@ two users without a common item are 2S apart; and add-remove gains nothing, as |
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 Adjacency = Literal["replace-one", "add-remove"]
 Contributions = Literal["signed", "non-negative"]
 """`non-negative`: all vectors without a negative coordinate, or rotated from such, or all positive
 semi-definite matrices; `signed`: anything."""
-
-
-@dataclass(frozen=True)
-class Multipliers:
-    """The multiplier of one noise under both adjacencies; `Clip.multipliers` makes it.
-
-    Attributes:
-        replace_one: noise scale of the sum / 2S; / sqrt(2) S where contributions are non-negative.
-        add_remove: noise scale of the sum / S.
-    """
-
-    replace_one: float
-    add_remove: float
-
-    def under(self, adjacency: Adjacency) -> float:
-        """The multiplier under an adjacency."""
-        return self.replace_one if adjacency == "replace-one" else self.add_remove

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy.adjacency import Adjacency, Contributions, Multipliers
+from fedrec.privacy.adjacency import Adjacency, Contributions
 
 _ROUNDING = 1e-6
 Floating = TypeVar("Floating", np.float32, np.float64)
@@ -42,7 +42,7 @@ class Clip:
 
     Attributes:
         norm: the bound S, > 0 and finite.
-        order: 2 for the L2 (Frobenius) norm, 1 for the L1 norm (Laplace noise).
+        order: 2 for the L2 (Frobenius) norm, 1 for the L1 norm.
         contributions: `non-negative` only for updates that have no signs by construction, see
             `fedrec.privacy.adjacency`.
     """
@@ -70,13 +70,6 @@ class Clip:
             return self.norm
         acute = self.contributions == "non-negative" and self.order == 2
         return (math.sqrt(2.0) if acute else 2.0) * self.norm
-
-    def multipliers(self, noise_scale: float) -> Multipliers:
-        """Noise multipliers of a noise scale (standard deviation, or Laplace's b) of the sum."""
-        return Multipliers(
-            replace_one=noise_scale / self.sensitivity("replace-one"),
-            add_remove=noise_scale / self.sensitivity("add-remove"),
-        )
 
     def factors(self, norms: np.ndarray) -> np.ndarray:
         """Factor on each update, `float64 [clients]`; 0: replace it by zeros, even if it is not

@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Literal, Self
+from itertools import groupby
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedrec.config import Config
+from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.adjacency import Adjacency, Contributions
 from fedrec.privacy.clipping import Clip
+from fedrec.privacy.mechanisms.base import Mechanism, Placement, mechanism_of
+
+Mix = tuple[tuple[float, int], ...]
+"""Noise factor and number of rounds of each part of a run: one target epsilon is for all."""
 
 
 class AdaptiveClipConfig(Config):
@@ -48,8 +54,8 @@ class PrivacyConfig(Config):
     """
 
     clip_norm: float = Field(ge=1e-9)
-    """Clip norm S of a client's whole update (L2; L1 for Laplace); the initial one if clipping is
-    adaptive."""
+    """Clip norm S of a client's whole update, in the norm of the mechanism (L2; L1 for Laplace);
+    the initial one if clipping is adaptive."""
     noise_multiplier: float | None = Field(default=None, ge=0)
     """Noise multiplier z, relative to `noise-relative-to`; 0: clipping without noise, and epsilon
     is infinite."""
@@ -63,9 +69,9 @@ class PrivacyConfig(Config):
     """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
     on neighbouring data, plus delta; 0 with Laplace only; default: the smaller of
     N^-1.1 and 1e-5."""
-    mechanism: Literal["gaussian", "laplace"] = "gaussian"
-    """Distribution of the noise; `laplace` clips in the L1 norm, which costs far more noise in many
-    dimensions."""
+    mechanism: str | dict[str, Any] = "gaussian"
+    """The noise: a name (`fedrec list mechanism`), or a table with name and settings; `laplace`
+    clips in the L1 norm, which costs far more noise in many dimensions."""
     noise_relative_to: Literal["sensitivity", "clip-norm"] = "sensitivity"
     """`sensitivity`: 2S under replace-one (PrivRec) and S under add-remove; `clip-norm`: always
     S."""
@@ -77,7 +83,7 @@ class PrivacyConfig(Config):
     mode: Literal["reproducible", "secure"] = "reproducible"
     """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's
     generator."""
-    placement: Literal["central", "distributed", "local"] = "central"
+    placement: Placement = "central"
     """Where noise is added: on the server (`central`); a share on each client (`distributed`; the
     server must see only the sum); in full on each client (`local`)."""
     max_dropouts: int = Field(default=0, ge=0)
@@ -107,9 +113,7 @@ class PrivacyConfig(Config):
         """Constraints between settings, and whether they are violated."""
         calibrated = self.epsilon is not None
         adaptive = self.adaptive_clip is not None
-        laplace = self.mechanism == "laplace"
         by_clients = self.placement != "central"
-        distributed = self.placement == "distributed"
         paper = self.paper_noise_order
         return [
             (
@@ -122,12 +126,7 @@ class PrivacyConfig(Config):
             ),
             (
                 "max-dropouts only with placement = 'distributed'",
-                self.max_dropouts > 0 and not distributed,
-            ),
-            ("delta > 0 with gaussian noise", self.delta == 0 and not laplace),
-            (
-                "gaussian noise when distributed: a sum of Laplace shares is not Laplace",
-                laplace and distributed,
+                self.max_dropouts > 0 and self.placement != "distributed",
             ),
             (
                 (
@@ -135,10 +134,6 @@ class PrivacyConfig(Config):
                     " part"
                 ),
                 self.placement == "local" and self.adjacency == "add-remove",
-            ),
-            (
-                "gaussian noise with adaptive-clip: count and sum are one release",
-                laplace and adaptive,
             ),
             (
                 "placement = 'central' with adaptive-clip: the server adds the count's noise",
@@ -166,24 +161,68 @@ class PrivacyConfig(Config):
         )
 
     def clip(self, contributions: Contributions = "signed") -> Clip:
-        """The clip of clients' updates: L1 for Laplace noise, L2 otherwise; adaptive clipping
-        starts here."""
-        order = 1 if self.mechanism == "laplace" else 2
-        return Clip(self.clip_norm, order, contributions)
+        """The clip of clients' updates, in the norm of the mechanism; adaptive clipping starts
+        here."""
+        return Clip(self.clip_norm, self.noise().order, contributions)
+
+    def noise(self) -> Mechanism:
+        """The mechanism, which is imported now.
+
+        Raises:
+            ExperimentError: it or one of its settings is unknown, or it does not fit the other
+                settings.
+        """
+        found = mechanism_of(self.mechanism)
+        name = found.name
+        pure = math.isfinite(found.pair(1.0).pure_epsilon)
+        rules = [
+            ("delta", f"delta > 0 with {name} noise", self.delta == 0 and not pure),
+            (
+                "placement",
+                f"{' or '.join(found.placements)} with the mechanism {name!r}",
+                self.placement not in found.placements,
+            ),
+            (
+                "adaptive-clip",
+                f"none with {name!r}, whose sum and count are not one release",
+                self.adaptive_clip is not None and not found.counts,
+            ),
+        ]
+        for key, expected, broken in rules:
+            if broken:
+                raise ExperimentError(
+                    f"wrong value for 'privacy.{key}'",
+                    expected=expected,
+                    got=repr(self.table()[key]),
+                    fix="change it, or choose another privacy.mechanism (fedrec list mechanism)",
+                )
+        return found
+
+    def resolved(self) -> PrivacyConfig:
+        """The same settings with the mechanism's defaults filled in.
+
+        Raises:
+            ExperimentError: see `noise`.
+        """
+        found = self.noise()
+        own = found.config.table()
+        chosen = {"name": found.name, **own} if own else found.name
+        return self.model_copy(update={"mechanism": chosen})
 
     def noise_factor(self, phase: str) -> float:
         """Noise multiplier of a phase / that of a phase without a factor."""
         return self.phases.get(phase, PhaseConfig()).noise_factor
 
-    def noise_mix(self, phases: Iterable[str]) -> dict[float, int]:
-        """Number of rounds under noise by their noise factor, for calibration; one round of factor
-        1 if no round is under noise.
+    def noise_mix(self, phases: Iterable[str]) -> Mix:
+        """Noise factor and number of rounds of each phase under noise, for calibration; one round
+        of factor 1 if no round is under noise.
 
         Args:
             phases: the phase of each round of the experiment.
         """
-        factors = (self.noise_factor(phase) for phase in phases if self.covers(phase))
-        return dict(Counter(factors)) or {1.0: 1}
+        counted = ((phase, sum(1 for _ in rounds)) for phase, rounds in groupby(phases))
+        found = ((self.noise_factor(phase), n) for phase, n in counted if self.covers(phase))
+        return tuple(found) or ((1.0, 1),)
 
     def covers(self, phase: str) -> bool:
         """Whether a phase runs under noise."""

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise multiplier of a `[privacy]` table: given or calibrated, increased if a noisy count
-takes a share of the budget, and adjusted to the configured order.
-`fedrec.privacy.noise_mechanisms` draws the noise."""
+"""The noise of a `[privacy]` table in units of the clip norm: given or calibrated, increased if a
+noisy count takes a share of the budget, and adjusted to the configured order."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
 from functools import lru_cache
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.sampling import Sampling
-from fedrec.privacy.adjacency import Adjacency, Multipliers
+from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.config import Mix, PrivacyConfig
+from fedrec.privacy.mechanisms.base import Mechanism
 
 _SOME = 1e-9  # clip norms
 _COUNTED = Clip(0.5)  # the count adds 1/2 or -1/2 per client: it has signs, whatever updates have
@@ -38,27 +38,27 @@ def count_multiplier(config: PrivacyConfig, denominator: float) -> float | None:
     """Noise multiplier of the count of unclipped clients under the adjacency of the settings; None
     without adaptive clipping."""
     std = count_noise_std(config, denominator)
-    return None if std is None else _COUNTED.multipliers(std).under(config.adjacency)
+    return None if std is None else std / _COUNTED.sensitivity(config.adjacency)
 
 
-def multipliers(
+def noise_per_clip_norm(
     config: PrivacyConfig,
     clip: Clip,
     sampling: Sampling,
-    mix: Mapping[float, int],
+    mix: Mix,
     delta: float,
     *,
     denominator: float,
     server_lr: float,
     factor: float = 1.0,
-) -> Multipliers:
-    """Noise multipliers of the sum (of one upload when local) under both adjacencies.
+) -> float:
+    """Noise scale of the sum (of one upload when local) / clip norm.
 
     Args:
         config: the settings.
         clip: of the clients' updates.
         sampling: how cohorts are drawn, for a target epsilon.
-        mix: number of rounds by their noise factor, for a target epsilon.
+        mix: the parts of the run, for a target epsilon.
         delta: for a target epsilon.
         denominator: the fixed number that sums are divided by.
         server_lr: the strategy's learning rate (alpha2).
@@ -69,23 +69,21 @@ def multipliers(
             round may.
     """
     unit = clip.at(1.0)
-    per_clip_norm = factor * _joint(config, unit, sampling, mix, delta)
+    scale = factor * _joint(config, unit, sampling, mix, delta)
     count = count_multiplier(config, denominator)
     if count is not None:
         # Andrew et al.'s theorem is about noise in units of sensitivities, whose ratio is another
         # if the sum has no signs.
         sensitivity = unit.sensitivity(config.adjacency)
-        joint = per_clip_norm / sensitivity
-        per_clip_norm = _beside_a_count(joint, count, config.adjacency) * sensitivity
-    if config.paper_noise_order:
-        per_clip_norm /= server_lr  # PrivRec algorithm 2, line 9: only the mean is scaled by alpha2
-    return unit.multipliers(per_clip_norm)
+        scale = _beside_a_count(scale / sensitivity, count, config.adjacency) * sensitivity
+    # PrivRec algorithm 2, line 9: only the mean is scaled by alpha2
+    return scale / server_lr if config.paper_noise_order else scale
 
 
 def least_client_noise(
     config: PrivacyConfig,
     clip: Clip,
-    mix: Mapping[float, int],
+    mix: Mix,
     *,
     factor: float = 1.0,
     cohort: float | None = None,
@@ -101,7 +99,7 @@ def least_client_noise(
     Args:
         config: the settings.
         clip: of the clients' updates.
-        mix: number of rounds under noise, by their noise factor, as in `multipliers`.
+        mix: the parts of the run.
         factor: noise factor of the rounds.
         cohort: clients per round (M), which shares of distributed noise depend on; None: unknown.
 
@@ -122,10 +120,10 @@ def least_client_noise(
             if cohort is None
             else scale / math.sqrt(max(1.0, cohort - config.max_dropouts))
         )
-    if config.placement == "distributed" or config.mechanism == "laplace":
+    if config.placement == "distributed" or config.noise().pair(1.0).mu is None:
         return some
     delta = default_delta(1) if config.delta is None else config.delta
-    releases = sum(count / other**2 for other, count in mix.items())
+    releases = sum(count / other**2 for other, count in mix)
     unit = clip.sensitivity(config.adjacency) / gdp_parameter(config.epsilon, delta)
     return factor * math.sqrt(releases) * unit
 
@@ -164,26 +162,36 @@ def _given(config: PrivacyConfig, clip: Clip) -> float:
     return (config.noise_multiplier or 0.0) * unit
 
 
-def _joint(
-    config: PrivacyConfig, unit: Clip, sampling: Sampling, mix: Mapping[float, int], delta: float
-) -> float:
+def _joint(config: PrivacyConfig, unit: Clip, sampling: Sampling, mix: Mix, delta: float) -> float:
     """Noise scale / S that corresponds to the whole cost of a round of noise factor 1; `unit` is
     the clip at S = 1."""
     if config.epsilon is None:
         return _given(config, unit)
-    release = Release(config.mechanism, sampling, config.adjacency, 1.0)
-    return _calibrated(
-        config.epsilon, delta, tuple(mix.items()), release, config.backend
-    ) * unit.sensitivity(config.adjacency)
+    target = config.epsilon, delta, config.backend
+    multiplier = _calibrated(*target, mix, config.noise(), sampling, config.adjacency)
+    return multiplier * unit.sensitivity(config.adjacency)
 
 
 @lru_cache(maxsize=64)  # all releases of a mix need the same number, which may take a second
 def _calibrated(
-    epsilon: float, delta: float, mix: tuple[tuple[float, int], ...], release: Release, backend: str
+    epsilon: float,
+    delta: float,
+    backend: str,
+    mix: Mix,
+    mechanism: Mechanism,
+    sampling: Sampling,
+    adjacency: Adjacency,
 ) -> float:
     from fedrec.privacy.accounting.calibration import calibrate  # pulls in scipy
 
-    return calibrate(epsilon, delta, dict(mix), release, backend=backend)
+    def releases(multiplier: float) -> dict[Release, int]:
+        total: Counter[Release] = Counter()
+        for factor, rounds in mix:
+            one = Release(mechanism.name, sampling, adjacency, multiplier * factor)
+            total.update(mechanism.releases(one, rounds, sampling))
+        return dict(total)
+
+    return calibrate(epsilon, delta, releases, backend=backend)
 
 
 def _beside_a_count(joint: float, count: float, adjacency: Adjacency) -> float:

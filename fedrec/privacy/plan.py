@@ -26,27 +26,28 @@ from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting import sampling as samplings
 from fedrec.privacy.accounting.events import (
     TRAINING,
+    CorrelatedRounds,
     Event,
-    GaussianRound,
-    LaplaceRound,
+    NoisyRound,
     NonPrivate,
+    Release,
 )
-from fedrec.privacy.accounting.sampling import Full, Sampling
-from fedrec.privacy.adjacency import Contributions, Multipliers
+from fedrec.privacy.accounting.sampling import Full, Sampling, Scheduled
+from fedrec.privacy.adjacency import Contributions
 from fedrec.privacy.clipping import Clip
+from fedrec.privacy.config import Mix
 from fedrec.privacy.config import (
     PrivacyConfig as PrivacyConfig,  # re-exported, because both are used together
 )
+from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.privacy.noise_multiplier import (
     count_multiplier,
     count_noise_std,
     default_delta,
-    multipliers,
+    noise_per_clip_norm,
     refuse_unshareable,
 )
 from fedrec.privacy.protection import Protection
-
-_TAIL = 72.0  # noise is longer than its bound with probability exp(-_TAIL)
 
 
 @dataclass(frozen=True)
@@ -55,22 +56,26 @@ class Plan:
 
     Attributes:
         config: the settings.
+        mechanism: the noise.
         sampling: how cohorts are drawn.
         clients: number of clients that may be drawn (N).
         rounds: number of rounds of the experiment (T).
+        phase_rounds: number of rounds with this plan.
         denominator: denominator of sums: M, qN under Poisson sampling, N with all clients.
         clip: the present clip of clients' updates; the plan's sensitivity is that of the clip.
-        multipliers: noise scale of the sum / 2S and / S. With `local`, of one client's upload.
+        per_clip_norm: noise scale of the sum / S. With `local`, of one client's upload.
         delta: the additive term of the guarantee.
     """
 
     config: PrivacyConfig
+    mechanism: Mechanism
     sampling: Sampling
     clients: int
     rounds: int
+    phase_rounds: int
     denominator: float
     clip: Clip
-    multipliers: Multipliers
+    per_clip_norm: float
     delta: float
 
     @classmethod
@@ -84,8 +89,10 @@ class Plan:
         *,
         server_lr: float = 1.0,
         factor: float = 1.0,
-        mix: Mapping[float, int] | None = None,
+        mix: Mix | None = None,
         contributions: Contributions = "signed",
+        schedule: Scheduled | None = None,
+        phase_rounds: int | None = None,
     ) -> Plan:
         """The plan of an experiment.
 
@@ -97,10 +104,11 @@ class Plan:
             rounds: number of rounds (T); a target epsilon is for all of them.
             server_lr: the strategy's learning rate (alpha2), which only `paper-noise-order` needs.
             factor: the noise multiplier is this factor times that of the settings.
-            mix: numbers of rounds by noise factor, if phases differ in their noise; default: all
-                rounds are equal.
+            mix: parts of the run, if there are several; default: all rounds are equal.
             contributions: `non-negative` only for contributions that are so by construction, see
                 `fedrec.privacy.adjacency`.
+            schedule: what the sampler guarantees, if it is not one of fedrec's three.
+            phase_rounds: number of rounds with this plan; default: all.
 
         Raises:
             ExperimentError: the settings do not fit together, or no noise reaches the target
@@ -112,25 +120,28 @@ class Plan:
                 expected="at least one client and one round",
                 got=f"{clients} and {rounds}",
             )
-        sampling, denominator = samplings.of_sampler(sampler, dict(settings), clients)
+        mechanism = config.noise()
+        sampling, denominator = samplings.of_sampler(sampler, dict(settings), clients, schedule)
         if config.placement == "local":
             sampling = Full()  # the server sees who takes part and each single upload
         samplings.refuse_unproven(sampling, config.adjacency)
+        _refuse_other_cohorts(mechanism, sampling, sampler)
         refuse_unshareable(config, sampler, denominator)
         delta = default_delta(clients) if config.delta is None else config.delta
-        mix = {factor: rounds} if mix is None else mix
         clip = config.clip(contributions)
-        noise = multipliers(
+        noise = noise_per_clip_norm(
             config,
             clip,
             sampling,
-            mix,
+            ((factor, rounds),) if mix is None else mix,
             delta,
             denominator=denominator,
             server_lr=server_lr,
             factor=factor,
         )
-        return cls(config, sampling, clients, rounds, denominator, clip, noise, delta)
+        own = rounds if phase_rounds is None else phase_rounds
+        population = sampling, clients, rounds, own, denominator
+        return cls(config, mechanism, *population, clip, noise, delta)
 
     def at_clip_norm(self, clip_norm: float) -> Plan:
         """The same plan at another clip norm (adaptive clipping): same multipliers, noise in
@@ -153,11 +164,6 @@ class Plan:
         return self.clip.norm
 
     @property
-    def norm_order(self) -> int:
-        """2: updates are clipped in L2; 1: in L1, for Laplace noise."""
-        return self.clip.order
-
-    @property
     def sensitivity(self) -> float:
         """Sensitivity of the sum under the plan's adjacency, in the norm of the clip."""
         return self.clip.sensitivity(self.config.adjacency)
@@ -165,18 +171,19 @@ class Plan:
     @property
     def noise_multiplier(self) -> float:
         """Noise scale / sensitivity, under the plan's adjacency."""
-        return self.multipliers.under(self.config.adjacency)
+        return self.per_clip_norm / self.clip.at(1.0).sensitivity(self.config.adjacency)
 
     @property
     def noise_scale(self) -> float:
         """Scale of the noise that is accounted (of the sum; of one upload when local): std, or
         Laplace's b."""
-        return self.multipliers.add_remove * self.clip_norm
+        return self.per_clip_norm * self.clip_norm
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation, per coordinate, of the guaranteed noise in the sum."""
-        std = self.noise_scale * (math.sqrt(2) if self.config.mechanism == "laplace" else 1.0)
+        """Standard deviation, per coordinate, of the guaranteed noise in the sum, in the round in
+        which it is largest."""
+        std = self.noise_scale * self.mechanism.std
         return std * math.sqrt(self.denominator) if self.config.placement == "local" else std
 
     @property
@@ -204,18 +211,11 @@ class Plan:
 
     def clip_of_sum(self, clients: int, coordinates: int) -> Clip:
         """The clip that a sum of the uploads of so many clients is within: their updates' clip
-        norms and the noise that they add themselves.
-
-        Noise is longer with a probability of at most e^-72 (Laurent and Massart 2000, lemma 1;
-        Boucheron, Lugosi and Massart 2013, section 2.4, for Laplace noise).
+        norms and the noise that they add themselves (longer with a probability of at most e^-72).
         """
         updates = self.clip_norm * clients
         scale = self.client_noise_scale
-        if self.config.mechanism == "laplace":  # the L1 norm of n values has Gamma's distribution
-            values = clients * coordinates
-            noise = scale * (values + math.sqrt(2 * values * _TAIL) + _TAIL)
-        else:
-            noise = scale * math.sqrt(clients) * (math.sqrt(coordinates) + math.sqrt(2 * _TAIL))
+        noise = self.mechanism.longest(scale, clients, coordinates) if scale else 0.0
         return self.clip.at(updates + noise)
 
     def missing_noise_std(self, answered: int) -> float:
@@ -238,17 +238,20 @@ class Plan:
         return self.config.budget if self.config.epsilon is None else self.config.epsilon
 
     def event(self, phase: str = TRAINING) -> Event:
-        """The event of one round of a phase."""
+        """What a round of a phase is charged for; of correlated noise, the first one for all."""
         if not self.config.covers(phase):
             return NonPrivate(f"phase {phase!r} learns from users' data without noise", phase)
         if self.noise_multiplier == 0:
             return NonPrivate("the noise multiplier is 0", phase)
-        if self.config.mechanism == "laplace":
-            return LaplaceRound(self.sampling, self.config.adjacency, self.noise_multiplier, phase)
-        counted = count_multiplier(self.config, self.denominator)
-        return GaussianRound(
-            self.sampling, self.config.adjacency, self.noise_multiplier, counted, phase
-        )
+        name = self.mechanism.name
+        adjacency = self.config.adjacency
+        if self.mechanism.correlated:
+            one = Release(name, self.sampling, adjacency, self.noise_multiplier)
+            counted = self.mechanism.releases(one, self.phase_rounds, self.sampling)
+            rounds = self.phase_rounds
+            return CorrelatedRounds(name, adjacency, rounds, tuple(counted.items()), phase)
+        count = count_multiplier(self.config, self.denominator)
+        return NoisyRound(name, self.sampling, adjacency, self.noise_multiplier, count, phase)
 
     def trained(self, names: Iterable[str]) -> list[str]:
         """The parameters that are trained and released under noise; the others stay as they are.
@@ -270,3 +273,15 @@ class Plan:
             for name in names
             if any(fnmatchcase(name, pattern) for pattern in self.config.parameters)
         ]
+
+
+def _refuse_other_cohorts(mechanism: Mechanism, sampling: Sampling, sampler: str) -> None:
+    """Refuse a sampler for which the cost of the mechanism is not known."""
+    if not mechanism.fits(sampling):
+        raise ExperimentError(
+            f"no cost, nor privacy amplification, is proven for the mechanism {mechanism.name!r}"
+            f" and the sampler {sampler!r}",
+            expected=mechanism.needs,
+            got=f"{sampler!r}: {sampling}",
+            fix="set another sampler.name, or another privacy.mechanism",
+        )

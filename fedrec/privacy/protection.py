@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.noise_mechanisms import Source, add_noise
+from fedrec.privacy.mechanisms.base import mechanism_of
+from fedrec.privacy.noise_source import Source
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Protection:
         order: 2 for the L2 norm, 1 for L1.
         names: parameters that may leave the device; updates of all others count as zero.
         noise_scale: noise that each client adds to its clipped update; 0 where the server adds it.
-        mechanism: distribution of that noise.
+        mechanism: the noise, as in the settings.
         counted: whether the node also reports the number of clients that were not clipped (adaptive
             clipping).
         silent: whether losses and numbers of examples stay on the device.
@@ -35,7 +36,7 @@ class Protection:
     order: int
     names: tuple[str, ...]
     noise_scale: float = 0.0
-    mechanism: Literal["gaussian", "laplace"] = "gaussian"
+    mechanism: str | dict[str, Any] = "gaussian"
     counted: bool = False
     silent: bool = False
 
@@ -87,4 +88,4 @@ class Protection:
             source: source of the noise.
             address: round and client.
         """
-        return add_noise(update, self.noise_scale, source, *address, mechanism=self.mechanism)
+        return mechanism_of(self.mechanism).add_noise(update, self.noise_scale, source, *address)

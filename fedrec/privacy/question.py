@@ -41,8 +41,8 @@ class Question(Config):
     backend: BackendName | Literal["paper"] = DEFAULT_BACKEND
     """Accountant: pld is the tightest; paper is the arithmetic of PrivRec's tables, for comparison
     only."""
-    mechanism: Literal["gaussian", "laplace"] = "gaussian"
-    """Distribution of the noise."""
+    mechanism: str = "gaussian"
+    """Name of the mechanism, see `fedrec list mechanism`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -53,8 +53,6 @@ class Question(Config):
                 "backend autodp, tight-rdp or pld: noise is not calibrated to the paper's"
                 " arithmetic"
             )
-        if self.epsilon is not None and self.delta == 0 and self.mechanism == "gaussian":
-            raise ValueError("delta > 0 to calibrate gaussian noise")
         return self
 
     @property
@@ -72,7 +70,8 @@ class Question(Config):
             clip_norm=1.0,
             noise_multiplier=self.noise_multiplier,
             epsilon=self.epsilon,
-            delta=self.failing or (0.0 if self.mechanism == "laplace" else None),
+            # noise that is given has an epsilon at delta 0, too: an infinite one, if need be
+            delta=self.failing if self.epsilon else self.failing or None,
             mechanism=self.mechanism,
             adjacency=self.adjacency,
             backend=DEFAULT_BACKEND if self.backend == "paper" else self.backend,
@@ -94,6 +93,6 @@ def report(plan: Plan, *, backend: str | None = None, delta: float | None = None
         delta: default: the plan's own.
     """
     accountant = Accountant(backend or plan.config.backend)
-    accountant.step(plan.event(), plan.rounds)
+    accountant.step_rounds(plan.event(), plan.rounds)
     said = caveats(plan, backend=backend)
     return accountant.epsilon(plan.delta if delta is None else delta, attack=True, caveats=said)

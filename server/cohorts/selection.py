@@ -14,7 +14,8 @@ from fedrec.components.registry import SAMPLER, resolve
 from fedrec.errors import EngineError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.privacy.noise_mechanisms import secure_fixed_size, secure_poisson
+from fedrec.privacy.accounting.sampling import Scheduled
+from fedrec.privacy.noise_source import secure_fixed_size, secure_poisson
 from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.protocol.orders import Presence
 from fedrec.rng import stream
@@ -74,6 +75,11 @@ class SampledCohorts:
         for part in self._parts:
             part.joined(roster)
 
+    @property
+    def schedule(self) -> Scheduled | None:
+        """What the sampler guarantees of the rounds of each client; None: nothing."""
+        return self.sampler.schedule
+
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
         """A cohort `int64 [n]` grouped by the node that trains it, in node order."""
         return self.roster.for_training(clients)
@@ -109,9 +115,9 @@ class SampledCohorts:
 
     def sample(self, round_number: int) -> np.ndarray:
         """The cohort of a round, `int64 [clients]`, ascending; in secure mode drawn anew at each
-        call, from the operating system's generator."""
+        call, from the operating system's generator, unless it follows a schedule."""
         privacy = self.experiment.privacy
-        if privacy is None or privacy.mode != "secure":
+        if privacy is None or privacy.mode != "secure" or self.schedule is not None:
             doing = f"in round {round_number}"
             with component_errors(SAMPLER.name, self.sampler, doing):
                 cohort = self.sampler.sample(round_number)

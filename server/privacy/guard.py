@@ -17,10 +17,11 @@ from flwr.serverapp.strategy import Strategy
 from fedrec.errors import RunError
 from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.accounting.accountant import Report
-from fedrec.privacy.accounting.events import Event, to_record
+from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Event, to_record
+from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.noise_mechanisms import source_of
+from fedrec.privacy.noise_source import source_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import write_atomically
 from server.extension import RunExtension
@@ -108,7 +109,7 @@ class Guard(RunExtension):
 
     def why_stop(self, round_number: int) -> str:
         """The reason to stop if the budget does not cover a round; else empty."""
-        event = self.phases.event(self.strategy.phase(round_number))
+        event = self._due(round_number)
         return "the privacy budget is spent" if self.ledger.would_exceed(event) else ""
 
     def columns(self) -> dict[str, float]:
@@ -138,7 +139,39 @@ class Guard(RunExtension):
         self._lines_before = len(self.ledger.charges)
         phase = self.strategy.phase(round_number)
         if not self.config.covers(phase) or self.plans[phase].client_noise_scale:
-            self._charge(round_number, self.phases.event(phase))
+            self._charge(round_number, self.phases.events[phase])
+        self._refuse_joined(phase)
+
+    def _refuse_joined(self, phase: str) -> None:
+        """Refuse clients that joined where the cost rests on the sampler's schedule, which is that
+        of the clients with which the run began.
+
+        Raises:
+            RunError: there are others.
+        """
+        plan = self.plans[phase]
+        present = len(self.strategy.by_phase[phase].cohorts.clients)
+        if isinstance(plan.sampling, Scheduled) and present != plan.clients:
+            raise RunError(
+                f"the schedule of phase {phase!r} is for other clients",
+                expected=f"the {plan.clients} clients of the run's beginning",
+                got=f"{present}, so that some would take part more often than is charged",
+                fix="start a new run; the previous checkpoint is intact",
+            )
+
+    def _due(self, round_number: int) -> Event:
+        """What a round has to be charged for. Of correlated rounds the first one is charged for
+        all; if a round is repeated, its noise and that of all later ones is drawn anew (unless it
+        is a function of the seed), which costs no more than all of them once more."""
+        phase = self.strategy.phase(round_number)
+        event = self.phases.events[phase]
+        if not isinstance(event, CorrelatedRounds):
+            return event
+        lines = [line for line in self.ledger.charges if line.event.phase == phase]
+        if not lines:
+            return event
+        repeated = lines[-1].round_number >= round_number and self.config.mode == "secure"
+        return event if repeated else CoveredRound(phase)
 
     def _charge(self, round_number: int, event: Event) -> None:
         """Charge a round.
@@ -147,7 +180,7 @@ class Guard(RunExtension):
             RunError: the event is not the one that was planned and explained, the budget does not
                 cover it, or the charge could not be written.
         """
-        planned = self.phases.event(self.strategy.phase(round_number))
+        planned = self.phases.events[self.strategy.phase(round_number)]
         if event != planned:
             raise RunError(
                 f"the charge of round {round_number} is not the planned one",
@@ -155,7 +188,7 @@ class Guard(RunExtension):
                 got=f"{to_record(event)}",
                 fix="state what a round costs in `event` of the strategy's DpFedAvg",
             )
-        self.ledger.charge(round_number, event)
+        self.ledger.charge(round_number, self._due(round_number))
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
         """Refuse the result of a round that was not charged as planned.
@@ -165,8 +198,9 @@ class Guard(RunExtension):
                 its planned event.
         """
         lines = self.ledger.charges[self._lines_before :]
-        planned = self.phases.event(self.strategy.phase(round_number))
-        if not any(line.round_number == round_number and line.event == planned for line in lines):
+        phase = self.strategy.phase(round_number)
+        planned = self.phases.events[phase], CoveredRound(phase)
+        if not any(line.round_number == round_number and line.event in planned for line in lines):
             raise RunError(
                 f"round {round_number} was not charged, so its result may not be used",
                 expected=f"a line for round {round_number} in {self.ledger.path}, with the planned"

@@ -23,7 +23,7 @@ from fedrec.privacy.accounting.events import Event, Volunteered
 from fedrec.privacy.accounting.sampling import FixedSize, Full
 from fedrec.privacy.caveats import SIMULATION, caveats
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.noise_mechanisms import Source, source_of
+from fedrec.privacy.noise_source import Source, source_of
 from fedrec.privacy.plan import Plan
 from server.cohorts.selection import SampledCohorts
 from server.strategy_state import make_strategy
@@ -38,7 +38,8 @@ class PhasePlans:
     Attributes:
         config: the experiment's `[privacy]` table.
         plans: plan of each phase, in the order of the strategy's phases.
-        events: what one round of each phase costs.
+        events: what a round of each phase is charged for; of correlated rounds, the first one for
+            all.
         order: phase of each round of the experiment, from round 1.
         volunteers: for each phase without noise, a description of the clients who agreed to it and
             are its only participants.
@@ -74,6 +75,7 @@ class PhasePlans:
         _refuse_hidden_strategies(strategy)
         order = tuple(map(strategy.phase, range(1, experiment.rounds + 1)))
         mix = config.noise_mix(order)
+        _refuse_secure_sums(experiment, config)
         plans = {
             phase: Plan.of(
                 config.in_phase(phase),
@@ -85,6 +87,8 @@ class PhasePlans:
                 factor=config.noise_factor(phase),
                 mix=mix,
                 contributions=contributions_of(part.step),
+                schedule=part.cohorts.schedule,
+                phase_rounds=order.count(phase),
             )
             for phase, part in strategy.by_phase.items()
         }
@@ -156,10 +160,6 @@ class PhasePlans:
         """Epsilon that no round may exceed; None if a phase runs without noise, which no budget
         covers."""
         return None if self._uncovered else next(iter(self.plans.values())).budget
-
-    def event(self, phase: str) -> Event:
-        """What one round of a phase costs."""
-        return self.events[phase]
 
     def paid_rounds(self) -> int:
         """Number of rounds that the budget covers; further rounds are not run."""
@@ -251,7 +251,7 @@ class PhasePlans:
     def _accountant(self, rounds: int) -> Accountant:
         accountant = Accountant(self.config.backend)
         for phase, count in Counter(self.order[:rounds]).items():
-            accountant.step(self.event(phase), count)
+            accountant.step_rounds(self.events[phase], count)
         return accountant
 
     @property
@@ -307,7 +307,7 @@ def _noise(plan: Plan) -> str:
     names = ", ".join(plan.config.parameters)
     what = "all parameters" if plan.config.parameters == ("*",) else names
     return (
-        f"{what}, clipped to L{plan.norm_order} norm {plan.clip_norm:g}, noise multiplier"
+        f"{what}, clipped to L{plan.clip.order} norm {plan.clip_norm:g}, noise multiplier"
         f" {plan.noise_multiplier:.4g} (standard deviation of the mean's noise:"
         f" {plan.mean_noise_std:.3g} per coordinate)."
     )
@@ -326,6 +326,17 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
         f" ({signal / noise:.2g} times the noise; on one number at most"
         f" {signal / per_number:.3g} times)."
     ]
+
+
+def _refuse_secure_sums(experiment: Experiment, config: PrivacyConfig) -> None:
+    mechanism = config.noise()
+    if experiment.secure_aggregation and not mechanism.secure_sums:
+        raise ExperimentError(
+            f"the mechanism {mechanism.name!r} does not work with secure aggregation",
+            expected="a mechanism that needs nothing but the sum of all nodes",
+            got="secure-aggregation",
+            fix="set secure-aggregation = false, or choose another privacy.mechanism",
+        )
 
 
 def _refuse_unknown_phases(config: PrivacyConfig, strategy: CohortStrategy) -> None:

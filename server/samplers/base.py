@@ -10,6 +10,7 @@ import numpy as np
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.rng import stream
 
 
@@ -41,6 +42,12 @@ class Sampler(ABC):
     def expected_cohort(self) -> float | None:
         """Mean number of clients in a round, the same in every round; None where it is not known.
         Audits need it."""
+        return None
+
+    @property
+    def schedule(self) -> Scheduled | None:
+        """What it guarantees of the rounds of each client, whatever their data, for privacy
+        mechanisms that need it; None: nothing."""
         return None
 
     def refuse_more_than_there_are(self, cohort: float) -> None:

@@ -96,12 +96,16 @@ def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Mechani
 
 def _refuse(privacy: PrivacyConfig) -> None:
     """Refuse claims that the audit's statistics do not cover."""
+    mechanism = privacy.noise()
     rules = {
         "adjacency": (
             privacy.adjacency == "replace-one",
             "replace-one: a canary's other sign is another client",
         ),
-        "mechanism": (privacy.mechanism == "gaussian", "gaussian"),
+        "mechanism": (
+            mechanism.pair(1.0).mu is not None and not mechanism.correlated,
+            "independent Gaussian noise in every round",
+        ),
         "placement": (
             privacy.placement != "local",
             "central or distributed: the audit observes sums",

@@ -5,6 +5,7 @@ from simulations.contracts.attack import AttackContract
 from simulations.contracts.baseline import BaselineContract
 from simulations.contracts.callback import CallbackContract
 from simulations.contracts.dataset import DatasetContract
+from simulations.contracts.mechanism import MechanismContract
 from simulations.contracts.model import ModelContract
 from simulations.contracts.perturbation import PerturbationContract
 from simulations.contracts.sampler import SamplerContract
@@ -17,6 +18,7 @@ __all__ = [
     "BaselineContract",
     "CallbackContract",
     "DatasetContract",
+    "MechanismContract",
     "ModelContract",
     "PerturbationContract",
     "SamplerContract",

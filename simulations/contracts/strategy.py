@@ -18,7 +18,7 @@ from fedrec.components.registry import STRATEGY
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.noise_mechanisms import Reproducible
+from fedrec.privacy.noise_source import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.sparse_update import dense_change

@@ -72,6 +72,10 @@ def experiment_text(kind_name: str, name: str, data: str = "plays.csv") -> str:
         "baseline": _SMALL_COHORT,
         "attack": _SMALL_COHORT,
         "sampler": f'[sampler]\nname = "{name}"\ncohort = 20\n',
+        "mechanism": (
+            '[sampler]\nname = "full"\n\n[privacy]\nclip-norm = 1.0\nnoise-multiplier = 1.0\n'
+            f'mechanism = "{name}"\n'
+        ),
         "perturbation": f'[perturb]\nname = "{name}"\n\n{_SMALL_COHORT}',
     }
     own = sections.get(kind_name, f'[{kind_name}]\nname = "{name}"\n\n{_SMALL_COHORT}')
@@ -97,9 +101,11 @@ def _texts(names: dict[str, str], target: Path) -> dict[str, str]:
     run = f"fedrec run {name}.toml"
     if kind == "attack":
         run = f"fedrec attack run {name} {name}.toml"
-    settings = {"sampler": '    settings = {"cohort": 6}\n', "dataset": files.WRITES_A_TABLE}.get(
-        kind, ""
-    )
+    settings = {
+        "sampler": '    settings = {"cohort": 6}\n',
+        "dataset": files.WRITES_A_TABLE,
+        "mechanism": '    experiment = {"sampler": {"name": "full"}}\n',
+    }.get(kind, "")
     imports = "import pytest\n" if kind == "dataset" else ""
     test = files.TEST.replace("{settings}", settings).replace("{imports}", imports)
     names = {**names, "run": run, "contract": f"{kind.capitalize()}Contract"}

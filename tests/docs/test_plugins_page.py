@@ -71,7 +71,10 @@ def test_the_example_keeps_its_contract(kind, my_idea, tmp_path, tmp_path_factor
         {"path": str(tmp_path / "plays.csv")} if kind == "dataset" else SETTINGS.get(kind, {})
     )
     contract = getattr(testing, f"{kind.capitalize()}Contract")
-    made = type("Own", (contract,), {"component": component, "settings": settings})()
+    own = {"component": component, "settings": settings}
+    if kind == "mechanism":
+        own["experiment"] = {"sampler": {"name": "full"}}
+    made = type("Own", (contract,), own)()
     done = 0
     for name in [name for name in dir(made) if name.startswith("test_")]:
         method = getattr(made, name)

@@ -17,9 +17,10 @@ from flwr.app import MetricRecord
 from fedrec.errors import ComponentError, ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.events import GaussianRound, NonPrivate
+from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.accounting.sampling import FixedSize
 from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.protocol.messages import unpack_sum
 from fedrec.protocol.orders import Presence
 from fedrec.protocol.zero_copy import to_record
@@ -59,7 +60,7 @@ def own_epsilons(rounds, delta=1e-5, z=1.0, cohort=6, clients=18):
     """The accountant's epsilon of a number of rounds of the tiny experiment, without a run."""
     accountant, found = Accountant("autodp"), []
     for _ in range(rounds):
-        accountant.step(GaussianRound(FixedSize(cohort, clients), "replace-one", z), 1)
+        accountant.step(NoisyRound("gaussian", FixedSize(cohort, clients), "replace-one", z), 1)
         found.append(accountant.epsilon(delta).epsilon)
     return found
 
@@ -112,7 +113,7 @@ def test_a_crash_after_the_charge_is_charged_again(
     settings = (PRIVATE, f"privacy.placement={placement}", "rounds=4", *CHEAP)
     whole = run_tiny(*settings, output="whole")
     places = {
-        "central": (dp, "add_noise"),
+        "central": (Mechanism, "add_noise"),
         "local": (dp.DpFedAvg, "release"),
         "distributed": (dp.DpFedAvg, "release"),
     }
@@ -139,7 +140,7 @@ def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement
     to upload."""
     charge, draw, train, apply = (
         Ledger.charge,
-        dp.add_noise,
+        Mechanism.add_noise,
         serial.SerialGrid.send_and_receive,
         Reptile.apply,
     )
@@ -152,9 +153,10 @@ def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement
     monkeypatch.setattr(Ledger, "charge", pay)
     drawn, sent, applied = [], [], []
 
-    def noise(arrays, scale, source, number, *more, **settings):
-        drawn.append((number, number in paid))
-        return draw(arrays, scale, source, number, *more, **settings)
+    def noise(self, arrays, scale, source, number, *more, **settings):
+        if "memory" in settings:  # the server's
+            drawn.append((number, number in paid))
+        return draw(self, arrays, scale, source, number, *more, **settings)
 
     def use(self, theta, aggregate):
         applied.append((aggregate.round, aggregate.round in paid))
@@ -166,7 +168,7 @@ def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement
             sent.append(len(paid) > len(sent))
         return train(self, messages, **more)
 
-    monkeypatch.setattr(dp, "add_noise", noise)
+    monkeypatch.setattr(Mechanism, "add_noise", noise)
     monkeypatch.setattr(Reptile, "apply", use)
     monkeypatch.setattr(serial.SerialGrid, "send_and_receive", send)
     run_tiny(PRIVATE, f"privacy.placement={placement}", "rounds=3", *CHEAP)
@@ -209,7 +211,7 @@ def test_noise_for_a_target_epsilon_covers_all_rounds_and_no_more(run_tiny):
 
 
 def test_a_repeated_charge_does_not_exceed_the_target(run_tiny, tmp_path, monkeypatch):
-    crash_in_round(monkeypatch, 3, (dp, "add_noise"))
+    crash_in_round(monkeypatch, 3, (Mechanism, "add_noise"))
     with pytest.raises(Broken):
         run_tiny("privacy={clip-norm=1.0, epsilon=3.0}", "rounds=5", *CHEAP, output="broken")
     result = runner.resume(tmp_path / "broken")
@@ -363,9 +365,7 @@ def test_a_stage_without_noise_makes_the_total_infinite_and_the_other_is_reporte
 ):
     result = run_tiny(STAGES, PRIVATE, "privacy.private-phases=['main']", "rounds=5", *CHEAP)
     ledger = Ledger(result.folder / "privacy.jsonl")
-    assert [type(charge.event) for charge in ledger.charges] == [NonPrivate] * 2 + [
-        GaussianRound
-    ] * 3
+    assert [type(charge.event) for charge in ledger.charges] == [NonPrivate] * 2 + [NoisyRound] * 3
     assert np.isinf(result.rounds["epsilon"]).all()
     table = json.loads((result.folder / "result.json").read_text())["privacy"]
     assert table["epsilon"] == "inf" and table["epsilon of stage-one"] == "inf"
@@ -563,7 +563,7 @@ def test_a_bound_below_what_an_attack_reaches_is_an_error_of_the_accountant(monk
     from fedrec.privacy.accounting.backends import pld
 
     accountant = Accountant("pld")
-    accountant.step(GaussianRound(FixedSize(6, 18), "replace-one", 1.0), 3)
+    accountant.step(NoisyRound("gaussian", FixedSize(6, 18), "replace-one", 1.0), 3)
     honest = accountant.epsilon(1e-5, attack=True)
     assert 0 < honest.attack < honest.epsilon
     monkeypatch.setattr(pld, "attack_epsilon", lambda *_: honest.epsilon * 1.001)
@@ -714,9 +714,7 @@ class Costly(dp.DpFedAvg):
     rounds."""
 
     def release(self, round_number, theta, sums):
-        self.plan = replace(
-            self.plan, multipliers=replace(self.plan.multipliers, replace_one=QUARTER)
-        )
+        self.plan = replace(self.plan, per_clip_norm=2 * QUARTER)
         return super().release(round_number, theta, sums)
 
 

@@ -18,7 +18,7 @@ from scipy.stats import kstest
 
 from clients.local.one_by_one import Update, as_block
 from clients.training.update_sum import UpdateSum
-from fedrec.privacy.noise_mechanisms import Reproducible
+from fedrec.privacy.noise_source import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.orders import TrainOrder

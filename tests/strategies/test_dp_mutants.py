@@ -14,7 +14,7 @@ from dp_checks import Parts
 
 from clients.training.update_sum import UpdateSum
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.noise_mechanisms import Reproducible
+from fedrec.privacy.noise_source import Reproducible
 from fedrec.protocol.sparse_update import dense_change
 from strategies.dp import DpFedAvg
 from strategies.reptile import Reptile
@@ -28,13 +28,9 @@ class Scaled(DpFedAvg):
     factor = 1.0
 
     def release(self, round_number, theta, sums):
-        plan, multipliers = self.plan, self.plan.multipliers
-        wrong = dataclasses.replace(
-            multipliers,
-            replace_one=multipliers.replace_one * self.factor,
-            add_remove=multipliers.add_remove * self.factor,
-        )
-        self.plan = dataclasses.replace(plan, multipliers=wrong)
+        plan = self.plan
+        wrong = plan.per_clip_norm * self.factor
+        self.plan = dataclasses.replace(plan, per_clip_norm=wrong)
         try:
             return super().release(round_number, theta, sums)
         finally:

@@ -31,7 +31,7 @@ from fedrec.privacy.accounting.events import Event, NonPrivate
 from fedrec.privacy.adjacency import Adjacency, Contributions
 from fedrec.privacy.caveats import caveats
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.noise_mechanisms import Source, add_noise, source_of
+from fedrec.privacy.noise_source import Source, source_of
 from fedrec.privacy.plan import Plan
 
 Charge = Callable[[int, Event], None]
@@ -132,10 +132,8 @@ class PrivateBaseline(Baseline):
         """
         parts = self.parts()
         (sampler, settings) = self.sampler(users)
-        mix: dict[float, int] = {}
-        for part in parts:
-            mix[part.factor] = mix.get(part.factor, 0) + part.releases
-        total = sum(mix.values())
+        mix = tuple((part.factor, part.releases) for part in parts)
+        total = sum(part.releases for part in parts)
         return {
             part.name: Plan.of(
                 self.config.privacy(part.clip_norm),
@@ -208,10 +206,7 @@ class Releases:
         self._number += 1
         if self._charge is not None:
             self._charge(self._number, _event(plan, name, self._unfounded.get(name, "")))
-        mechanism = plan.config.mechanism
-        noisy = add_noise(
-            {name: total}, plan.noise_scale, self.source, self._number, mechanism=mechanism
-        )
+        noisy = plan.mechanism.add_noise({name: total}, plan.noise_scale, self.source, self._number)
         return noisy[name]
 
     def symmetric(self, name: str, total: np.ndarray) -> np.ndarray:

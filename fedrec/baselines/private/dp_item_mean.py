@@ -22,7 +22,7 @@ from fedrec.neighbourhood.means import means_of, rating_sums, scaled
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.noise_mechanisms import add_noise, source_of
+from fedrec.privacy.noise_source import source_of
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.question import report
 from fedrec.privacy.stated import Stated
@@ -91,7 +91,7 @@ class DpItemMean(RatingBaseline):
         norms = np.sqrt(np.bincount(profiles.users, squares, profiles.num_users))
         shares = plan.clip.factors(norms)
         sums = rating_sums(profiles, config.scale, shares)
-        noisy = add_noise(
+        noisy = plan.mechanism.add_noise(
             {"sums": sums}, plan.noise_scale, source_of("reproducible", config.seed), 1
         )["sums"]
         self._means = means_of(noisy.astype(np.float64), config.damping, config.scale)

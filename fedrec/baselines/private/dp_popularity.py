@@ -9,7 +9,7 @@ calibrated to a sensitivity of sqrt(2) S (`fedrec.privacy.adjacency`).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ class DpPopularityConfig(PrivateConfig):
     clip_norm: float = Field(default=8.0, ge=1e-9)
     """Bound on the norm of a user's counts (L2; L1 for Laplace): sqrt(n), or n, for n liked
     items."""
-    mechanism: Literal["gaussian", "laplace"] = "gaussian"
-    """Distribution of the noise."""
+    mechanism: str | dict[str, Any] = "gaussian"
+    """The noise, as in `privacy.mechanism`."""
 
     def privacy(self, clip_norm: float) -> PrivacyConfig:
         """The same as an experiment's `[privacy]` table, for one clip norm."""

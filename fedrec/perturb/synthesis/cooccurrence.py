@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from fedrec.privacy.noise_mechanisms import add_noise, source_of
+from fedrec.privacy.mechanisms.base import mechanism_of
+from fedrec.privacy.noise_source import source_of
 
 _USERS_AT_ONCE = 2048  # users per block of dense rows in memory
 _COUNTS = 1
@@ -56,6 +57,7 @@ def noisy_release(
         seed: of the noise.
     """
     source = source_of("reproducible", seed)
+    add_noise = mechanism_of("gaussian").add_noise
     bound = np.sqrt(clip_items)
     shares = _shares(np.sqrt(_sizes(matrix)), bound)
     counts = add_noise({"counts": matrix.T @ shares}, noise * bound, source, _COUNTS)[

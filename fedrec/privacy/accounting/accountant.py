@@ -20,11 +20,15 @@ from fedrec.components.registry import Kind, resolve
 from fedrec.errors import ComponentError, ExperimentError
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, Backend
 from fedrec.privacy.accounting.events import (
+    CorrelatedRounds,
+    CoveredRound,
     Event,
+    NoisyRound,
     NonPrivate,
     Release,
     Volunteered,
     from_record,
+    releases_in,
     to_record,
 )
 
@@ -86,6 +90,14 @@ class Accountant:
         _refuse_mixed([*self._counts, event])
         self._counts[event] += n
 
+    def step_rounds(self, event: Event, rounds: int) -> None:
+        """Count the charges of some rounds of a phase, of which the first has this event."""
+        if isinstance(event, CorrelatedRounds) and rounds:
+            self.step(event)
+            self.step(CoveredRound(event.phase), rounds - 1)
+        else:
+            self.step(event, rounds)
+
     def epsilon(self, delta: float, *, attack: bool = False, caveats: Iterable[str] = ()) -> Report:
         """Total cost of all events so far.
 
@@ -143,11 +155,11 @@ class Accountant:
         _refuse_mixed([*self._counts, event])
         if self._not_private(self._counts):
             return np.full(len(numbers), math.inf)
-        if isinstance(event, Volunteered):
-            return np.full(len(numbers), self._bound(self._counts, delta)[0])
-        if isinstance(event, NonPrivate):
-            return np.where(numbers > 0, math.inf, self._bound(self._counts, delta)[0])
-        return self.backend.epsilons(releases_of(self._counts), event.release, numbers, delta)
+        further = releases_in(event)
+        if not further:
+            more = math.inf if isinstance(event, NonPrivate) else 0.0
+            return self._bound(self._counts, delta)[0] + np.where(numbers > 0, more, 0.0)
+        return self.backend.epsilons(releases_of(self._counts), further, numbers, delta)
 
     def would_exceed(self, event: Event, budget: float, delta: float, n: int = 1) -> bool:
         """Whether the total would exceed a budget after n more such events."""
@@ -196,13 +208,15 @@ def releases_of(counts: Mapping[Event, int]) -> dict[Release, int]:
     """Number of times of each release, over all phases; events without noise are not included."""
     releases: Counter[Release] = Counter()
     for event, count in counts.items():
-        if not isinstance(event, NonPrivate | Volunteered) and count:
-            releases[event.release] += count
+        for release, times in releases_in(event).items() if count else ():
+            releases[release] += times * count
     return dict(releases)
 
 
 def _refuse_mixed(events: Iterable[Event]) -> None:
-    found = {event.adjacency for event in events if not isinstance(event, NonPrivate | Volunteered)}
+    found = {
+        event.adjacency for event in events if isinstance(event, NoisyRound | CorrelatedRounds)
+    }
     if len(found) > 1:
         raise ExperimentError(
             "events under different adjacencies do not add up to a guarantee",

@@ -52,17 +52,22 @@ class Backend(ABC):
         """
 
     def epsilons(
-        self, before: Mapping[Release, int], release: Release, rounds: np.ndarray, delta: float
+        self,
+        before: Mapping[Release, int],
+        each: Mapping[Release, int],
+        rounds: np.ndarray,
+        delta: float,
     ) -> np.ndarray:
-        """Epsilon after each number of further releases, `float64 [len(rounds)]`, on top of those
-        before."""
-        found = [
-            self.epsilon(_more(before, release, int(count)), delta).epsilon for count in rounds
-        ]
+        """Epsilon after each number of further rounds with the releases `each`, `float64
+        [len(rounds)]`, on top of the releases before."""
+        found = [self.epsilon(_more(before, each, int(count)), delta).epsilon for count in rounds]
         return np.array(found, dtype=np.float64)
 
 
-def _more(before: Mapping[Release, int], release: Release, count: int) -> dict[Release, int]:
+def _more(
+    before: Mapping[Release, int], each: Mapping[Release, int], rounds: int
+) -> dict[Release, int]:
     total = dict(before)
-    total[release] = total.get(release, 0) + count
+    for release, count in each.items():
+        total[release] = total.get(release, 0) + count * rounds
     return total

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from fedrec.components.registry import resolve
 from fedrec.errors import ExperimentError
@@ -20,8 +19,7 @@ _MOST = 1e4
 def calibrate(
     epsilon: float,
     delta: float,
-    rounds: int | Mapping[float, int],
-    release: Release,
+    releases: Callable[[float], Mapping[Release, int]],
     *,
     backend: str | Backend = DEFAULT_BACKEND,
     tolerance: float = 1e-4,
@@ -31,9 +29,7 @@ def calibrate(
     Args:
         epsilon: target for all rounds together, > 0.
         delta: in [0, 1).
-        rounds: number of rounds (T); or, if the noise of rounds differs, numbers of rounds by the
-            ratio of their noise multiplier to the returned one.
-        release: the release of a round; its noise multiplier is ignored.
+        releases: what all rounds cost at a noise multiplier.
         backend: accountant of the target.
         tolerance: the multiplier exceeds the smallest valid one by at most this share.
 
@@ -44,14 +40,9 @@ def calibrate(
         ExperimentError: no noise multiplier up to 10,000 is sufficient.
     """
     accountant: Backend = resolve(BACKEND, backend)() if isinstance(backend, str) else backend
-    mix = {1.0: rounds} if isinstance(rounds, int) else rounds
 
     def keeps(multiplier: float) -> bool:
-        releases = {
-            replace(release, noise_multiplier=multiplier * factor): count
-            for factor, count in mix.items()
-        }
-        return accountant.epsilon(releases, delta).epsilon <= epsilon
+        return accountant.epsilon(releases(multiplier), delta).epsilon <= epsilon
 
     if not keeps(_MOST):
         raise ExperimentError(

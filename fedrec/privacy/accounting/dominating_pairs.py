@@ -14,10 +14,8 @@ With Q the noise around 0, P the noise around 1 (everything in units of the sens
   mass at loss 0. That pair composes; (mix, Q) alone is not a bound here, but is reached by a real
   attack (all others upload -S, the target S or -S).
 
-Both hold for any P, Q that dominate the noise. In many dimensions these are one coordinate shifted
-by the sensitivity: for Gaussian noise by symmetry, for Laplace noise because trade-off functions of
-shifts form a group, so that shifts in several coordinates are not easier to distinguish than their
-sum in one.
+Both hold for any P, Q that dominate the noise, which `fedrec.privacy.accounting.noise_pair`
+describes.
 
 Sources: Balle, Barthe and Gaboardi 2018; Zhu, Dong and Wang 2022; Lebeda et al. 2024.
 """
@@ -27,59 +25,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
 
 from fedrec.privacy.accounting.events import Release
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The unsampled pair: Q around 0 and P around 1, with the release's noise.
-
-    Attributes:
-        release: mechanism and noise multiplier.
-    """
-
-    release: Release
-
-    def above(self, x: np.ndarray, centre: float) -> np.ndarray:
-        """Mass above x `[n]` of the noise around a centre, `[n]`, exact to rounding in both
-        tails."""
-        z = self.release.noise_multiplier
-        if self.release.mechanism == "gaussian":
-            return ndtr((centre - x) / z)
-        far = np.exp(-np.abs(x - centre) / z) / 2
-        return np.where(x >= centre, far, 1 - far)
-
-    def between(self, lower: np.ndarray, upper: np.ndarray, centre: float) -> np.ndarray:
-        """Mass in (lower, upper], `[n]` each; computed from the nearer tail, so that small masses
-        are exact."""
-        right = self.above(lower, centre) - self.above(upper, centre)
-        left = self.above(2 * centre - upper, centre) - self.above(2 * centre - lower, centre)
-        return np.maximum(np.where(lower >= centre, right, left), 0.0)
-
-    def place(self, log_ratio: np.ndarray) -> np.ndarray:
-        """The x `[n]` at which ln(P/Q) has these values `[n]`; beyond its range -infinity or
-        infinity."""
-        z = self.release.noise_multiplier
-        if self.release.mechanism == "gaussian":
-            return z * z * log_ratio + 0.5
-        x = (z * log_ratio + 1) / 2
-        return np.where(log_ratio >= 1 / z, np.inf, np.where(log_ratio < -1 / z, -np.inf, x))
-
-    def log_ratio(self, x: float) -> float:
-        """ln(P/Q) at x."""
-        z = self.release.noise_multiplier
-        if self.release.mechanism == "gaussian":
-            return (2 * x - 1) / (2 * z * z)
-        return (abs(x) - abs(x - 1)) / z
-
-    def reach(self, mass: float) -> float:
-        """Distance from its centre beyond which the noise has at most that mass, on either side."""
-        z = self.release.noise_multiplier
-        return z * (
-            np.sqrt(-2 * np.log(mass)) if self.release.mechanism == "gaussian" else -np.log(mass)
-        )
+from fedrec.privacy.accounting.noise_pair import NoisePair, pair_of
 
 
 @dataclass(frozen=True)
@@ -93,9 +41,9 @@ class Pair:
     release: Release
 
     @property
-    def noise(self) -> Noise:
+    def noise(self) -> NoisePair:
         """The unsampled pair."""
-        return Noise(self.release)
+        return pair_of(self.release)
 
     def loss(self, x: float) -> float:
         """ln(mix/Q) at x."""

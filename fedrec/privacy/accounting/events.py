@@ -5,13 +5,16 @@ Where this differs from the paper: tables 4 and 5 of PrivRec count every client 
 release of its own (found by reproducing all 36 cells). The server adds noise once to the sum, so a
 round is one event here.
 
-An event is a value: equal events have equal cost. Floats survive JSON exactly.
+An event is a value: equal events have equal cost. Floats survive JSON exactly. Rounds whose noise
+is correlated have a cost only together: the first one is charged for all, and the others are
+recorded as covered.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any
 
 from fedrec.errors import ExperimentError, RunError
 from fedrec.privacy.accounting import sampling as samplings
@@ -30,7 +33,7 @@ class Release:
     """The parameters of an event that accountants need.
 
     Attributes:
-        mechanism: distribution of the noise.
+        mechanism: name of the mechanism with this noise (`Mechanism.pair`).
         sampling: how the cohort was drawn.
         adjacency: which data sets are neighbours.
         noise_multiplier: noise scale / sensitivity under that adjacency, in [1e-9, 1e9].
@@ -40,7 +43,7 @@ class Release:
             the sampling under that adjacency.
     """
 
-    mechanism: Literal["gaussian", "laplace"]
+    mechanism: str
     sampling: Sampling
     adjacency: Adjacency
     noise_multiplier: float
@@ -58,18 +61,21 @@ class Release:
 
 
 @dataclass(frozen=True)
-class GaussianRound:
-    """A sum of clipped updates with Gaussian noise; with adaptive clipping also a noisy count of
-    the same cohort.
+class NoisyRound:
+    """A sum of clipped updates under noise; with adaptive clipping also a noisy count of the same
+    cohort.
 
     Attributes:
+        mechanism: name of the mechanism.
         sampling: how the cohort was drawn.
         adjacency: which data sets are neighbours.
-        noise_multiplier: standard deviation of the sum's noise / its L2 sensitivity.
+        noise_multiplier: noise scale (standard deviation, or Laplace's b) of the sum / its
+            sensitivity in the norm of the clip.
         count_multiplier: the same for the count released beside it; None without one.
         phase: name of the training phase.
     """
 
+    mechanism: str
     sampling: Sampling
     adjacency: Adjacency
     noise_multiplier: float
@@ -80,55 +86,51 @@ class GaussianRound:
     def release(self) -> Release:
         """Sum and count of one cohort are one Gaussian release: squared sensitivities in units of
         noise add up."""
-        own = Release("gaussian", self.sampling, self.adjacency, self.noise_multiplier)
+        own = Release(self.mechanism, self.sampling, self.adjacency, self.noise_multiplier)
         if self.count_multiplier is None:
             return own
         precision = self.noise_multiplier**-2 + self.count_multiplier**-2
         return replace(own, noise_multiplier=precision**-0.5)
 
-
-@dataclass(frozen=True)
-class LaplaceRound:
-    """A sum of updates clipped in the L1 norm, with Laplace noise.
-
-    Attributes:
-        sampling: how the cohort was drawn.
-        adjacency: which data sets are neighbours.
-        noise_multiplier: Laplace scale b / L1 sensitivity; one round without sampling is (1 /
-            this)-DP.
-        phase: name of the training phase.
-    """
-
-    sampling: Sampling
-    adjacency: Adjacency
-    noise_multiplier: float
-    phase: str = TRAINING
-
     @property
-    def release(self) -> Release:
-        return Release("laplace", self.sampling, self.adjacency, self.noise_multiplier)
+    def releases(self) -> Mapping[Release, int]:
+        """The one release."""
+        return {self.release: 1}
 
 
 @dataclass(frozen=True)
-class QuantileEstimate:
-    """A noisy count from a cohort of its own (a count of a round's own cohort belongs into its
-    `GaussianRound`).
+class CorrelatedRounds:
+    """All rounds of a phase, whose noise is correlated; charged with the first of them.
 
     Attributes:
-        sampling: how the cohort was drawn.
+        mechanism: name of the mechanism.
         adjacency: which data sets are neighbours.
-        noise_multiplier: standard deviation of the count's noise / its sensitivity.
+        rounds: number of rounds.
+        counted: the releases that they cost together, and how often.
         phase: name of the training phase.
     """
 
-    sampling: Sampling
+    mechanism: str
     adjacency: Adjacency
-    noise_multiplier: float
+    rounds: int
+    counted: tuple[tuple[Release, int], ...]
     phase: str = TRAINING
 
     @property
-    def release(self) -> Release:
-        return Release("gaussian", self.sampling, self.adjacency, self.noise_multiplier)
+    def releases(self) -> Mapping[Release, int]:
+        """`counted`."""
+        return dict(self.counted)
+
+
+@dataclass(frozen=True)
+class CoveredRound:
+    """A further round of `CorrelatedRounds`, whose cost is charged already.
+
+    Attributes:
+        phase: name of the training phase.
+    """
+
+    phase: str = TRAINING
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,6 @@ class NonPrivate:
     reason: str
     phase: str = TRAINING
 
-    release: ClassVar[None] = None
-
 
 @dataclass(frozen=True)
 class Volunteered:
@@ -160,26 +160,34 @@ class Volunteered:
     who: str
     phase: str = TRAINING
 
-    release: ClassVar[None] = None
 
-
-Event = GaussianRound | LaplaceRound | QuantileEstimate | NonPrivate | Volunteered
-KINDS: dict[str, type[Event]] = {
-    "gaussian-round": GaussianRound,
-    "laplace-round": LaplaceRound,
-    "quantile-estimate": QuantileEstimate,
+Event = NoisyRound | CorrelatedRounds | CoveredRound | NonPrivate | Volunteered
+_ROUND = "-round"  # the kind of a noisy round is the name of its mechanism and this
+_KINDS: dict[str, type[Event]] = {
+    "correlated-rounds": CorrelatedRounds,
+    "covered-round": CoveredRound,
     "non-private": NonPrivate,
     "volunteered": Volunteered,
 }
 
 
+def releases_in(event: Event) -> Mapping[Release, int]:
+    """The releases of an event, and how often each took place; none of events without noise."""
+    return event.releases if isinstance(event, NoisyRound | CorrelatedRounds) else {}
+
+
 def to_record(event: Event) -> dict[str, Any]:
     """An event as a JSON object; `from_record` gives back an equal event."""
-    kind = next(name for name, cls in KINDS.items() if isinstance(event, cls))
-    record = {"kind": kind, **asdict(event)}
-    if not isinstance(event, NonPrivate | Volunteered):
-        record["sampling"] = samplings.to_record(event.sampling)
-    return record
+    record = asdict(event)
+    if isinstance(event, NoisyRound):
+        kind = record.pop("mechanism") + _ROUND
+        return {"kind": kind, **record, "sampling": samplings.to_record(event.sampling)}
+    if isinstance(event, CorrelatedRounds):
+        record["counted"] = [
+            [{**asdict(release), "sampling": samplings.to_record(release.sampling)}, count]
+            for release, count in event.counted
+        ]
+    return {"kind": next(name for name, cls in _KINDS.items() if cls is type(event)), **record}
 
 
 def from_record(record: dict[str, Any]) -> Event:
@@ -190,16 +198,27 @@ def from_record(record: dict[str, Any]) -> Event:
     """
     values = dict(record)
     try:
-        cls = KINDS[values.pop("kind")]
-        if "sampling" in values:
+        kind = values.pop("kind")
+        cls = _KINDS.get(kind, NoisyRound)
+        if cls is NoisyRound:
+            if not kind.endswith(_ROUND):
+                raise KeyError(f"unknown kind {kind!r}")
+            values["mechanism"] = kind.removesuffix(_ROUND)
             values["sampling"] = samplings.from_record(values["sampling"])
-        needed = {field.name for field in fields(cls)}
-        if set(values) != needed:
-            raise KeyError(f"keys {sorted(values)} instead of {sorted(needed)}")
+        if cls is CorrelatedRounds:
+            values["counted"] = tuple((_release(one), count) for one, count in values["counted"])
+        known = {field.name for field in fields(cls)}
+        needed = {field.name for field in fields(cls) if field.default is MISSING} | {"phase"}
+        if not needed <= set(values) <= known:
+            raise KeyError(f"keys {sorted(values)} instead of {sorted(known)}")
         return cls(**values)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(
             "this is not a privacy event",
             expected="a record written by fedrec",
             got=f"{record!r} ({error})",
         ) from None
+
+
+def _release(record: dict[str, Any]) -> Release:
+    return Release(**{**record, "sampling": samplings.from_record(record["sampling"])})

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedrec.privacy.accounting.backend import Backend, Bound
 from fedrec.privacy.accounting.events import Release
+from fedrec.privacy.accounting.noise_pair import pair_of
 
 INTEGER_ORDERS = np.arange(2, 65)
 ORDERS = np.append(INTEGER_ORDERS.astype(np.float64), np.inf)
@@ -42,42 +43,19 @@ def epsilon_of(curves: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray
     return np.take_along_axis(epsilons, best[..., None], -1)[..., 0], ORDERS[best]
 
 
-def gaussian(orders: np.ndarray, noise_multiplier: float) -> np.ndarray:
-    """RDP of the Gaussian mechanism without sampling, `[orders]`: a / (2 z^2)."""
-    return orders / (2 * noise_multiplier**2)
-
-
-def laplace(orders: np.ndarray, noise_multiplier: float) -> np.ndarray:
-    """RDP of the Laplace mechanism at some orders, `float64 [orders]`, without sampling; b /
-    sensitivity = `noise_multiplier` (Mironov 2017, prop. 6).
-
-    One coordinate that moves by the whole L1 sensitivity is the worst case in any number of
-    dimensions: the curve is convex in the shift and 0 at no shift, so that shifts in several
-    coordinates cost less.
-    """
-    finite = orders[np.isfinite(orders)]
-    up = np.log(finite / (2 * finite - 1)) + (finite - 1) / noise_multiplier
-    down = np.log((finite - 1) / (2 * finite - 1)) - finite / noise_multiplier
-    curve = np.full(len(orders), 1 / noise_multiplier)
-    curve[np.isfinite(orders)] = np.logaddexp(up, down) / (finite - 1)
-    return curve
-
-
 def unsampled(orders: np.ndarray, release: Release) -> np.ndarray:
     """RDP of a release without sampling, `[orders]`."""
-    curve = laplace if release.mechanism == "laplace" else gaussian
-    return curve(orders, release.noise_multiplier)
+    return pair_of(release).rdp(orders)
 
 
 def pure_epsilon(release: Release) -> float:
-    """Pure epsilon of one release, amplified by sampling: ln(1 + q (e^(1/z) - 1)); infinite for
-    Gaussian noise."""
-    if release.mechanism == "gaussian":
-        return float("inf")
-    # log(1 + q expm1(x)) would overflow for the large x of very little noise.
-    whole = 1 / release.noise_multiplier
+    """Pure epsilon of one release, amplified by sampling: ln(1 + q (e^e0 - 1))."""
+    whole = pair_of(release).pure_epsilon
     rate = release.sampling.rate
-    return float(np.logaddexp(np.log1p(-rate), np.log(rate) + whole)) if rate < 1 else whole
+    if rate == 1 or np.isinf(whole):
+        return whole
+    # log(1 + q expm1(x)) would overflow for the large x of very little noise.
+    return float(np.logaddexp(np.log1p(-rate), np.log(rate) + whole))
 
 
 class RdpBackend(Backend):
@@ -103,14 +81,18 @@ class RdpBackend(Backend):
         return Bound(float(epsilon), float(order) if np.isfinite(epsilon) else None)
 
     def epsilons(
-        self, before: Mapping[Release, int], release: Release, rounds: np.ndarray, delta: float
+        self,
+        before: Mapping[Release, int],
+        each: Mapping[Release, int],
+        rounds: np.ndarray,
+        delta: float,
     ) -> np.ndarray:
-        """Epsilon after each number of further releases, `float64 [len(rounds)]`, on top of those
-        before. All rounds at once."""
+        """Epsilon after each number of further rounds, see `Backend.epsilons`. All rounds at
+        once."""
         counts = np.asarray(rounds, dtype=np.float64)[:, None]
         curves = np.zeros((len(counts), len(ORDERS)))
         # no release costs 0, not 0 * inf
-        np.multiply(counts, self.whole_curve(release), out=curves, where=counts > 0)
+        np.multiply(counts, self._sum(each), out=curves, where=counts > 0)
         return epsilon_of(self._sum(before) + curves, delta)[0]
 
     def _sum(self, releases: Mapping[Release, int]) -> np.ndarray:

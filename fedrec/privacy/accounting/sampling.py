@@ -62,11 +62,38 @@ class Poisson:
             raise _wrong_cohort("a probability to take part in (0, 1]: cohort / clients", self.rate)
 
 
-Sampling = Full | FixedSize | Poisson
-NAMES: dict[str, type[Full] | type[FixedSize] | type[Poisson]] = {
+@dataclass(frozen=True)
+class Scheduled:
+    """Who takes part in which round does not depend on data and need not be secret: no
+    amplification, but a bound on the rounds of each client.
+
+    Attributes:
+        cohort: clients per round, or their largest number: what sums are divided by.
+        separation: smallest distance between two rounds of a client, at least 1.
+        participations: largest number of rounds of a client; None: no bound but the separation.
+    """
+
+    cohort: float
+    separation: int = 1
+    participations: int | None = None
+
+    @property
+    def rate(self) -> float:
+        """1: a client that takes part is known."""
+        return 1.0
+
+    def most(self, rounds: int) -> int:
+        """Largest number of rounds of a client among so many."""
+        spread = -(-rounds // self.separation)
+        return spread if self.participations is None else min(spread, self.participations)
+
+
+Sampling = Full | FixedSize | Poisson | Scheduled
+NAMES: dict[str, type[Sampling]] = {
     "full": Full,
     "fixed-size": FixedSize,
     "poisson": Poisson,
+    "scheduled": Scheduled,
 }
 
 
@@ -76,7 +103,7 @@ def name_of(sampling: Sampling) -> str:
 
 
 def simplest(sampling: Sampling) -> Sampling:
-    """The same sampling; `Full` if all clients are drawn."""
+    """The same sampling; `Full` if nothing is gained by it."""
     return Full() if sampling.rate == 1 else sampling
 
 
@@ -116,7 +143,9 @@ def refuse_unproven(sampling: Sampling, adjacency: Adjacency) -> None:
         )
 
 
-def of_sampler(name: str, settings: dict[str, Any], clients: int) -> tuple[Sampling, float]:
+def of_sampler(
+    name: str, settings: dict[str, Any], clients: int, schedule: Scheduled | None = None
+) -> tuple[Sampling, float]:
     """The sampling scheme of an experiment's sampler, and the fixed denominator of sums.
 
     Args:
@@ -124,13 +153,17 @@ def of_sampler(name: str, settings: dict[str, Any], clients: int) -> tuple[Sampl
         settings: its settings; `cohort` is the (expected) number of clients per round; `full` needs
             none.
         clients: number of clients that may be drawn (N).
+        schedule: what the sampler itself guarantees; None: nothing.
 
     Returns:
         The sampling, and M for a fixed size, qN for Poisson or N for all.
 
     Raises:
-        ExperimentError: the sampler is not one of these three, or its cohort is too large.
+        ExperimentError: the sampler is not one of these three and guarantees nothing, or its cohort
+            is too large.
     """
+    if schedule is not None:
+        return schedule, schedule.cohort
     if name == "full":
         return Full(), float(clients)
     known = {"fixed-size": "a fixed number of clients", "poisson": "independent coin flips"}

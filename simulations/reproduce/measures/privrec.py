@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.events import GaussianRound
+from fedrec.privacy.accounting.events import NoisyRound
 from fedrec.privacy.accounting.sampling import FixedSize
 from fedrec.runs.folder import RunFolder
 from simulations.study.runs import finished
@@ -29,7 +29,9 @@ def epsilons(job: TaskJob, dataset: str, clients: int, cohorts: Sequence[int]) -
         cohorts[:1] if job.quick else cohorts, BACKENDS.items()
     ):
         accountant = Accountant(backend)
-        accountant.step(GaussianRound(FixedSize(cohort, clients), "replace-one", NOISE), ROUNDS)
+        accountant.step(
+            NoisyRound("gaussian", FixedSize(cohort, clients), "replace-one", NOISE), ROUNDS
+        )
         for delta in DELTAS:
             metric = f"epsilon, q={cohort}/{clients}, delta={delta:g}"
             yield Found(dataset, model, metric, accountant.epsilon(delta).epsilon)

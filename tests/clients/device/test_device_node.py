@@ -25,7 +25,7 @@ from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
 from fedrec.errors import DataError, RefusalError
 from fedrec.experiment.loading import load
-from fedrec.privacy.noise_mechanisms import Secure
+from fedrec.privacy.noise_source import Secure
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     GROUP,

@@ -10,8 +10,8 @@ from scipy.stats import chisquare, kstest, norm
 
 from fedrec.errors import ExperimentError
 from fedrec.perturb.members.noisy_cooccurrence import NoisyCooccurrence, NoisyCooccurrenceConfig
-from fedrec.perturb.synthesis import cooccurrence
 from fedrec.perturb.synthesis.cooccurrence import Release, noisy_release, profiles
+from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.privacy.question import report
 
 
@@ -25,11 +25,11 @@ def given(monkeypatch):
     """The exact sums, and the noise that is added to them."""
     seen = {}
 
-    def note(arrays, scale, source, *address, **rest):
+    def note(mechanism, arrays, scale, source, *address):
         seen.update({name: (np.array(value), scale, address) for name, value in arrays.items()})
         return {name: np.asarray(value, dtype=np.float32) for name, value in arrays.items()}
 
-    monkeypatch.setattr(cooccurrence, "add_noise", note)
+    monkeypatch.setattr(Mechanism, "add_noise", note)
     return seen
 
 

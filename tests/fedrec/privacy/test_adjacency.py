@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from fedrec.neighbourhood.means import scaled
-from fedrec.privacy.adjacency import Multipliers
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.plan import Plan, PrivacyConfig
 
@@ -121,13 +120,6 @@ def test_in_the_l1_norm_nothing_is_gained():
 def test_adding_or_removing_a_user_moves_the_sum_by_at_most_the_clip_norm():
     for clip in (Clip(3.0), Clip(3.0, 2, "non-negative"), Clip(3.0, 1)):
         assert clip.sensitivity("add-remove") == 3.0
-
-
-def test_multipliers_of_one_noise():
-    unsigned = Clip(3.0, 2, "non-negative").multipliers(6.0)
-    assert unsigned == Multipliers(pytest.approx(math.sqrt(2)), 2.0)
-    for clip in (Clip(3.0), Clip(3.0, 1), Clip(3.0, 1, "non-negative")):
-        assert clip.multipliers(6.0) == Multipliers(1.0, 2.0)
 
 
 def plan(contributions, **settings):

@@ -12,11 +12,11 @@ import pytest
 
 from fedrec.errors import ExperimentError, RunError
 from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.events import GaussianRound, NonPrivate
+from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.accounting.sampling import FixedSize, Poisson
 from fedrec.privacy.ledger import Charge, Ledger
 
-EVENT = GaussianRound(FixedSize(7, 90), "replace-one", 1.1, count_multiplier=1 / 3)
+EVENT = NoisyRound("gaussian", FixedSize(7, 90), "replace-one", 1.1, count_multiplier=1 / 3)
 
 
 @pytest.fixture
@@ -148,5 +148,5 @@ def test_events_that_do_not_add_up_are_refused_before_anything_is_written(path):
     ledger.charge(1, EVENT)
     before = path.read_bytes()
     with pytest.raises(ExperimentError, match="adjacencies"):
-        ledger.charge(2, GaussianRound(Poisson(0.1), "add-remove", 1.0))
+        ledger.charge(2, NoisyRound("gaussian", Poisson(0.1), "add-remove", 1.0))
     assert path.read_bytes() == before and len(ledger.charges) == 1

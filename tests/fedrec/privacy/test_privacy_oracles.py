@@ -20,7 +20,7 @@ from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.backends.autodp import Autodp
 from fedrec.privacy.accounting.backends.pld import attack_epsilon
 from fedrec.privacy.accounting.backends.tight_rdp import TightRdp
-from fedrec.privacy.accounting.events import GaussianRound, LaplaceRound, Release
+from fedrec.privacy.accounting.events import NoisyRound, Release
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 
 ADD_REMOVE, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
@@ -47,7 +47,7 @@ def test_without_replacement_is_dp_accountings_on_the_same_orders(cohort, client
     theirs = RdpAccountant(ORDERS, REPLACE)
     event = dp_event.SampledWithoutReplacementDpEvent(clients, cohort, dp_event.GaussianDpEvent(z))
     theirs.compose(event, rounds)
-    fixed = GaussianRound(FixedSize(cohort, clients), "replace-one", z)
+    fixed = NoisyRound("gaussian", FixedSize(cohort, clients), "replace-one", z)
     assert ours("autodp", (fixed, rounds))(1e-5) == pytest.approx(
         theirs.get_epsilon(1e-5), rel=1e-4
     )
@@ -61,7 +61,7 @@ def test_poisson_is_dp_accountings_and_opacus(rate, z, rounds, delta):
     by_rdp, by_pld = RdpAccountant(ORDERS, ADD_REMOVE), PLDAccountant(ADD_REMOVE)
     by_rdp.compose(event, rounds)
     by_pld.compose(event, rounds)
-    poisson = (GaussianRound(Poisson(rate), "add-remove", z), rounds)
+    poisson = (NoisyRound("gaussian", Poisson(rate), "add-remove", z), rounds)
     expected = by_rdp.get_epsilon(delta)
     assert ours("autodp", poisson)(delta) == pytest.approx(expected, rel=1e-6)
     assert ours("tight-rdp", poisson)(delta) == pytest.approx(expected, rel=1e-6)
@@ -77,7 +77,11 @@ def test_different_rounds_compose_as_in_dp_accounting():
     theirs.compose(dp_event.GaussianDpEvent(20.0), 2)
     parts = [(Poisson(0.01), 1.0, 300), (Poisson(0.05), 3.0, 20), (Full(), 20.0, 2)]
     found = ours(
-        "pld", *((GaussianRound(sampling, "add-remove", z), count) for sampling, z, count in parts)
+        "pld",
+        *(
+            (NoisyRound("gaussian", sampling, "add-remove", z), count)
+            for sampling, z, count in parts
+        ),
     )(1e-6)
     assert found == pytest.approx(theirs.get_epsilon(1e-6), rel=1e-3)
 
@@ -89,7 +93,7 @@ def test_different_rounds_compose_as_in_dp_accounting():
 def test_laplace_is_dp_accountings(rate, b, rounds, delta):
     theirs = PLDAccountant(ADD_REMOVE)
     theirs.compose(dp_event.PoissonSampledDpEvent(rate, dp_event.LaplaceDpEvent(b)), rounds)
-    event = LaplaceRound(Poisson(rate), "add-remove", b)
+    event = NoisyRound("laplace", Poisson(rate), "add-remove", b)
     tightest = ours("pld", (event, rounds))(delta)
     assert tightest == pytest.approx(theirs.get_epsilon(delta), rel=1e-3)
     assert all(
@@ -103,10 +107,10 @@ def test_laplace_without_delta_is_amplified_pure_privacy(sampling):
     adjacency = "add-remove" if isinstance(sampling, Poisson) else "replace-one"
     pure = 7 * math.log(1 + sampling.rate * (math.exp(1 / 1.5) - 1))
     for backend in ("autodp", "tight-rdp", "pld"):
-        assert ours(backend, (LaplaceRound(sampling, adjacency, 1.5), 7))(0.0) == pytest.approx(
-            pure, rel=1e-12
-        )
-        assert ours(backend, (LaplaceRound(sampling, adjacency, 1.5), 7))(1e-6) <= pure * (
+        assert ours(backend, (NoisyRound("laplace", sampling, adjacency, 1.5), 7))(
+            0.0
+        ) == pytest.approx(pure, rel=1e-12)
+        assert ours(backend, (NoisyRound("laplace", sampling, adjacency, 1.5), 7))(1e-6) <= pure * (
             1 + 1e-12
         )
 
@@ -120,7 +124,7 @@ def test_one_laplace_round_without_replacement_has_the_profile_of_its_pair(delta
         q, p = np.exp(-np.abs(x) / b) / (2 * b), np.exp(-np.abs(x - 1) / b) / (2 * b)
         return np.trapezoid(np.maximum((1 - rate) * q + rate * p - math.exp(eps) * q, 0), x)
 
-    found = ours("pld", (LaplaceRound(FixedSize(20, 100), "replace-one", b), 1))(delta)
+    found = ours("pld", (NoisyRound("laplace", FixedSize(20, 100), "replace-one", b), 1))(delta)
     assert divergence(found) <= delta < divergence(found - 2e-4)
 
 
@@ -128,7 +132,7 @@ def test_one_laplace_round_without_replacement_has_the_profile_of_its_pair(delta
 @pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
 def test_one_laplace_round_of_all_clients_reaches_its_closed_form(b, delta):
     """Of two Laplace distributions 1 apart: delta = 1 - e^((epsilon - 1 / b) / 2)."""
-    event = LaplaceRound(Full(), "replace-one", b)
+    event = NoisyRound("laplace", Full(), "replace-one", b)
     exact = 1 / b + 2 * math.log1p(-delta)
     assert attack_epsilon({event.release: 1}, delta) == pytest.approx(exact, rel=1e-3)
     assert exact * (1 - 1e-9) <= ours("pld", (event, 1))(delta) <= exact * (1 + 1e-3)
@@ -144,7 +148,7 @@ def test_the_attack_on_little_noise_is_just_below_its_closed_form(z, rounds):
         return math.exp(high) - math.exp(eps + low) - delta
 
     exact = brentq(excess, 0, mu**2 / 2 + 10 * mu)
-    release = GaussianRound(Full(), "replace-one", z).release
+    release = NoisyRound("gaussian", Full(), "replace-one", z).release
     assert exact * 0.995 <= attack_epsilon({release: rounds}, delta) <= exact
 
 
@@ -152,7 +156,7 @@ def test_the_attack_on_little_noise_is_just_below_its_closed_form(z, rounds):
     ("rate", "z", "rounds"), [(0.02, 0.2, 20), (0.1, 0.15, 5), (0.005, 0.3, 9)]
 )
 def test_the_attack_on_samples_with_little_noise_is_near_the_tight_bound(rate, z, rounds):
-    event = GaussianRound(Poisson(rate), "add-remove", z)
+    event = NoisyRound("gaussian", Poisson(rate), "add-remove", z)
     bound = ours("pld", (event, rounds))(1e-5)
     assert bound * 0.98 <= attack_epsilon({event.release: rounds}, 1e-5) <= bound
 

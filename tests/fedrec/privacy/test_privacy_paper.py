@@ -10,7 +10,7 @@ import pytest
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.events import GaussianRound, LaplaceRound
+from fedrec.privacy.accounting.events import NoisyRound
 from fedrec.privacy.accounting.sampling import FixedSize, Poisson
 
 DELTAS = (1e-8, 1e-6, 1e-4)
@@ -38,7 +38,7 @@ def spent(backend, event, rounds=1000):
 
 @pytest.mark.parametrize("case", CELLS, ids=str)
 def test_cells_come_out_as_printed_and_the_releases_cost_less(case):
-    event = GaussianRound(FixedSize(*case), "replace-one", 1.0)
+    event = NoisyRound("gaussian", FixedSize(*case), "replace-one", 1.0)
     paper, ours = (
         spent("paper", event),
         [spent(name, event) for name in ("autodp", "tight-rdp", "pld")],
@@ -54,8 +54,8 @@ def test_cells_come_out_as_printed_and_the_releases_cost_less(case):
 @pytest.mark.parametrize(
     "event",
     [
-        LaplaceRound(FixedSize(5, 50), "replace-one", 1.0),
-        GaussianRound(Poisson(0.1), "add-remove", 1.0),
+        NoisyRound("laplace", FixedSize(5, 50), "replace-one", 1.0),
+        NoisyRound("gaussian", Poisson(0.1), "add-remove", 1.0),
     ],
     ids=["laplace", "poisson"],
 )

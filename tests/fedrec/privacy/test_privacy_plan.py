@@ -12,10 +12,8 @@ import pytest
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.events import GaussianRound, LaplaceRound, NonPrivate, Release
+from fedrec.privacy.accounting.events import NoisyRound, NonPrivate, Release
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
-from fedrec.privacy.adjacency import Multipliers
-from fedrec.privacy.clipping import Clip
 from fedrec.privacy.plan import Plan, PrivacyConfig
 from server.privacy.phase_plans import PhasePlans
 
@@ -54,11 +52,10 @@ def test_privrecs_own_example():
     assert (found.sensitivity, found.noise_std, found.denominator) == (80.0, 80.0, 30.0)
     assert found.mean_noise_std == pytest.approx(8 / 3)
     assert found.mean_noise_std * (3706 * 64) ** 0.5 == pytest.approx(1298.7, abs=0.1)
-    assert found.event() == GaussianRound(FixedSize(30, 4800), "replace-one", 1.0)
+    assert found.event() == NoisyRound("gaussian", FixedSize(30, 4800), "replace-one", 1.0)
 
 
 def test_the_two_conventions_differ_by_two():
-    assert Clip(40.0).multipliers(80.0) == Multipliers(replace_one=1.0, add_remove=2.0)
     by_clip = plan(noise_relative_to="clip-norm")
     assert (by_clip.noise_std, by_clip.noise_multiplier) == (40.0, 0.5)
     poisson = plan("poisson", adjacency="add-remove")
@@ -141,9 +138,9 @@ def test_calibrated_noise_keeps_the_target_for_all_rounds_and_no_more():
 
 def test_laplace_is_clipped_in_l1_and_has_its_own_event():
     found = plan(mechanism="laplace")
-    assert found.norm_order == 1 and plan().norm_order == 2
+    assert found.clip.order == 1 and plan().clip.order == 2
     assert found.noise_scale == 80.0 and found.noise_std == pytest.approx(80 * math.sqrt(2))
-    assert found.event() == LaplaceRound(FixedSize(30, 4800), "replace-one", 1.0)
+    assert found.event() == NoisyRound("laplace", FixedSize(30, 4800), "replace-one", 1.0)
 
 
 def test_distributed_shares_add_up_with_the_tolerated_dropouts_and_the_rest_is_known():
@@ -166,7 +163,7 @@ def test_distributed_shares_add_up_with_the_tolerated_dropouts_and_the_rest_is_k
 
 def test_local_noise_is_not_amplified_and_adds_up():
     found = plan(placement="local")
-    assert found.event() == GaussianRound(Full(), "replace-one", 1.0)
+    assert found.event() == NoisyRound("gaussian", Full(), "replace-one", 1.0)
     assert found.client_noise_scale == 80.0 and found.noise_std == pytest.approx(80 * math.sqrt(30))
     assert plan("poisson", placement="local").event() == found.event()
 
@@ -181,7 +178,7 @@ def test_adaptive_clipping_costs_what_a_fixed_clip_does(sampler, adjacency):
     found = plan(sampler, **settings)
     joint = 2.0 if adjacency == "replace-one" else 1.0
     assert found.count_noise_std == 5.0
-    assert found.multipliers.add_remove == pytest.approx((joint**-2 - 10.0**-2) ** -0.5)
+    assert found.per_clip_norm == pytest.approx((joint**-2 - 10.0**-2) ** -0.5)
     assert found.event().release.noise_multiplier == pytest.approx(1.0)
     smaller = found.at_clip_norm(10.0)
     assert (
@@ -226,8 +223,8 @@ def test_adaptive_clipping_of_counts_and_products_keeps_all_rounds():
 def test_no_noise_or_a_stage_without_noise_is_not_private():
     assert isinstance(plan(noise_multiplier=0.0).event(), NonPrivate)
     only_main = plan(private_phases=["main*"])
-    assert only_main.event("main") == GaussianRound(
-        FixedSize(30, 4800), "replace-one", 1.0, phase="main"
+    assert only_main.event("main") == NoisyRound(
+        "gaussian", FixedSize(30, 4800), "replace-one", 1.0, phase="main"
     )
     assert isinstance(only_main.event("ssl"), NonPrivate) and only_main.event("ssl").phase == "ssl"
 
@@ -256,12 +253,15 @@ REFUSED = [
     ({"backend": "paper"}, "autodp"),
     ({"max_dropouts": 3}, "distributed"),
     ({"placement": "distributed", "max_dropouts": 30}, "fewer than the 30"),
-    ({"placement": "distributed", "mechanism": "laplace"}, "Laplace"),
+    ({"placement": "distributed", "mechanism": "laplace"}, "central or local"),
     ({"placement": "distributed", "sampler": "poisson", "adjacency": "add-remove"}, "known size"),
     ({"placement": "local", "adjacency": "add-remove"}, "sees who takes part"),
     ({"placement": "local", "paper_noise_order": True}, "central"),
     ({"placement": "local", "adaptive_clip": {}}, "central"),
     ({"mechanism": "laplace", "adaptive_clip": {}}, "one release"),
+    ({"mechanism": "laplaec"}, "did you mean 'laplace'"),
+    ({"mechanism": {"bands": 3}}, "privacy.mechanism.name"),
+    ({"mechanism": {"name": "laplace", "bands": 3}}, "privacy.mechanism.bands"),
     ({"noise_multiplier": 0.0, "adaptive_clip": {}}, "noise-multiplier > 0"),
     ({"paper_noise_order": True, "adaptive_clip": {}}, "fixed norm"),
     ({"paper_noise_order": True, "epsilon": 1.0}, "undo the order"),
@@ -291,7 +291,7 @@ def test_an_experiment_carries_its_privacy(tiny_experiment):
     experiment = load(tiny_experiment(), [*overrides, "strategy.server-lr=0.5"])
     assert load(experiment.table()) == experiment
     found = PhasePlans.before_a_run(experiment, np.arange(18)).plans["main"]
-    assert found.event() == GaussianRound(FixedSize(6, 18), "replace-one", 3.0)
+    assert found.event() == NoisyRound("gaussian", FixedSize(6, 18), "replace-one", 3.0)
     with pytest.raises(ExperimentError, match="no differential privacy"):
         PhasePlans.before_a_run(load(tiny_experiment()), np.arange(18))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,13 +16,14 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.calibration import calibrate
 from fedrec.privacy.accounting.events import (
-    GaussianRound,
-    LaplaceRound,
+    CorrelatedRounds,
+    CoveredRound,
+    NoisyRound,
     NonPrivate,
-    QuantileEstimate,
     Release,
     Volunteered,
     from_record,
+    releases_in,
     to_record,
 )
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
@@ -52,15 +54,28 @@ def samplings(draw):
 
 @st.composite
 def releases(draw):
-    kind = draw(st.sampled_from([GaussianRound, LaplaceRound, QuantileEstimate]))
-    return kind(
-        *draw(samplings()), draw(multipliers), phase=draw(st.sampled_from(["training", "ssl"]))
+    return NoisyRound(
+        draw(st.sampled_from(["gaussian", "laplace"])),
+        *draw(samplings()),
+        draw(multipliers),
+        phase=draw(st.sampled_from(["training", "ssl"])),
     )
+
+
+@st.composite
+def correlated(draw):
+    """A whole phase that costs what two kinds of releases cost, or a further round of it."""
+    if draw(st.booleans()):
+        return CoveredRound("ssl")
+    parts = {Release("gaussian", Full(), "replace-one", draw(multipliers)): 1}
+    parts[Release("gaussian", FixedSize(3, 30), "replace-one", draw(multipliers))] = 4
+    return CorrelatedRounds("banded", "replace-one", 5, tuple(parts.items()), "ssl")
 
 
 unprotected = st.sampled_from([NonPrivate, Volunteered])
 events = st.one_of(
     releases(),
+    correlated(),
     unprotected.flatmap(lambda kind: st.builds(kind, st.text(max_size=20), st.just("ssl"))),
 )
 
@@ -77,7 +92,7 @@ def epsilon(backend, delta, *counted):
 def test_epsilon_grows_with_rounds_and_falls_with_noise_and_delta(
     backend, event, count, delta, factor
 ):
-    less_noise = type(event)(event.sampling, event.adjacency, event.noise_multiplier / factor)
+    less_noise = replace(event, noise_multiplier=event.noise_multiplier / factor)
     here = epsilon(backend, delta, (event, count))
     assert (
         0 <= here <= epsilon(backend, delta, (event, math.ceil(count * factor))) * (1 + 1e-9) + 1e-9
@@ -103,7 +118,7 @@ def test_epsilon_grows_with_the_rate(backend, clients, rate, factor, z, count, f
         return epsilon(
             backend,
             1e-6,
-            (GaussianRound(sampling, "replace-one" if fixed else "add-remove", z), count),
+            (NoisyRound("gaussian", sampling, "replace-one" if fixed else "add-remove", z), count),
         )
 
     assert at(rate) <= at(rate * factor) * (1 + 1e-6) + 1e-9
@@ -114,7 +129,7 @@ def test_epsilon_grows_with_the_rate(backend, clients, rate, factor, z, count, f
 def test_ledgers_add_up(backend, event, first, second):
     """Accounted at once, in two steps, or as two phases: the same total, between each part and the
     sum of the parts."""
-    other = type(event)(event.sampling, event.adjacency, event.noise_multiplier, phase="later")
+    other = replace(event, phase="later")
     whole = epsilon(backend, 1e-6, (event, first + second))
     assert epsilon(backend, 1e-6, (event, first), (event, second)) == whole
     assert epsilon(backend, 1e-6, (event, first), (other, second)) == pytest.approx(
@@ -140,8 +155,8 @@ def test_rdp_curves_add():
     orders = np.arange(2, 65)
     curve = orders / 2 * (5 / 9 + 40 / 49)
     expected = min(curve + np.log(1 - 1 / orders) - np.log(1e-5 * orders) / (orders - 1))
-    first = GaussianRound(one.sampling, "replace-one", 3.0)
-    second = QuantileEstimate(two.sampling, "replace-one", 7.0)
+    first = NoisyRound("gaussian", one.sampling, "replace-one", 3.0)
+    second = NoisyRound("gaussian", two.sampling, "replace-one", 7.0)
     assert epsilon("autodp", 1e-5, (first, 5), (second, 40)) == pytest.approx(expected, rel=1e-12)
 
 
@@ -151,7 +166,7 @@ def test_events_and_state_survive_json_exactly(counted):
     accountant = Accountant()
     for event, count in counted:
         assert from_record(json.loads(json.dumps(to_record(event)))) == event
-        if isinstance(event, NonPrivate | Volunteered) or event.adjacency == "replace-one":
+        if all(release.adjacency == "replace-one" for release in releases_in(event)):
             accountant.step(event, count)
     again = Accountant.restored(json.loads(json.dumps(accountant.state)))
     assert again.state == accountant.state
@@ -159,7 +174,7 @@ def test_events_and_state_survive_json_exactly(counted):
 
 
 def test_what_is_no_event_is_refused():
-    good = to_record(GaussianRound(Full(), "replace-one", 1.0))
+    good = to_record(NoisyRound("gaussian", Full(), "replace-one", 1.0))
     for bad in (
         {},
         {"kind": "other"},
@@ -173,7 +188,7 @@ def test_what_is_no_event_is_refused():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_something_not_private_makes_the_total_infinite_and_leaves_the_phases(backend):
     accountant, alone = Accountant(backend), Accountant(backend)
-    event = GaussianRound(FixedSize(3, 30), "replace-one", 1.5)
+    event = NoisyRound("gaussian", FixedSize(3, 30), "replace-one", 1.5)
     alone.step(event, 20)
     accountant.step(NonPrivate("item sequences", "ssl"))
     accountant.step(event, 20)
@@ -187,7 +202,7 @@ def test_something_not_private_makes_the_total_infinite_and_leaves_the_phases(ba
 def test_volunteers_cost_the_others_nothing(backend):
     accountant, alone = Accountant(backend), Accountant(backend)
     event, agreed = (
-        GaussianRound(FixedSize(3, 30), "replace-one", 1.5),
+        NoisyRound("gaussian", FixedSize(3, 30), "replace-one", 1.5),
         Volunteered("3 clients who agreed", "ssl"),
     )
     accountant.step(agreed, 7)
@@ -207,8 +222,8 @@ def test_volunteers_cost_the_others_nothing(backend):
 def test_poisson_after_without_replacement_is_not_merged():
     """autodp caches both under one key; the order must not matter, and within one accountant they
     are refused."""
-    fixed = GaussianRound(FixedSize(30, 4800), "replace-one", 1.0)
-    poisson = GaussianRound(Poisson(30 / 4800), "add-remove", 1.0)
+    fixed = NoisyRound("gaussian", FixedSize(30, 4800), "replace-one", 1.0)
+    poisson = NoisyRound("gaussian", Poisson(30 / 4800), "add-remove", 1.0)
     accountant = Accountant("autodp")
     backend = accountant.backend
     before = [backend.epsilon({event.release: 1000}, 1e-5).epsilon for event in (fixed, poisson)]
@@ -229,7 +244,7 @@ def test_poisson_after_without_replacement_is_not_merged():
 )
 def test_sampler_and_adjacency_without_a_bound_are_refused(sampling, adjacency):
     accountant = Accountant()
-    accountant.step(GaussianRound(sampling, adjacency, 1.0))
+    accountant.step(NoisyRound("gaussian", sampling, adjacency, 1.0))
     with pytest.raises(ExperimentError, match="no proven bound"):
         accountant.epsilon(1e-5)
 
@@ -237,8 +252,8 @@ def test_sampler_and_adjacency_without_a_bound_are_refused(sampling, adjacency):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_all_rounds_at_once_are_the_rounds_one_by_one(backend):
     event, base = (
-        GaussianRound(FixedSize(20, 500), "replace-one", 1.2),
-        QuantileEstimate(Full(), "replace-one", 9.0),
+        NoisyRound("gaussian", FixedSize(20, 500), "replace-one", 1.2),
+        NoisyRound("gaussian", Full(), "replace-one", 9.0),
     )
     accountant = Accountant(backend)
     accountant.step(base, 2)
@@ -253,8 +268,8 @@ def test_all_rounds_at_once_are_the_rounds_one_by_one(backend):
 def test_what_was_asked_before_changes_no_bit_of_an_answer(backend):
     """A backend's cache must not affect its results: a resumed run makes other calls before."""
     event, base = (
-        GaussianRound(FixedSize(20, 500), "replace-one", 1.2),
-        GaussianRound(Full(), "replace-one", 9.0),
+        NoisyRound("gaussian", FixedSize(20, 500), "replace-one", 1.2),
+        NoisyRound("gaussian", Full(), "replace-one", 9.0),
     )
     used = Accountant(backend)
     used.step(base, 2)
@@ -274,28 +289,24 @@ def test_what_was_asked_before_changes_no_bit_of_an_answer(backend):
     ids=lambda release: f"{release.mechanism}-{release.adjacency}",
 )
 def test_calibrated_noise_keeps_the_target_and_a_little_less_does_not(backend, release):
-    z = calibrate(2.0, 1e-5, 100, release, backend=backend, tolerance=1e-3)
+    def cost(multiplier):
+        return {replace(release, noise_multiplier=multiplier): 100}
 
     def at(multiplier):
-        changed = Release(release.mechanism, release.sampling, release.adjacency, multiplier)
-        return Accountant(backend).backend.epsilon({changed: 100}, 1e-5).epsilon
+        return Accountant(backend).backend.epsilon(cost(multiplier), 1e-5).epsilon
 
+    z = calibrate(2.0, 1e-5, cost, backend=backend, tolerance=1e-3)
     assert at(z) <= 2.0 < at(z * (1 - 1.1e-3))
 
 
 def test_a_target_that_cannot_be_proven_is_refused():
+    def cost(multiplier):
+        return {Release("gaussian", Full(), "replace-one", multiplier): 10}
+
     with pytest.raises(ExperimentError, match="cannot prove that epsilon"):
-        calibrate(0.05, 1e-5, 10, Release("gaussian", Full(), "replace-one", 1.0), backend="autodp")
-    assert (
-        calibrate(0.05, 1e-5, 10, Release("gaussian", Full(), "replace-one", 1.0), backend="pld")
-        > 100
-    )
-    assert (
-        calibrate(
-            1e9, 1e-5, 1, Release("gaussian", Full(), "replace-one", 1.0), backend="tight-rdp"
-        )
-        == 0.05
-    )
+        calibrate(0.05, 1e-5, cost, backend="autodp")
+    assert calibrate(0.05, 1e-5, cost, backend="pld") > 100
+    assert calibrate(1e9, 1e-5, cost, backend="tight-rdp") == 0.05
 
 
 @pytest.mark.parametrize("delta", [-0.1, 1.0, 2.0, math.nan])
@@ -309,7 +320,7 @@ def test_python_experiments_and_command_line_have_the_same_default_accountant(tm
     question = Question(clients=4800, cohort=30, rounds=500, epsilon=2.0, delta=1e-5)
     config = PrivacyConfig(clip_norm=1.0, epsilon=2.0, delta=1e-5)
     plan = Plan.of(config, "fixed-size", {"cohort": 30}, 4800, 500)
-    asked = calibrate(2.0, 1e-5, 500, release)
+    asked = calibrate(2.0, 1e-5, lambda z: {replace(release, noise_multiplier=z): 500})
     assert asked == plan.noise_multiplier == question.plan().noise_multiplier
     ledger, accountant = Ledger(tmp_path / "privacy.jsonl"), Accountant()
     for one in (ledger.accountant, accountant):
@@ -328,19 +339,19 @@ SIDES = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", [GaussianRound, LaplaceRound])
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 @pytest.mark.parametrize("side", SIDES)
-def test_hardly_any_noise_and_too_much_of_it(backend, kind, side):
+def test_hardly_any_noise_and_too_much_of_it(backend, mechanism, side):
     """Bounds exist, fall with the noise, and are above what can be told from one round: a client
     is in it with a probability of a tenth and more, and its loss is then above 1 / z - 50, and with
     Gaussian noise above 1 / (2 z^2) - 5 / z."""
     found = []
     for multiplier in (1e-9, 1e-6, 1e-4, 1e-2, 0.05, 1e3, 1e6, 1e9):
         accountant = Accountant(backend)
-        accountant.step(kind(*SIDES[side], multiplier), 3)
+        accountant.step(NoisyRound(mechanism, *SIDES[side], multiplier), 3)
         found.append(accountant.epsilon(1e-5).epsilon)
         loss = 1 / multiplier
-        least = loss - 50 if kind is LaplaceRound else loss**2 / 2 - 5 * loss
+        least = loss - 50 if mechanism == "laplace" else loss**2 / 2 - 5 * loss
         assert math.isfinite(found[-1]) and found[-1] >= max(0.0, least) * (1 - 1e-6)
     assert found == sorted(found, reverse=True)
 
@@ -359,13 +370,13 @@ def test_very_many_releases(count, looser, side):
     sampling, adjacency = SIDES[side]
     multiplier = sampling.rate * math.sqrt(count) if side != "full" else math.sqrt(count)
     accountant = Accountant("pld")
-    accountant.step(GaussianRound(sampling, adjacency, multiplier), count)
+    accountant.step(NoisyRound("gaussian", sampling, adjacency, multiplier), count)
     limit = gdp_epsilon(1.0, 1e-5)
     assert limit * (1 - 1e-3) <= accountant.epsilon(1e-5).epsilon <= limit * looser
 
 
 def test_more_releases_than_can_be_counted_are_refused():
     accountant = Accountant("pld")
-    accountant.step(GaussianRound(FixedSize(10, 1000), "replace-one", 1e9), 2**62)
+    accountant.step(NoisyRound("gaussian", FixedSize(10, 1000), "replace-one", 1e9), 2**62)
     with pytest.raises(ExperimentError, match=r"at most 1,000,000,000 in all"):
         accountant.epsilon(1e-5)

@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.backends.pld import attack_epsilon
-from fedrec.privacy.accounting.events import GaussianRound, Release
+from fedrec.privacy.accounting.events import NoisyRound, Release
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 
 # (M, N, z, T, delta): autodp, tight RDP, PLD without replacement, PLD Poisson, RDP Poisson,
@@ -49,8 +49,8 @@ def epsilon(backend, event, rounds, delta):
 def test_bounds_have_their_reference_values_and_order(case):
     cohort, clients, z, rounds, delta = case
     autodp, tight, pld, attack, poisson, get_eps = TABLE[case]
-    fixed = GaussianRound(FixedSize(cohort, clients), "replace-one", z)
-    sampled = GaussianRound(Poisson(cohort / clients), "add-remove", z)
+    fixed = NoisyRound("gaussian", FixedSize(cohort, clients), "replace-one", z)
+    sampled = NoisyRound("gaussian", Poisson(cohort / clients), "add-remove", z)
     a, c, d = (epsilon(name, fixed, rounds, delta) for name in ("autodp", "tight-rdp", "pld"))
     e = attack_epsilon({fixed.release: rounds}, delta)
     assert a == pytest.approx(autodp, rel=1e-4)
@@ -65,7 +65,7 @@ def test_bounds_have_their_reference_values_and_order(case):
 
 @pytest.mark.parametrize("case", CELLS, ids=str)
 def test_cells_of_the_papers_tables_by_tighter_accountants(case):
-    event = GaussianRound(FixedSize(*case), "replace-one", 1.0)
+    event = NoisyRound("gaussian", FixedSize(*case), "replace-one", 1.0)
     tight, pld = Accountant("tight-rdp"), Accountant("pld")
     tight.step(event, 1000)
     pld.step(event, 1000)
@@ -92,7 +92,7 @@ def test_full_participation_is_the_analytic_gaussian(backend, slack, adjacency, 
         return norm.cdf(mu / 2 - eps / mu) - math.exp(eps + norm.logcdf(-mu / 2 - eps / mu)) - delta
 
     exact = brentq(excess, 0, 200, xtol=1e-12)
-    found = epsilon(backend, GaussianRound(Full(), adjacency, z), rounds, delta)
+    found = epsilon(backend, NoisyRound("gaussian", Full(), adjacency, z), rounds, delta)
     assert exact * (1 - 1e-9) <= found <= exact * slack
 
 

@@ -205,14 +205,14 @@ def test_full_participation_can_be_audited_too(tmp_path):
 
 def test_our_own_private_training_without_its_clip_or_with_less_noise_fails(tmp_path, monkeypatch):
     from fedrec.privacy.clipping import Clip
-    from strategies import dp
+    from fedrec.privacy.mechanisms.base import Mechanism
 
-    right = dp.add_noise
+    right = Mechanism.add_noise
     for name, broken, failed in (
         ("no clip", (Clip, "factors", lambda self, norms: np.ones(len(norms))), "reach"),
         (
             "noise",
-            (dp, "add_noise", lambda total, scale, *a, **k: right(total, scale / 2, *a, **k)),
+            (Mechanism, "add_noise", lambda m, t, scale, *a, **k: right(m, t, scale / 2, *a, **k)),
             "noise-std",
         ),
     ):

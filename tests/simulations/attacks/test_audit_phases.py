@@ -16,8 +16,8 @@ from clients.training.update_sum import UpdateSum
 from fedrec.experiment.loading import load
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.mechanisms.base import Mechanism
 from simulations.attacks.audit import audit_experiment
-from strategies import dp
 from strategies.dp import DpFedAvg
 
 CANARIES = 100
@@ -123,9 +123,9 @@ def test_every_phase_is_audited_against_its_own_ledger(tmp_path, system):
     ("system", "share"), [("gram", 0.0), ("gram", 0.5), ("reptile", 0.5), ("two stages", 0.5)]
 )
 def test_missing_noise_is_found_in_one_release(tmp_path, monkeypatch, system, share):
-    right = dp.add_noise
+    right = Mechanism.add_noise
     monkeypatch.setattr(
-        dp, "add_noise", lambda total, scale, *a, **k: right(total, share * scale, *a, **k)
+        Mechanism, "add_noise", lambda m, t, scale, *a, **k: right(m, t, share * scale, *a, **k)
     )
     found = failed(audit(ALL[system], tmp_path))
     assert len(found) == 2 and all("noise-std" in names for names in found.values())

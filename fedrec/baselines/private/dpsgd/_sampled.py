@@ -27,7 +27,7 @@ from fedrec.baselines.private._clipped_rows import clip_factors
 from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
 from fedrec.baselines.private.dpsgd._outer import OuterGradients
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.noise_mechanisms import Source, secure_fixed_size, secure_poisson
+from fedrec.privacy.noise_source import Source, secure_fixed_size, secure_poisson
 from fedrec.privacy.optimal_clip import noise_decides, optimal_clip
 from fedrec.rng import stream, torch_stream
 

@@ -26,7 +26,7 @@ from fedrec.config import Width
 from fedrec.data.features import FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.models.ae import Ae, AeConfig
-from fedrec.privacy.noise_mechanisms import Source
+from fedrec.privacy.noise_source import Source
 
 
 class DpAeConfig(SampledConfig):

@@ -18,7 +18,7 @@ import numpy as np
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.backend import Backend, Bound
 from fedrec.privacy.accounting.events import Release
-from fedrec.privacy.accounting.rdp import gaussian
+from fedrec.privacy.accounting.noise_pair import pair_of
 from fedrec.privacy.accounting.sampling import FixedSize
 
 _ORDERS = np.arange(2, 129)
@@ -52,7 +52,8 @@ class Paper(Backend):
 
 def _curve_of_all_clients(release: Release) -> np.ndarray:
     sampling = release.sampling
-    if release.mechanism != "gaussian" or not isinstance(sampling, FixedSize):
+    pair = pair_of(release)
+    if pair.mu is None or not isinstance(sampling, FixedSize):
         raise ExperimentError(
             "the paper's arithmetic is for Gaussian noise and cohorts of fixed size only",
             expected="mechanism gaussian, sampler fixed, adjacency replace-one, cohort < clients",
@@ -62,7 +63,7 @@ def _curve_of_all_clients(release: Release) -> np.ndarray:
     from autodp.rdp_acct import anaRDPacct
 
     def rdp(order: float) -> float:
-        return float(gaussian(np.array(order), release.noise_multiplier))
+        return float(pair.rdp(np.array(order)))
 
     accountant = anaRDPacct(m=len(_ORDERS) + 1)
     with np.errstate(all="ignore"):

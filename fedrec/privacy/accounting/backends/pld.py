@@ -26,6 +26,7 @@ from fedrec.privacy.accounting.loss_distribution import (
     connect_the_dots,
     epsilon_of,
 )
+from fedrec.privacy.accounting.noise_pair import pair_of
 from fedrec.privacy.accounting.rdp import pure_epsilon
 
 _STEP = 1e-4
@@ -147,11 +148,8 @@ def _step(counted: Mapping[Release, int], cut: float) -> tuple[float, bool]:
 def _moments(release: Release) -> tuple[float, float]:
     """Rough mean and variance of one release's loss: those without sampling, or those of a small
     rate if less."""
-    inverse = 1 / release.noise_multiplier
-    mean, variance = (
-        (inverse, inverse**2) if release.mechanism == "laplace" else (inverse**2 / 2, inverse**2)
-    )
-    sampled = release.sampling.rate**2 * math.expm1(min(inverse**2, 50.0))  # q^2 (E_Q[(P/Q)^2] - 1)
+    mean, variance = pair_of(release).moments()
+    sampled = release.sampling.rate**2 * math.expm1(min(variance, 50.0))  # q^2 (E_Q[(P/Q)^2] - 1)
     return min(mean, sampled / 2), min(variance, sampled)
 
 

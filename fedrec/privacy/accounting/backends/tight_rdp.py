@@ -16,11 +16,9 @@ import numpy as np
 from scipy.special import gammaln
 
 from fedrec.privacy.accounting.events import Release
+from fedrec.privacy.accounting.noise_pair import pair_of
 from fedrec.privacy.accounting.rdp import INTEGER_ORDERS, RdpBackend, unsampled
 from fedrec.privacy.accounting.sampling import FixedSize, Full
-
-_NODES = 16
-_FAR = 80.0  # a term of e^(1.5 u) is practically 0 so far below the largest u
 
 
 class TightRdp(RdpBackend):
@@ -52,8 +50,10 @@ def _poisson(order: int, release: Release) -> float:
 
 
 def _without_replacement(order: int, release: Release) -> float:
-    log_ratio, log_weight = _positive_part(order, release)
     rate = release.sampling.rate
+    # below log(1 + 1/q) r is about 1, beyond it about q e^u
+    knee = np.log1p(1 / rate)
+    log_ratio, log_weight = pair_of(release).positive_losses(order, knee)
     log_r = np.logaddexp(np.log1p(-rate), np.log(rate) + log_ratio)
     # log1p keeps the digits of an r near 1; the sum above those of a huge r.
     log_r = np.where(log_ratio < 1, np.log1p(rate * np.expm1(np.minimum(log_ratio, 1.0))), log_r)
@@ -62,41 +62,6 @@ def _without_replacement(order: int, release: Release) -> float:
         falls = np.log(-np.expm1(-(order - 1) * log_r))
         grows = order * log_r + np.log(-np.expm1(-order * log_r))
     return float(np.logaddexp(0.0, _log_sum(log_weight + falls + grows))) / (order - 1)
-
-
-def _positive_part(order: int, release: Release) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes u = ln(P/Q) > 0 and the logarithms of their weights under Q."""
-    z = release.noise_multiplier
-    knee = np.log1p(1 / release.sampling.rate)  # below it r is about 1, beyond it about q e^u
-    if release.mechanism == "laplace":
-        end = 1 / z
-        # What lies between the beginning and the end is far less than what is at the end.
-        near = end if end <= knee + 2 * _FAR else knee + _FAR
-        fine = np.arange(0.0, near, 0.5), np.arange(max(near, end - _FAR), end, 0.5)
-        nodes, weights = _nodes(np.unique(np.concatenate([*fine, [end]])))
-        # u = (2x - 1) / b between x = 1/2 and 1, where u reaches its largest value and keeps it.
-        log_density = np.log(0.25) - end / 2 - nodes / 2
-        return np.append(nodes, end), np.append(np.log(weights) + log_density, np.log(0.5) - end)
-    # u = (2x - 1) / (2 z^2) has mean -1 / (2 z^2) and standard deviation 1 / z under Q; e^(a u)
-    # shifts it by a / z^2.
-    spread = 1 / z
-    peak = max(0.0, (order - 0.5) * spread**2)
-    end = peak + 12 * spread
-    fine = np.arange(0.0, min(knee + 40, end), min(0.5, spread / 2))
-    begin = max(fine[-1], peak - 12 * spread)
-    nodes, weights = _nodes(np.append(fine, np.arange(begin, end, spread / 2) + spread / 2))
-    log_density = (
-        -0.5 * ((nodes + spread**2 / 2) / spread) ** 2 - np.log(spread) - 0.5 * np.log(2 * np.pi)
-    )
-    return nodes, np.log(weights) + log_density
-
-
-def _nodes(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Legendre nodes and weights on every interval between edges."""
-    points, weights = np.polynomial.legendre.leggauss(_NODES)
-    middle = (edges[1:] + edges[:-1]) / 2
-    half = (edges[1:] - edges[:-1]) / 2
-    return (middle[:, None] + half[:, None] * points).ravel(), (half[:, None] * weights).ravel()
 
 
 def _log_sum(logarithms: np.ndarray) -> float:

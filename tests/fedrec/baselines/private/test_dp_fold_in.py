@@ -27,7 +27,7 @@ from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.privacy.accounting.events import GaussianRound, NonPrivate
+from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.clipping import Clip
 
 ITEMS = 25
@@ -173,7 +173,7 @@ def test_each_release_is_charged_once_and_scoring_charges_nothing(users):
     assert [number for number, _ in told] == [1, 2]
     assert [event.phase for _, event in told] == ["counts", "gram"]
     assert all(
-        isinstance(event, GaussianRound) and event.adjacency == "replace-one" for _, event in told
+        isinstance(event, NoisyRound) and event.adjacency == "replace-one" for _, event in told
     )
 
 

@@ -20,9 +20,9 @@ from fedrec.baselines.private.dp_gram import DpGram, weighted_gram
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.privacy.accounting.events import GaussianRound, NonPrivate
+from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.noise_mechanisms import Reproducible
+from fedrec.privacy.noise_source import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
 
 ITEMS = 25
@@ -166,7 +166,7 @@ def test_each_release_is_charged_before_its_noise_is_drawn(users, monkeypatch):
     events = [one[1] for one in told if one != "noise"]
     assert [event.phase for event in events] == ["counts", "gram"]
     assert all(
-        isinstance(event, GaussianRound) and event.adjacency == "replace-one" for event in events
+        isinstance(event, NoisyRound) and event.adjacency == "replace-one" for event in events
     )
 
 

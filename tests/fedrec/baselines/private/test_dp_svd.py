@@ -16,7 +16,7 @@ from fedrec.baselines.private.dpsgd.dp_svd import DpSvd
 from fedrec.baselines.private.dpsgd.dpae import DpAe
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.events import GaussianRound, NonPrivate
+from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.optimal_clip import noise_decides, optimal_clip
 
 SMALL = {"factors": 3, "steps": 4, "cohort": 10}
@@ -109,7 +109,7 @@ def test_what_each_step_is_charged(taste, baseline, clip):
     assert len(told) == 4
     accountant = Accountant("pld")
     for event in told:
-        assert isinstance(event, NonPrivate if clip == "optimal" else GaussianRound)
+        assert isinstance(event, NonPrivate if clip == "optimal" else NoisyRound)
         accountant.step(event)
     expected = math.inf if clip == "optimal" else pytest.approx(6.0, rel=2e-3)
     assert accountant.epsilon(1e-5).epsilon == expected

@@ -17,9 +17,9 @@ from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.ae import Ae, AeConfig
 from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.events import GaussianRound, NonPrivate
+from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
-from fedrec.privacy.noise_mechanisms import Reproducible
+from fedrec.privacy.noise_source import Reproducible
 from tests.captured_noise import captured, sensitivities
 
 ITEMS = 12
@@ -168,7 +168,7 @@ def test_steps_are_charged_with_the_sampling_that_was_done(users, adjacency, coh
     assert [number for number, _ in told] == [1, 2, 3, 4]
     accountant = Accountant("pld")
     for _, event in told:
-        assert isinstance(event, GaussianRound) and event.release.sampling == sampling
+        assert isinstance(event, NoisyRound) and event.release.sampling == sampling
         accountant.step(event)
     assert (
         accountant.epsilon(1e-5).epsilon == pytest.approx(6.0, rel=2e-3) == model.spent(40).epsilon

@@ -20,7 +20,7 @@ from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import TrainingData
 from fedrec.perturb.members.noisy_cooccurrence import NoisyCooccurrence, NoisyCooccurrenceConfig
-from fedrec.privacy.noise_mechanisms import Reproducible
+from fedrec.privacy.noise_source import Reproducible
 from tests.captured_noise import Captured, captured, sensitivities
 
 USERS, ITEMS, CHOSEN = 14, 16, 6

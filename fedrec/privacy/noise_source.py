@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gaussian and Laplace noise on every coordinate of named arrays, from two kinds of sources.
+"""The two sources of the random numbers of noise.
 
 `Reproducible` draws from the experiment's seed, a new stream per round, parameter and client:
 simulations are reproducible, and anyone who knows the seed can remove the noise. `Secure` draws
@@ -7,9 +7,8 @@ from the operating system's generator and never repeats. Its Gaussian is half th
 its Laplace a sum of two products of Gaussians, so that the set of possible values does not reveal
 the noise (Mironov 2012; Holohan and Braghin 2021).
 
-Noise is drawn and added in float64 and only then rounded to float32: noise rounded before would
-leave the low bits of a float64 sum unprotected. Noise is added to every coordinate, including those
-that no client changed, because noise on changed rows only would reveal the items.
+They are float64: noise that is rounded before it is added (`Mechanism.add_noise`) would leave the
+low bits of a float64 sum unprotected.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ from __future__ import annotations
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
-from fedrec.errors import ExperimentError
 from fedrec.rng import stream
 
 
@@ -88,50 +85,6 @@ class Secure(Source):
 def source_of(mode: Literal["reproducible", "secure"], seed: int) -> Source:
     """The source of noise of a mode."""
     return Secure() if mode == "secure" else Reproducible(seed)
-
-
-def add_noise(
-    arrays: Mapping[str, np.ndarray],
-    scale: float,
-    source: Source,
-    *address: int,
-    mechanism: Literal["gaussian", "laplace"] = "gaussian",
-) -> dict[str, np.ndarray]:
-    """Arrays with independent noise on every coordinate.
-
-    Args:
-        arrays: named sums, or one client's update; taken as float64.
-        scale: standard deviation of Gaussian, b of Laplace noise; 0 adds nothing.
-        source: where the noise comes from.
-        address: the round, and the client if clients add noise. An address must not be used twice.
-        mechanism: distribution of the noise.
-
-    Returns:
-        The same names and shapes, `float32`.
-
-    Raises:
-        ExperimentError: the scale is negative or not finite, no address is given, or an array is
-            not finite.
-    """
-    if not 0 <= scale < float("inf") or not address:
-        raise ExperimentError(
-            "invalid noise",
-            expected="a finite scale >= 0, and the round it is for",
-            got=f"scale {scale}, address {address}",
-        )
-    draw = source.laplace if mechanism == "laplace" else source.gaussian
-    noisy = {}
-    for name, array in arrays.items():
-        exact = np.asarray(array, dtype=np.float64)
-        if not np.isfinite(exact).all():
-            raise ExperimentError(
-                f"{name!r} contains NaN or infinity",
-                expected="sums of clipped updates",
-                fix="clip updates before they are added",
-            )
-        noise = scale * draw(exact.size, name, *address).reshape(exact.shape) if scale else 0.0
-        noisy[name] = np.asarray(exact + noise, dtype=np.float32)
-    return noisy
 
 
 def noisy_count(count: float, std: float, source: Source, *address: int) -> float:

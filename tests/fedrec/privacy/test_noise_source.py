@@ -11,10 +11,10 @@ import pytest
 from scipy import stats
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy.noise_mechanisms import (
+from fedrec.privacy.mechanisms.base import mechanism_of
+from fedrec.privacy.noise_source import (
     Reproducible,
     Secure,
-    add_noise,
     noisy_count,
     secure_fixed_size,
     secure_poisson,
@@ -26,10 +26,13 @@ SOURCES = [Reproducible(7), Secure()]
 KINDS = {"gaussian": (stats.norm, 1.0, 2.0), "laplace": (stats.laplace, math.sqrt(2), 5.0)}
 
 
+def add_noise(arrays, scale, source, *address, mechanism="gaussian"):
+    return mechanism_of(mechanism).add_noise(arrays, scale, source, *address)
+
+
 def draw(source, mechanism="gaussian", scale=3.0, size=SIZE, address=(1,)):
-    return add_noise({"x": np.zeros(size)}, scale, source, *address, mechanism=mechanism)[
-        "x"
-    ].astype(np.float64)
+    noisy = add_noise({"x": np.zeros(size)}, scale, source, *address, mechanism=mechanism)
+    return noisy["x"].astype(np.float64)
 
 
 def accepts(sample, mechanism, scale):

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise of one release as accountants see it: two distributions one sensitivity apart.
+
+Q is the noise around 0, P the noise around 1, everything in units of the sensitivity. Accountants
+know this interface only; each mechanism names the pair of its releases.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedrec.components.registry import MECHANISM, resolve
+from fedrec.errors import ExperimentError
+
+if TYPE_CHECKING:
+    from fedrec.privacy.accounting.events import Release
+
+_NODES = 16
+
+
+class NoisePair(ABC):
+    """P and Q of noise that is symmetric around its centre.
+
+    Args:
+        multiplier: noise scale / sensitivity.
+    """
+
+    def __init__(self, multiplier: float) -> None:
+        self.multiplier = multiplier
+
+    @abstractmethod
+    def above(self, x: np.ndarray, centre: float) -> np.ndarray:
+        """Mass above x `[n]` of the noise around a centre, `[n]`, exact to rounding in both
+        tails."""
+
+    @abstractmethod
+    def place(self, log_ratio: np.ndarray) -> np.ndarray:
+        """The x `[n]` at which ln(P/Q) has these values `[n]`; beyond its range -infinity or
+        infinity."""
+
+    @abstractmethod
+    def log_ratio(self, x: float) -> float:
+        """ln(P/Q) at x."""
+
+    @abstractmethod
+    def reach(self, mass: float) -> float:
+        """Distance from its centre beyond which the noise has at most that mass, on either side."""
+
+    @abstractmethod
+    def moments(self) -> tuple[float, float]:
+        """Rough mean and variance of the loss ln(P/Q) under P."""
+
+    def between(self, lower: np.ndarray, upper: np.ndarray, centre: float) -> np.ndarray:
+        """Mass in (lower, upper], `[n]` each; computed from the nearer tail, so that small masses
+        are exact."""
+        right = self.above(lower, centre) - self.above(upper, centre)
+        left = self.above(2 * centre - upper, centre) - self.above(2 * centre - lower, centre)
+        return np.maximum(np.where(lower >= centre, right, left), 0.0)
+
+    @property
+    def pure_epsilon(self) -> float:
+        """Epsilon at delta 0, without sampling; infinite by default."""
+        return float("inf")
+
+    @property
+    def mu(self) -> float | None:
+        """Parameter of a Gaussian release (Dong, Roth and Su 2022), whose squares add up; None for
+        other noise."""
+        return None
+
+    def rdp(self, orders: np.ndarray) -> np.ndarray:
+        """Rényi divergence of P from Q at some orders > 1, `[orders]`; not every noise has a
+        formula.
+
+        Raises:
+            ExperimentError: there is none.
+        """
+        raise self._without("Rényi curve")
+
+    def positive_losses(self, order: int, knee: float) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes u = ln(P/Q) > 0, and the logarithms of their weights under Q, to integrate r^order
+        with r = 1 - q + q e^u.
+
+        Args:
+            order: Rényi order, >= 2.
+            knee: loss below which r is about 1, and beyond which it is about q e^u.
+
+        Raises:
+            ExperimentError: there is no such integral for this noise.
+        """
+        raise self._without("integral of its losses")
+
+    def _without(self, what: str) -> ExperimentError:
+        return ExperimentError(
+            f"the noise of {type(self).__name__} has no {what}",
+            expected="an accountant that needs none",
+            got="accounting by Rényi differential privacy",
+            fix="set privacy.backend = 'pld'",
+        )
+
+
+@lru_cache(maxsize=256)
+def pair_of(release: Release) -> NoisePair:
+    """The pair of a release without sampling."""
+    return resolve(MECHANISM, release.mechanism).pair(release.noise_multiplier)
+
+
+def nodes_of(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss-Legendre nodes and weights on every interval between edges."""
+    points, weights = np.polynomial.legendre.leggauss(_NODES)
+    middle = (edges[1:] + edges[:-1]) / 2
+    half = (edges[1:] - edges[:-1]) / 2
+    return (middle[:, None] + half[:, None] * points).ravel(), (half[:, None] * weights).ravel()
