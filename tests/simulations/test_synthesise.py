@@ -98,7 +98,7 @@ def test_a_run_learns_from_synthetic_rows(run_tiny):
     ("perturb", "output", "words"),
     [
         (None, "a.csv", "perturbs nothing"),
-        ({"name": "random-replacement"}, "a.txt", "cannot write that form"),
+        ({"name": "random-replacement"}, "a.txt", "unknown format"),
         ({"name": "random-replacement"}, ".", "cannot write"),
         ({"name": "random-replacment"}, "a.csv", "unknown perturbation"),
         ({"replacement-ratio": 0.5}, "a.csv", "missing key 'perturb.name'"),

@@ -18,6 +18,7 @@ from simulations.cli.data.perturb import (
     perturbed_population,
     print_figures,
 )
+from simulations.cli.data.table_output import refuse_unusable, write_table
 
 _TITLES = {
     "kept": "kept, share of the real rows that are in the table",
@@ -46,11 +47,11 @@ def synthesise(
     from fedrec.perturb.disclosure import disclosure
     from fedrec.perturb.mean_similarity import FIGURE, measured_similarity
 
-    _refuse_unusable(output)
+    refuse_unusable(output)
     loaded = load(experiment, overrides or [])
     population, perturbed = perturbed_population(loaded)
     real = population.interactions.with_rows(population.partition.train_rows)
-    _write(perturbed.rows.frame(), output)
+    write_table(perturbed.rows.frame(), output)
     figures = dict(perturbed.figures)
     if FIGURE not in figures and (found := measured_similarity(real, perturbed, loaded.seed)):
         figures[FIGURE] = found
@@ -66,47 +67,3 @@ def synthesise(
         typer.echo(json.dumps(finite(found), indent=2))
     else:
         print_figures({_TITLES.get(name, name): value for name, value in found.items()})
-
-
-def _refuse_unusable(output: Path) -> None:
-    """Refuse an output file of an unknown or unwritable format, before anything is trained.
-
-    Raises:
-        ExperimentError: the format is unknown, or needs a package that is not installed.
-    """
-    from importlib.util import find_spec
-
-    from fedrec.errors import ExperimentError
-
-    if output.suffix not in (".csv", ".parquet"):
-        got = output.name
-        fix = "--output synthetic.csv"
-        raise ExperimentError(
-            "cannot write that form of table", expected=".csv or .parquet", got=got, fix=fix
-        )
-    if output.suffix == ".parquet" and find_spec("pyarrow") is None:
-        fix = "pip install 'fedrec[parquet]', or --output synthetic.csv"
-        raise ExperimentError(
-            "writing Parquet needs pyarrow", expected="pyarrow", got="it is not installed", fix=fix
-        )
-    if output.is_dir():
-        raise ExperimentError(
-            "cannot write the table",
-            expected="a file",
-            got=f"{output}, a folder",
-            fix="--output synthetic.csv",
-        )
-
-
-def _write(frame, output: Path) -> None:
-    """Write the table atomically."""
-    import io
-
-    from fedrec.runtime.atomic_files import write_atomically
-
-    if output.suffix == ".csv":
-        write_atomically(output, frame.to_csv(index=False))
-        return
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False)
-    write_atomically(output, buffer.getvalue())

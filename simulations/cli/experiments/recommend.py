@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simulations.cli.data.table_output import refuse_unusable, write_table
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -36,21 +38,15 @@ def recommend(
     ] = None,
 ) -> None:
     """Recommend new items to users with the model of a finished run."""
-    from fedrec.errors import ExperimentError
     from fedrec.runs.result import Result
 
-    if output is not None and output.suffix not in (".csv", ".parquet", ".pq"):
-        raise ExperimentError(
-            f"unknown format of {output}",
-            expected="a file that ends in .csv or .parquet",
-            got=output.suffix or "no ending",
-            fix="--output lists.csv",
-        )
+    if output is not None:
+        refuse_unusable(output)
     found = Result.load(folder).recommend(users, k=top, history=history)
     if output is None:
         typer.echo(_csv(found), nl=False)
         return
-    _write(found, output)
+    write_table(found, output, _csv(found) if output.suffix == ".csv" else None)
     count = len(set(found["user"]))
     served = f"{count:,} user{'' if count == 1 else 's'}"
     typer.echo(f"{len(found):,} recommendations for {served}: {output}")
@@ -73,26 +69,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _write(table: pd.DataFrame, output: Path) -> None:
-    import io
-
-    from fedrec.errors import DataError
-    from fedrec.runtime.atomic_files import open_atomically, write_atomically
-
-    if output.suffix == ".csv":
-        write_atomically(output, _csv(table))
-        return
-    try:
-        content = io.BytesIO()
-        table.to_parquet(content, index=False)
-    except ImportError:
-        raise DataError(
-            "writing Parquet needs pyarrow",
-            expected="the optional package pyarrow",
-            got="not installed",
-            fix="pip install 'fedrec[parquet]', or write a .csv file",
-        ) from None
-    with open_atomically(output) as file:
-        file.write(content.getvalue())
