@@ -13,6 +13,7 @@ from scipy import sparse
 
 from fedrec.config import Config
 from fedrec.data.features import FeatureTable
+from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.privacy.stated import Stated
 
@@ -48,6 +49,30 @@ class Histories:
     def num_users(self) -> int:
         """Number of users."""
         return len(self.offsets) - 1
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """`int64 [users]`: the users' numbers in the dataset, -1 where they are unknown."""
+        return np.full(self.num_users, -1) if self.users is None else self.users
+
+    def schema(self) -> Schema:
+        """What a model may know of these users and items before training."""
+        described = None if self.users is None else self.user_features
+        users = described.features if described else ()
+        return Schema(
+            self.num_items,
+            self.item_features or FeatureTable(self.num_items),
+            tuple((one.name, len(one.categories)) for one in users),
+            "ranking",
+        )
+
+    def codes(self, schema: Schema, numbers: np.ndarray) -> list[np.ndarray]:
+        """Category codes of each of the schema's users' features, `int64 [users, width]`, for users
+        of the dataset by their numbers `int64 [users]`; -1 for none, and where a number is."""
+        if self.user_features is None:
+            return [np.full((len(numbers), 1), -1) for _ in schema.user_features]
+        tables = [self.user_features[name].padded() for name, _ in schema.user_features]
+        return [np.where(numbers[:, None] < 0, -1, table[numbers]) for table in tables]
 
     def rows(self) -> np.ndarray:
         """`int64 [total]`: the user of each entry of `items`."""

@@ -66,6 +66,14 @@ class Triples:
             batch = slice(start, start + batch_size)
             yield users[batch], good[batch], others[batch]
 
+    def hold_out(self, share: float, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Users and liked items, `int64 [pairs]` each, of a random share of the pairs, which later
+        epochs leave out (with `draw = "pairs"`); they are still no negatives."""
+        out = random.random(len(self._pairs)) < share
+        places = self._pairs[out]
+        self._pairs = self._pairs[~out]
+        return self._owner[places], self._liked.indices[places].astype(np.int64)
+
     def others(self, users: np.ndarray) -> np.ndarray:
         """An item that each user does not like, drawn uniformly, `int64 [users]`."""
         rank = self._random.integers(0, self._free[users])

@@ -162,6 +162,27 @@ class HistoryModel(Model):
             `[C, B, num_items]`.
         """
 
+    def training_loss(
+        self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
+    ) -> Tensor:
+        """Loss of users' histories in training in one place, `[C, B]`.
+
+        Args:
+            parameters: each `[C, ...]`.
+            histories: see `history_scores`.
+            generator: of random numbers, such as dropout, on the CPU.
+            beta: weight of a divergence from a prior; models without one ignore it.
+
+        Raises:
+            ExperimentError: the model has none, as one that is solved for in closed form.
+        """
+        raise ExperimentError(
+            f"{type(self).__name__} has no loss to be trained on in one place",
+            expected="a model with `training_loss`, or one that predicts single items",
+            got="none",
+            fix="name the centralised system of the same kind, such as 'ease' or 'dp-fold-in'",
+        )
+
     def predict(
         self,
         parameters: Parameters,

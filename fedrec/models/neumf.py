@@ -16,13 +16,13 @@ He et al.
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Self
+from typing import Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedrec.config import Config
+from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
 from fedrec.models.base import Model, Parameters
 from fedrec.nn.layers import gather_rows, perceptron
@@ -33,7 +33,7 @@ class NeumfConfig(Config):
 
     factors: int = Field(default=16, ge=0, le=2**16)
     """Number of factors (width of the product); 0: no product."""
-    tower: tuple[Annotated[int, Field(ge=1)], ...] = (32, 16, 8)
+    tower: tuple[Width, ...] = (32, 16, 8)
     """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no
     tower."""
     spread: float = Field(default=0.1, gt=0)
@@ -73,10 +73,10 @@ class Neumf(Model):
                 rows = torch.randn(self.schema.num_items, width, generator=generator)
                 found[f"item.{part}"] = rows * config.spread
         for layer, (before, after) in enumerate(itertools.pairwise(config.tower)):
-            found[f"tower{layer}.weight"] = _glorot(before, after, generator)
+            found[f"tower{layer}.weight"] = glorot(before, after, generator)
             found[f"tower{layer}.bias"] = torch.zeros(after)
         last = config.factors + (config.tower[-1] if config.tower else 0)
-        return found | {"output.weight": _glorot(last, 1, generator), "output.bias": torch.zeros(1)}
+        return found | {"output.weight": glorot(last, 1, generator), "output.bias": torch.zeros(1)}
 
     def predict(
         self,
@@ -107,6 +107,7 @@ class Neumf(Model):
         return total
 
 
-def _glorot(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+def glorot(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """Glorot-uniform weights `[rows, columns]`."""
     bound = (6 / (rows + columns)) ** 0.5
     return (torch.rand(rows, columns, generator=generator) * 2 - 1) * bound

@@ -189,6 +189,13 @@ class Vae(HistoryModel):
         kept = torch.rand(*shape, self.schema.num_items, generator=generator) >= self.config.dropout
         return Draw(kept, torch.randn(*shape, self.config.latent, generator=generator))
 
+    def training_loss(
+        self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
+    ) -> Tensor:
+        """The loss of each user, `[C, B]`, see `HistoryModel.training_loss`."""
+        draw = self.draw((histories.shape[0], histories.shape[1]), generator)
+        return self.negative_elbo(parameters, histories, draw.to(histories.device), beta)
+
     def negative_elbo(
         self,
         parameters: Parameters,

@@ -4,11 +4,10 @@ codes."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fedrec.baselines.neural.vae import Vae, VaeConfig
 from fedrec.models.ae import Ae as AeModel
-from fedrec.models.vae import Vae as VaeModel
 
 
 class AeConfig(VaeConfig):
@@ -23,5 +22,5 @@ class Ae(Vae):
 
     Config = AeConfig
     paper = "Mult-DAE (Liang et al. 2018)"
-    network: ClassVar[type[VaeModel]] = AeModel
+    network = AeModel
     config: AeConfig

@@ -36,13 +36,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.baselines.base import Histories, Sparse
+from fedrec.baselines.training import TrainingConfig, train
 from fedrec.baselines.triples import Triples
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig
 from fedrec.config import Width
 from fedrec.rng import stream, torch_stream
 
 
-class LightgcnConfig(UserRowsConfig):
+class LightgcnConfig(UserRowsConfig, TrainingConfig):
     """Settings of LightGCN."""
 
     factors: Width = 64
@@ -53,10 +54,6 @@ class LightgcnConfig(UserRowsConfig):
     """Epochs; each has as many triples as there are liked pairs. The paper has 1000."""
     batch_size: int = Field(default=2048, ge=1)
     """Triples per step."""
-    learning_rate: float = Field(default=0.001, gt=0)
-    """Learning rate of Adam."""
-    final_rate: float = Field(default=1.0, gt=0, le=1)
-    """Learning rate at the end, as a share of `learning_rate`; it falls linearly. 1: constant."""
     decay: float = Field(default=1e-4, ge=0)
     """L2 penalty on the rows of a triple."""
     spread: float = Field(default=0.1, gt=0)
@@ -91,17 +88,18 @@ class Lightgcn(UserRowsBaseline):
             torch.randn(users + histories.num_items, config.factors, generator=generator)
             * config.spread
         ).to(self.device)
-        adam = torch.optim.Adam([first], lr=config.learning_rate, fused=True)
         triples = Triples(liked, config.draw, stream(config.seed, "baseline-lightgcn-triples"))
-        steps = config.epochs * -(-triples.per_epoch // config.batch_size)
-        falling = torch.optim.lr_scheduler.LinearLR(adam, 1.0, config.final_rate, max(1, steps - 1))
-        for _ in range(config.epochs):
-            for own, good, other in triples.epoch(config.batch_size):
-                rows = torch.from_numpy(np.stack([own, good + users, other + users]))
-                first.grad = self._gradient(first, rows.to(self.device))
-                adam.step()
-                falling.step()
-        self._settle(first)
+        steps = -(-triples.per_epoch // config.batch_size)
+
+        def backward(batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+            own, good, other = batch
+            rows = torch.from_numpy(np.stack([own, good + users, other + users]))
+            first.grad = self._gradient(first, rows.to(self.device))
+
+        trained = train(
+            [first], config, lambda _: triples.epoch(config.batch_size), backward, steps=steps
+        )
+        self._settle(trained[0])
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the averaged rows, `float32 [users, items]`."""

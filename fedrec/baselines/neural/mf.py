@@ -31,14 +31,14 @@ class Mf(Neumf):
         """Initial parameters other than the rows: Glorot-uniform layers, zero biases."""
         return {"b": torch.zeros(())}
 
-    def logits(self, users: Tensor, items: Tensor) -> Tensor:
+    def joined_logits(self, users: Tensor, items: Tensor) -> Tensor:
         """Logits of pairs of embeddings `[..., width]`, which broadcast."""
-        return (users * items).sum(-1) + self._parameters["b"]
+        return (users * items).sum(-1) + self.shared["b"]
 
     @torch.no_grad()
     def scores(self, histories: Histories) -> Tensor:
         """Logits of the catalogue, `float32 [users, items]`."""
         return (
-            torch.from_numpy(self.rows(histories)).to(self.device) @ self._parameters["items"].T
-            + self._parameters["b"]
+            torch.from_numpy(self.rows(histories)).to(self.device) @ self.shared["items"].T
+            + self.shared["b"]
         )

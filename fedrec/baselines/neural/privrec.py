@@ -29,9 +29,7 @@ from fedrec.cohort.descent import descend
 from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.config import Width
-from fedrec.data.features import FeatureTable
 from fedrec.data.negatives import draw_negatives
-from fedrec.data.schema import Schema
 from fedrec.models.privrec import PrivRec as PrivRecModel
 from fedrec.models.privrec import PrivRecConfig as PrivRecModelConfig
 from fedrec.nn.declaration import Activation
@@ -77,7 +75,7 @@ class Privrec(Baseline):
         """Train from fresh parameters."""
         config = self.config
         able = _able(histories)
-        self._model = PrivRecModel(config, _schema(histories))
+        self._model = PrivRecModel(config, histories.schema())
         fresh = self._model.initial(torch_stream(config.seed, "baseline-privrec"))
         theta = {name: value.to(self.device) for name, value in fresh.items()}
         for round_ in range(config.rounds if len(able) else 0):
@@ -151,13 +149,8 @@ class Privrec(Baseline):
         )
 
     def _codes(self, histories: Histories) -> list[np.ndarray]:
-        """The users' category codes for each side feature, `int64 [users, width]`; -1 if
-        unknown."""
-        table = histories.user_features
-        users = histories.users
-        if table is None or users is None:
-            return [np.full((histories.num_users, 1), -1) for _ in self._model.schema.user_features]
-        return [table[name].padded()[users] for name, _ in self._model.schema.user_features]
+        """See `Histories.codes`."""
+        return histories.codes(self._model.schema, histories.numbers)
 
     def _trained(self, theta: Mapping[str, Tensor], block: Block, sgd: SgdSettings) -> Trained:
         """A block of users after training, in native code if it supports the model."""
@@ -175,12 +168,3 @@ def _able(histories: Histories) -> np.ndarray:
     """`int64 [users]`: users with training data: at least one liked and one other item."""
     counts = np.diff(histories.csr().indptr)
     return np.flatnonzero((counts > 0) & (counts < histories.num_items))
-
-
-def _schema(histories: Histories) -> Schema:
-    described = histories.user_features if histories.users is not None else None
-    users = (
-        tuple((one.name, len(one.categories)) for one in described.features) if described else ()
-    )
-    items = histories.item_features or FeatureTable(histories.num_items)
-    return Schema(histories.num_items, items, users, "ranking")

@@ -55,7 +55,7 @@ def test_an_autoencoder_has_no_distribution_of_codes(taste):
     model.fit(taste)
     variational = Vae(VaeConfig(hidden=8, latent=2, epochs=1))
     variational.fit(taste)
-    assert set(variational._parameters) - set(model._parameters) == {
+    assert set(variational.parameters) - set(model.parameters) == {
         "log-variance.weight",
         "log-variance.bias",
     }

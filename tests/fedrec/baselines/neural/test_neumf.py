@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.neural._moving_average import MovingAverage
 from fedrec.baselines.neural.gmf import Gmf
 from fedrec.baselines.neural.mf import Mf
 from fedrec.baselines.neural.mlp import Mlp
@@ -18,6 +17,8 @@ from fedrec.errors import ExperimentError
 from fedrec.rng import stream
 
 ALL = [Gmf, Mf, Mlp, Neumf]
+LABELS = torch.tensor([1.0, 0, 0]).expand(5, -1)
+"""Of three items, the first of which is liked."""
 
 
 def fitted(baseline, histories, **settings):
@@ -33,7 +34,8 @@ def test_scores_are_the_logits_of_every_pair(baseline, liked):
     """The catalogue is scored in another order than single pairs."""
     model = fitted(baseline, liked, epochs=2, learning_rate=0.01)
     with torch.no_grad():
-        pairs = model.logits(torch.from_numpy(model.own)[:, None], model._parameters["items"][None])
+        every = torch.arange(50).expand(80, -1)
+        pairs = model.logits(torch.from_numpy(model.own), every, liked.numbers)
     torch.testing.assert_close(model.scores(liked), pairs, atol=1e-5, rtol=1e-5)
 
 
@@ -57,7 +59,7 @@ def test_logits_by_hand(taste):
     """The formula in the module's head, one pair at a time, with the tower's first layer on the
     joined rows."""
     model = fitted(Neumf, taste, factors=3, tower=(6, 5, 4), epochs=1)
-    values = {name: value.numpy() for name, value in model._parameters.items()}
+    values = {name: value.numpy() for name, value in model.shared.items()}
     p, q = model.own[7], values["items"][11]
     hidden = np.concatenate([p[3:], q[3:]])
     for place in range(2):
@@ -69,14 +71,14 @@ def test_logits_by_hand(taste):
 def test_gmf_with_equal_weights_is_mf(taste):
     """With h = 1 the logits, and the gradients of rows, are those of MF."""
     gmf, mf = (fitted(baseline, taste, epochs=1, factors=4) for baseline in (Gmf, Mf))
-    gmf._parameters |= {
+    gmf.shared |= {
         "h": torch.ones(4),
-        "b": mf._parameters["b"],
-        "items": mf._parameters["items"],
+        "b": mf.shared["b"],
+        "items": mf.shared["items"],
     }
     rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     items = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [0, 0, 0]])
-    losses = [model._batch_loss(rows, items) for model in (gmf, mf)]
+    losses = [model.batch_loss(rows, items, LABELS, np.arange(5)) for model in (gmf, mf)]
     gradients = [torch.autograd.grad(loss, rows)[0] for loss in losses]
     torch.testing.assert_close(losses[0], losses[1])
     torch.testing.assert_close(gradients[0], gradients[1])
@@ -85,14 +87,14 @@ def test_gmf_with_equal_weights_is_mf(taste):
 def test_a_batchs_loss_is_cross_entropy(taste):
     model = fitted(Neumf, taste, epochs=1, regularisation=0.3)
     rows, items = torch.from_numpy(model.own[:2]), torch.tensor([[0, 5, 9], [11, 2, 3]])
-    their = model._parameters["items"][items]
-    labels = torch.tensor([[1.0, 0, 0], [1, 0, 0]])
-    logits = model.logits(rows[:, None], their)
-    expected = (
-        torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / 2
+    their = model.shared["items"][items]
+    logits = model.logits(rows, items, np.arange(2))
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(
+        logits, LABELS[:2], reduction="sum"
     )
+    expected = losses / 2
     expected = expected + 0.3 * (rows.square().sum() + their.square().sum()) / 2
-    torch.testing.assert_close(model._batch_loss(rows, items), expected)
+    torch.testing.assert_close(model.batch_loss(rows, items, LABELS[:2], np.arange(2)), expected)
 
 
 @pytest.mark.parametrize(("share", "part"), [(1.0, "product"), (0.0, "tower")])
@@ -126,32 +128,18 @@ def test_after_pre_training_gradient_descent_continues(liked):
     shared = {"pretrain_epochs": 2, "batch_size": 10_000}
     start = fitted(Neumf, liked, epochs=0, **shared)
     users = torch.from_numpy(start.own).requires_grad_()
-    start._parameters = {k: v.clone().requires_grad_() for k, v in start._parameters.items()}
+    start.shared = {k: v.clone().requires_grad_() for k, v in start.shared.items()}
     triples = Triples(liked.csr(), "pairs", stream(0, "baseline-joined-triples"))
     own, good, other = next(triples.epoch(10_000))
     others = [other, *(triples.others(own) for _ in range(3))]
-    start._batch_loss(users[own], torch.from_numpy(np.stack([good, *others], 1))).backward()
+    items = torch.from_numpy(np.stack([good, *others], 1))
+    start.batch_loss(users[own], items, LABELS, own).backward()
     one = fitted(Neumf, liked, epochs=1, optimiser="sgd", learning_rate=0.001, **shared)
     expected = users - 0.001 * users.grad
     torch.testing.assert_close(torch.from_numpy(one.own), expected.detach())
-    weights = start._parameters["W0"]
+    weights = start.shared["W0"]
     expected = weights - 0.001 * weights.grad
-    torch.testing.assert_close(one._parameters["W0"], expected.detach())
-
-
-def test_the_moving_average_of_numbers():
-    """By hand: the first steps weigh 9 / 11 and 9 / 12, later ones 1 - decay."""
-    mean = MovingAverage([torch.zeros(2)], 0.7)
-    for number in (1.0, 2.0, 4.0):
-        mean.add([torch.full((2,), number)])
-    first = 9 / 11
-    second = first + 9 / 12 * (2 - first)
-    third = second + 9 / 13 * (4 - second)
-    torch.testing.assert_close(mean.values[0], torch.full((2,), third))
-    for _ in range(40):
-        mean.add([torch.full((2,), 4.0)])
-    mean.add([torch.zeros(2)])
-    torch.testing.assert_close(mean.values[0], torch.full((2,), 4 * 0.7))
+    torch.testing.assert_close(one.shared["W0"], expected.detach())
 
 
 def test_a_decay_of_almost_zero_gives_the_last_parameters(liked):
