@@ -17,14 +17,15 @@
 A section's keys that are not its own (see `Study`) hold for all its tasks; `like` takes over those
 of another section, `"@name"` among tasks those of `[parts]`. `vary` makes a task for each
 combination of values, `cases` one for each table of keys; `set` adds to the overrides outside.
-`{key}` and `{key:format}` in texts are replaced by the value of a key of the task; a text that is
-`{key}` alone becomes the value itself. A task's other keys are the arguments of its `measure`, by
-default `simulations.study.runs:measure`.
+`{key}` and `{key:format}` in texts are replaced by the value of a key of the task, `{varied}` by
+all that `vary` varies, as TOML; a text that is `{key}` alone becomes the value itself. A task's
+other keys are the arguments of its `measure`, by default `simulations.study.runs:measure`.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -140,7 +141,9 @@ def _expanded(table: Table | list[Table], names: _Names) -> Iterator[Table]:
     elif "vary" in rest:
         varied = filled(rest.pop("vary"), rest)
         for values in itertools.product(*varied.values()):
-            yield from _expanded({**rest, **dict(zip(varied, values, strict=True))}, names)
+            own = dict(zip(varied, values, strict=True))
+            text = ", ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
+            yield from _expanded({**rest, **own, "varied": text}, names)
     else:
         yield rest
 
@@ -158,7 +161,7 @@ def _task(table: Table, names: _Names, shared: frozenset[str]) -> Task:
         {key.replace("-", "_"): value for key, value in found.items() if key not in _OF_TASK},
         found.get("seeded", True),
         _sampled(found),
-        frozenset(key.replace("-", "_") for key in used | shared | {"name"}),
+        frozenset(key.replace("-", "_") for key in used | shared | {"name", "varied"}),
     )
 
 

@@ -1,53 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choices of settings of centralised systems: on validation rows, each setting once."""
+"""The studies of centralised systems: settings exist, and are compared on validation rows."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks import central_choices
 from fedrec.components.registry import BASELINE, resolve
+from fedrec.experiment.loading import load
+from simulations.reproduce.measures.baselines import alone
+from simulations.study.declaration import declared
+from simulations.study.study import Task, TaskJob
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """What is measured, without data."""
-    found = []
-
-    class Protocol:
-        def __init__(self, population, *, held_out, ks):
-            self.held_out, self.population = held_out, population
-
-    def measured(protocol, name, settings, seed):
-        found.append((protocol.held_out, protocol.population, name, settings, seed))
-        metrics = {"ndcg-list@100": settings["factors"] / 100}
-        return {"settings": settings, "metrics": metrics, "errors": metrics, "cpu": 1.0}
-
-    class Kept:
-        @staticmethod
-        def population(experiment):
-            return experiment.name, experiment.seed
-
-    monkeypatch.setattr(central_choices, "POPULATIONS", Kept)
-    monkeypatch.setattr(central_choices, "RankingProtocol", Protocol)
-    monkeypatch.setattr(central_choices, "measured", measured)
-    return found
+@pytest.mark.parametrize(
+    "study", list(declared(FOLDER / "central-choices.toml")), ids=lambda study: study.item
+)
+def test_a_setting_of_a_grid_exists_and_no_test_row_is_looked_at(study):
+    for task in study.tasks:
+        job = TaskJob(Path(), 0, False, task)
+        experiment = job.experiment(task.options["experiment"], task.options["set"])
+        assert experiment.evaluation.held_out == "validation"
+        ((label, settings),) = experiment.evaluation.baseline_settings().items()
+        assert resolve(BASELINE, label).Config.parse(settings) and task.options["rows"].keys() == {
+            label
+        }
 
 
-def test_what_is_there_is_not_measured_again(asked, tmp_path):
-    file, given = tmp_path / "choices.json", ("central-ml100k", "puresvd", 3)
-    assert not central_choices.fill(file, *given, minutes=-1.0) and not asked
-    assert central_choices.fill(file, *given, minutes=1.0)
-    assert central_choices.fill(file, *given, minutes=1.0)
-    wanted = central_choices.settings_of("central-ml100k", "puresvd")
-    assert [one[3] for one in asked] == wanted
-    assert {one[:3] for one in asked} == {("validation", ("central-ml100k", 3), "puresvd")}
-    (records,) = central_choices.read(file).values()
-    first = central_choices.shown("central-ml100k", records)[0]
-    assert first.startswith("ndcg-list@100 0.4800") and "'factors': 48" in first
+def test_every_system_of_an_experiment_is_a_task():
+    for study in declared(FOLDER / "central.toml"):
+        known = load(study.tasks[0].options["experiment"]).evaluation.baseline_settings()
+        assert [task.options["label"] for task in study.tasks] == list(known)
 
 
-def test_a_setting_of_a_grid_exists():
-    for experiment, name in central_choices.GRIDS:
-        for settings in central_choices.settings_of(experiment, name):
-            assert resolve(BASELINE, name).Config.parse(settings)
+def test_a_system_alone_has_the_numbers_that_it_has_beside_others(tmp_path, run_tiny, load_tiny):
+    both = "evaluation.baselines=['popularity', {name='ease', regularisation=3.0}]"
+    table = load_tiny(both).table()
+    job = TaskJob(tmp_path / "job", table["seed"], False, Task("ease", 1, alone))
+    metrics = {"hits@5": "Hits@5"}
+    found = {one.metric: one.value for one in alone(job, table, "ease", "data", metrics)}
+    assert found["Hits@5"] == run_tiny(both).baselines["ease"]["hits@5"]
+    assert found["CPU s"] >= 0

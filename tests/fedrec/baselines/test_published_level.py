@@ -17,7 +17,7 @@ ML_1M = {
     "ease": (0.164, 0.239, 0.334, 0.395),
 }
 """Hits at `KS`; EASE's are those of another implementation on other test users, less .004. NeuMF
-trains for minutes, so its level is checked by `python -m benchmarks.central` alone."""
+trains for minutes, so its level is checked by `benchmarks/central.toml` alone."""
 
 
 def reached(experiment, labels, ks):
