@@ -22,8 +22,8 @@ import torch
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.factorisation.ials import Ials
-from fedrec.baselines.protocol import RankingProtocol, make_baseline
 from fedrec.data.cache import POPULATIONS
+from fedrec.evaluation.central import CentralEvaluation, make_baseline
 from fedrec.experiment.loading import load
 
 EVALUATED = ("popularity", "item-knn", "user-knn", "ease", "puresvd", "ials")
@@ -32,10 +32,10 @@ FACTORS = 64
 SWEEPS = 15
 
 
-def lists() -> RankingProtocol:
+def lists() -> CentralEvaluation:
     """Every user, with a tenth of the rows held out."""
     experiment = load("central-ml1m", ["split={name='ratio'}"])
-    return RankingProtocol(POPULATIONS.population(experiment), held_out="test", ks=(5, 10, 20, 30))
+    return CentralEvaluation(POPULATIONS.population(experiment), experiment.evaluation)
 
 
 def clocked(work: Callable[[], Any]) -> tuple[float, float]:
@@ -45,7 +45,7 @@ def clocked(work: Callable[[], Any]) -> tuple[float, float]:
     return time.perf_counter() - started[0], time.process_time() - started[1]
 
 
-def evaluation(protocol: RankingProtocol, names: Sequence[str]) -> None:
+def evaluation(protocol: CentralEvaluation, names: Sequence[str]) -> None:
     """Seconds to rank everybody, metrics and statistics of lists included."""
     print(f"{len(protocol.clients)} users, {protocol.training.num_items} items")
     for name in names:
@@ -53,13 +53,13 @@ def evaluation(protocol: RankingProtocol, names: Sequence[str]) -> None:
         protocol.fit(baseline)
 
         def rank(baseline: Any = baseline) -> None:
-            protocol.rank(baseline, statistics=protocol.statistics())
+            protocol.evaluate(baseline)
 
         best = min(clocked(rank) for _ in range(4))  # the first makes the masks and compiles
         print(f"{name}: {best[0]:.2f} s by wall clock, {best[1]:.2f} s of CPU", flush=True)
 
 
-def fit(protocol: RankingProtocol) -> None:
+def fit(protocol: CentralEvaluation) -> None:
     """Seconds to fit three systems."""
     total = [0.0, 0.0]
     for name in FITTED:
@@ -70,7 +70,7 @@ def fit(protocol: RankingProtocol) -> None:
     print(f"together: {total[0]:.2f} s by wall clock, {total[1]:.2f} s of CPU")
 
 
-def ials(protocol: RankingProtocol, threads: int, solvers: Sequence[str], pairs: int) -> None:
+def ials(protocol: CentralEvaluation, threads: int, solvers: Sequence[str], pairs: int) -> None:
     """Ours and `implicit`'s in turns."""
     from implicit.als import AlternatingLeastSquares  # pyright: ignore[reportMissingImports]
     from scipy.sparse import csr_matrix

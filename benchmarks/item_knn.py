@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.data.population import Population
-from fedrec.metrics.ranking import ranking_metrics
+from fedrec.evaluation.lists import ranking_metrics
 from fedrec.runs.folder import RunFolder
 
 
@@ -49,7 +49,7 @@ def judge(population: Population, part: str, ks: tuple[int, ...]) -> Callable[[T
     def told(ranked: Tensor) -> str:
         scores = liked @ ranked if ranked.dim() == 2 else ranked.expand(len(liked), -1)
         found = ranking_metrics(scores, **masks, known=known, ks=ks)
-        return ", ".join(f"Hits@{k} {float(found[f'hits@{k}'].nanmean()):.4f}" for k in ks)
+        return ", ".join(f"Hits@{k} {np.nanmean(found[f'hits@{k}']):.4f}" for k in ks)
 
     return told
 

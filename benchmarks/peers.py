@@ -26,9 +26,8 @@ import torch
 
 from clients.hosting.node import Node
 from fedrec.components.registry import SAMPLER, resolve
+from fedrec.evaluation.lists import ranking_metrics
 from fedrec.experiment.schema import Experiment
-from fedrec.metrics.ranking import ranking_metrics
-from fedrec.metrics.sampled import sampled_metrics
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import write_atomically
@@ -85,9 +84,8 @@ def never_drawn(experiment: Experiment) -> dict[str, float]:
     masks = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "relevant")}
     own = torch.from_numpy(scores[clients])
     known = torch.from_numpy(lists.known)
-    metrics = ranking_metrics(own, **masks, known=known, ks=(10,))
-    metrics |= sampled_metrics(own, **masks, ks=(10,), sampled=99)
-    return {name: float(metrics[name].nanmean()) for name in METRICS}
+    metrics = ranking_metrics(own, **masks, known=known, ks=(10,), sampled_items=99)
+    return {name: float(np.nanmean(metrics[name])) for name in METRICS}
 
 
 def wanted(given: argparse.Namespace) -> Iterator[tuple[Path, str | Mapping[str, Any], list[str]]]:

@@ -116,7 +116,7 @@ def measured(
     """Errors of a system on the validation or test rows of a fold, and its epsilons."""
     if system == "pnbm-sound":
         return federated(settings, epsilon, fold, seed, part)
-    from fedrec.baselines.evaluation import evaluate_rating_baselines
+    from fedrec.evaluation.central import evaluate_baselines
 
     options = dict(settings)
     if epsilon:
@@ -124,7 +124,7 @@ def measured(
     if system not in ("item-mean", "pcc", "cos"):
         options["seed"] = seed
     name = "pnbm" if system == UNTRAINED else system
-    found = evaluate_rating_baselines({name: options}, _population(fold, part), held_out=part)[name]
+    found = evaluate_baselines({name: options}, _population(fold, part), held_out=part)[name]
     return {key: float(value) for key, value in found.items()}
 
 

@@ -213,7 +213,7 @@ def metrics_of(
     import torch
 
     from fedrec.baselines.base import Histories
-    from fedrec.metrics.ranking import ranking_metrics
+    from fedrec.evaluation.lists import ranking_metrics
 
     sums: dict[str, list[np.ndarray]] = {}
     for start in range(0, len(tested), 256):
@@ -228,7 +228,7 @@ def metrics_of(
             masked = torch.from_numpy(lists.masked(how))
             metrics = ranking_metrics(scores, **fixed, ks=(20,), masked=masked)
             for short, metric in METRICS.items():
-                sums.setdefault(f"{how} {short}", []).append(metrics[metric].numpy())
+                sums.setdefault(f"{how} {short}", []).append(metrics[metric])
     return {key: float(np.nanmean(np.concatenate(values))) for key, values in sums.items()}
 
 

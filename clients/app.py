@@ -177,7 +177,7 @@ def evaluate(message: Message, context: Context) -> Message:
     node.check_parameters(arrays)
     if order.each:
         node.refuse_generated()
-    table = evaluate_clients(node, arrays, order)
+    found = evaluate_clients(node, arrays, order)
     if order.clients is not None:
-        return Message(pack_table(table), reply_to=message)
-    return Message(pack_standard(None, mean_metrics(table)), reply_to=message)
+        return Message(pack_table(found.table, found.sums), reply_to=message)
+    return Message(pack_standard(None, mean_metrics(found)), reply_to=message)

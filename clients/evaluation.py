@@ -3,33 +3,33 @@
 (PrivRec section 3.3).
 
 The reply is one row per client: its metrics, and one 0/1 column `group:NAME` for each group with a
-member, so that the server can average over groups without seeing features. Metrics are not private;
-they are for simulations.
+member, so that the server can average over groups without seeing features; and, if the order asks
+for them, sums over the clients for the metrics of all lists. None of this is private: it is for
+simulations. Real nodes send metrics as often as their owners allow, and no sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from clients.generated import generated_errors
+from clients.generated import generated_ratings
 from clients.hosting.node import Node
 from clients.step import Step
 from clients.training.blocks import train_in_blocks
 from clients.training.one_client import to_device
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.lists import HeldOutLists
+from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.sections import Section
-from fedrec.metrics.ranking import ranking_metrics
-from fedrec.metrics.rating import rating_errors
-from fedrec.metrics.reconstruction import reconstruction_metrics
-from fedrec.metrics.sampled import sampled_metrics
+from fedrec.metrics.rated import RatedBlock
 from fedrec.models.base import HistoryModel
 from fedrec.protocol.client_arrays import ClientArrays
-from fedrec.protocol.messages import GROUP
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart
 
 _CELLS_PER_BLOCK = (
@@ -42,8 +42,8 @@ _SCORED_AT_ONCE = (
 
 def evaluate_clients(
     node: Node, arrays: Mapping[str, np.ndarray], order: EvaluateOrder
-) -> pd.DataFrame:
-    """Metrics of the clients of an order, one row each, indexed by client id, ascending.
+) -> Evaluated:
+    """Metrics of the clients of an order, ascending by client id.
 
     Raises:
         ClientError: fine-tuning a client failed.
@@ -56,45 +56,28 @@ def evaluate_clients(
         else Section.model_validate(order.step)
     )
     step = node.step(table)
-    part = order.held_out or node.experiment.evaluation.held_out
     if order.each:
-        metrics = _generated_table(node, step, ClientArrays.read(arrays), part)
+        found = _generated(node, step, ClientArrays.read(arrays), order)
+    elif node.experiment.task == "rating":
+        found = _rated(node, step, to_device(arrays, node.device), clients, order)
     else:
-        metrics = _table(node, step, to_device(arrays, node.device), clients, order.round, part)
-    groups = node.groups(clients)
-    members = pd.DataFrame(
-        {f"{GROUP}{name}": member.astype(float) for name, member in groups.items()}, metrics.index
-    )
-    return pd.concat([metrics, members], axis=1)
+        parameters = to_device(arrays, node.device)
+        found = _ranked(
+            node,
+            clients,
+            lambda part: client_scores(node, step, parameters, part, order.round),
+            order,
+        )
+    return found.with_groups(node.groups(clients))
 
 
-def mean_metrics(table: pd.DataFrame) -> dict[str, float | int]:
+def mean_metrics(found: Evaluated) -> dict[str, float | int]:
     """Means over the clients and their number, in the form that Flower's strategies expect."""
-    own = table[[column for column in table.columns if not column.startswith(GROUP)]]
-    return {
-        "num-examples": len(table),
-        **{str(name): float(value) for name, value in own.mean().items()},
-    }
+    means = found.users.mean().items()
+    return {"num-examples": len(found.table), **{str(name): float(mean) for name, mean in means}}
 
 
-def _table(
-    node: Node,
-    step: Step,
-    parameters: dict[str, Tensor],
-    clients: np.ndarray,
-    round_: int,
-    held_out: HeldOutPart,
-) -> pd.DataFrame:
-    if node.experiment.task == "rating":
-        return _rating_table(node, step, parameters, clients, round_, held_out)
-    return _ranking_table(
-        node, clients, lambda part: client_scores(node, step, parameters, part, round_), held_out
-    )
-
-
-def _generated_table(
-    node: Node, step: Step, given: ClientArrays, held_out: HeldOutPart
-) -> pd.DataFrame:
+def _generated(node: Node, step: Step, given: ClientArrays, order: EvaluateOrder) -> Evaluated:
     """Metrics under parameters that were generated for each client, without training."""
     if step.config.epochs:
         raise ExperimentError(
@@ -103,64 +86,40 @@ def _generated_table(
             got=f"epochs = {step.config.epochs}",
             fix="--set evaluation.fine-tune={epochs=0}",
         )
-    if node.experiment.task == "rating":
-        return generated_errors(node, given, held_out)
     clients = given.requests.clients
+    if node.experiment.task == "rating":
+        block = generated_ratings(node, given, _part(node, order))
+        return Evaluated.of(node.metrics.of_ratings(block), clients)
 
     def scores(part: np.ndarray) -> Tensor:
         own = given.take(np.searchsorted(clients, part))
         with torch.no_grad():
             return node.model.scores(to_device(own.values, node.device), ())
 
-    return _ranking_table(node, clients, scores, held_out)
+    return _ranked(node, clients, scores, order)
 
 
-def _ranking_table(
-    node: Node,
-    clients: np.ndarray,
-    scores_of: Callable[[np.ndarray], Tensor],
-    held_out_part: HeldOutPart,
-) -> pd.DataFrame:
-    settings = node.experiment.evaluation
-    population = node.population
-    block = max(1, _CELLS_PER_BLOCK // population.interactions.num_items)
-    columns: list[pd.DataFrame] = []
-    for start in range(0, len(clients), block):
-        part = clients[start : start + block]
-        scores = scores_of(part).cpu()
-        if settings.protocol == "reconstruction":
-            history = torch.from_numpy(population.whole_history(part))
-            columns.append(_frame(reconstruction_metrics(scores, history, settings.ks), part))
-            continue
-        held_out = population.held_out(part, held_out_part)
-        metrics = ranking_metrics(
-            scores,
-            seen=torch.from_numpy(held_out.seen),
-            known=torch.from_numpy(held_out.known),
-            relevant=torch.from_numpy(held_out.relevant),
-            ks=settings.ks,
-            weights=None if held_out.weight is None else torch.from_numpy(held_out.weight),
-            masked=torch.from_numpy(held_out.masked(settings.masked)),
-        )
-        if settings.sampled_items is not None:
-            metrics |= sampled_metrics(
-                scores,
-                seen=torch.from_numpy(held_out.seen),
-                relevant=torch.from_numpy(held_out.relevant),
-                ks=settings.ks,
-                sampled=settings.sampled_items,
-                weights=None if held_out.weight is None else torch.from_numpy(held_out.weight),
-            )
-        columns.append(_frame(metrics, part))
-    return (
-        pd.concat(columns).rename_axis("client")
-        if columns
-        else pd.DataFrame(index=pd.Index([], name="client"))
+def _part(node: Node, order: EvaluateOrder) -> HeldOutPart:
+    return order.held_out or node.experiment.evaluation.held_out
+
+
+def _ranked(
+    node: Node, clients: np.ndarray, scores_of: Callable[[np.ndarray], Tensor], order: EvaluateOrder
+) -> Evaluated:
+    settings = node.experiment.evaluation.model_copy(update={"held_out": _part(node, order)})
+    lists = HeldOutLists(node.population, node.metrics, settings)
+    return Evaluated.joined(
+        [
+            lists.measure(part, scores_of(part).cpu(), sums=order.sums)
+            for part in _blocks(node, clients)
+        ]
     )
 
 
-def _frame(metrics: Mapping[str, Tensor], clients: np.ndarray) -> pd.DataFrame:
-    return pd.DataFrame({name: value.numpy() for name, value in metrics.items()}, index=clients)
+def _blocks(node: Node, clients: np.ndarray) -> Iterator[np.ndarray]:
+    """The clients, a few at a time."""
+    size = max(1, _CELLS_PER_BLOCK // node.population.interactions.num_items)
+    return (clients[start : start + size] for start in range(0, len(clients), size))
 
 
 def client_scores(
@@ -235,39 +194,42 @@ def _tuned_parameters(
             yield place, trained.parameters_of(member)
 
 
-def _rating_table(
+def _rated(
     node: Node,
     step: Step,
     parameters: dict[str, Tensor],
     clients: np.ndarray,
-    round_: int,
-    held_out: HeldOutPart,
-) -> pd.DataFrame:
+    order: EvaluateOrder,
+) -> Evaluated:
+    part = _part(node, order)
     rows: list[dict[str, float]] = [{} for _ in clients]
+
+    def measure(place: int, predict: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Errors of one client's held-out ratings, from a function of their items."""
+        items, ratings = node.population.held_out_ratings(int(clients[place]), part)
+        found = node.metrics.of_ratings(RatedBlock(predict(items), ratings))
+        rows[place] = {name: values[0] for name, values in found.items()}
+
     if isinstance(node.model, HistoryModel):
-        block = max(1, _CELLS_PER_BLOCK // node.population.interactions.num_items)
-        for start in range(0, len(clients), block):
-            part = clients[start : start + block]
-            scores = client_scores(node, step, parameters, part, round_).cpu().numpy()
-            for place, client in enumerate(part.tolist()):
-                rows[start + place] = _rating_errors(node, client, scores[place], held_out)
-        return pd.DataFrame(rows, index=pd.Index(clients, name="client"))
-    for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
-        items, ratings = node.population.held_out_ratings(int(clients[place]), held_out)
-        with torch.no_grad():
-            predicted = node.model.predict(
-                own, users, torch.from_numpy(items).to(node.device).unsqueeze(0)
-            )
-        rows[place] = {**rating_errors(predicted[0].cpu().numpy(), ratings), "rows": len(items)}
-    return pd.DataFrame(rows, index=pd.Index(clients, name="client"))
+        done = 0
+        for block in _blocks(node, clients):
+            scores = client_scores(node, step, parameters, block, order.round).cpu().numpy()
+            for place in range(len(block)):
+                measure(done + place, scores[place].__getitem__)
+            done += len(block)
+    else:
+        for place, users, own in _fine_tuned(node, step, parameters, clients, order.round):
+            measure(place, partial(_predictions, node, own, users))
+    return Evaluated(pd.DataFrame(rows, index=pd.Index(clients, name="client")))
 
 
-def _rating_errors(
-    node: Node, client: int, scores: np.ndarray, held_out: HeldOutPart
-) -> dict[str, float]:
-    """Errors of one client's held-out ratings, from predicted ratings of the whole catalogue."""
-    items, ratings = node.population.held_out_ratings(client, held_out)
-    return {**rating_errors(scores[items], ratings), "rows": len(items)}
+@torch.no_grad()
+def _predictions(
+    node: Node, parameters: dict[str, Tensor], users: tuple[Tensor, ...], items: np.ndarray
+) -> np.ndarray:
+    """Predicted ratings of one client, `float32 [n]`, for items `int64 [n]`."""
+    asked = torch.from_numpy(items).to(node.device).unsqueeze(0)
+    return node.model.predict(parameters, users, asked)[0].cpu().numpy()
 
 
 def _all_alike(step: Step, parameters: dict[str, Tensor]) -> bool:

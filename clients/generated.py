@@ -5,7 +5,6 @@ that they need, and the errors of their predictions."""
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import torch
 
 from clients.hosting.node import Node
@@ -13,7 +12,7 @@ from clients.step import Step
 from clients.training.one_client import to_device
 from fedrec.errors import ExperimentError, FedrecError
 from fedrec.experiment.sections import Section
-from fedrec.metrics.rating import rating_errors_by_user
+from fedrec.metrics.rated import RatedBlock
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import HeldOutPart, ItemQuery
 from fedrec.rng import stream
@@ -43,9 +42,8 @@ def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
     )
 
 
-def generated_errors(node: Node, given: ClientArrays, part: HeldOutPart) -> pd.DataFrame:
-    """Errors of each client's predictions for its held-out rows, `mae`, `rmse` and number of
-    `rows`."""
+def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> RatedBlock:
+    """Each client's predictions for its held-out rows."""
     clients = given.requests.clients
     held_out = [node.population.held_out_ratings(client, part) for client in clients.tolist()]
     counts = np.array([len(items) for items, _ in held_out], dtype=np.int64)
@@ -63,8 +61,7 @@ def generated_errors(node: Node, given: ClientArrays, part: HeldOutPart) -> pd.D
         )
     users = np.repeat(np.arange(len(clients)), counts)
     actual = np.concatenate([ratings for _, ratings in held_out])
-    errors = rating_errors_by_user(predicted.cpu().numpy()[real], actual, users, len(clients))
-    return pd.DataFrame({**errors, "rows": counts}, index=pd.Index(clients, name="client"))
+    return RatedBlock(predicted.cpu().numpy()[real], actual, users, len(clients))
 
 
 def _touched(node: Node, step: Step, client: int, round_: int) -> np.ndarray:

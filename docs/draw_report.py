@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrec.metrics.bootstrap import bootstrap_intervals
+from fedrec.report.bootstrap import bootstrap_intervals
 from fedrec.report.naming import named
 from fedrec.report.page.results import distributions
 from fedrec.report.summary import deciding_metric, early_stopping_line

@@ -24,6 +24,7 @@ _CONTRACTS = (
     "Callback",
     "Dataset",
     "Mechanism",
+    "Metric",
     "Model",
     "Perturbation",
     "Sampler",

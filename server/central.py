@@ -12,29 +12,25 @@ from __future__ import annotations
 import logging
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedrec.baselines.base import Baseline, RatingBaseline
 from fedrec.baselines.private._private import PrivateBaseline
-from fedrec.baselines.protocol import (
-    RankingProtocol,
-    RatingProtocol,
-    Settings,
+from fedrec.data.cache import POPULATIONS
+from fedrec.data.population import sample_clients
+from fedrec.device import resolve_device
+from fedrec.errors import ExperimentError
+from fedrec.evaluation.central import (
+    CentralEvaluation,
     make_baseline,
     settings_that_fit,
     stated_privacy,
 )
-from fedrec.data.cache import POPULATIONS
-from fedrec.data.population import Population, sample_clients
-from fedrec.device import resolve_device
-from fedrec.errors import ExperimentError
+from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.schema import Experiment
-from fedrec.metrics.rating import rating_errors, rating_errors_by_user
 from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.accounting.events import Event
 from fedrec.privacy.caveats import SIMULATION
@@ -47,8 +43,6 @@ from server.callbacks.callback_list import CallbackList
 
 log = logging.getLogger("fedrec")
 LEDGER = "privacy.jsonl"
-Measured = tuple[dict[str, float], pd.DataFrame, dict[str, float]]
-"""Means over users, one row per user, and seconds by activity."""
 
 
 def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict[str, float]]:
@@ -61,13 +55,17 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
         return {}
     callback_list.on_message("fitting baselines")
     metrics = {}
-    evaluator = _evaluator(run.experiment)
-    settings = evaluator.feasible(callback_list)
+    evaluation = _evaluation(run.experiment)
+    settings = settings_that_fit(
+        run.experiment.evaluation.baseline_settings(),
+        *evaluation.sizes,
+        lambda line: _say(line, callback_list),
+    )
     for number, (label, options) in enumerate(settings.items(), 1):
         kept = run.read_baseline(label)
         if kept is None:
             callback_list.on_baseline(label, number, len(settings))
-            kept = evaluator.measure(run, label, options, callback_list)
+            kept = _measured(run, evaluation, label, options, callback_list)
         # a baseline without rating predictions has no metrics in rating experiments
         if kept["metrics"]:
             metrics[label] = kept["metrics"]
@@ -101,6 +99,7 @@ def central_result(
         groups=pd.DataFrame(index=pd.Index([], name="group")),
         privacy=privacy,
         baseline_users=users,
+        baseline_groups=run.baseline_groups(),
     )
     run.write_result(result, {"baselines-privacy": {"in words": list(privacy)}} if privacy else {})
     run.set_status("finished", 0)
@@ -123,104 +122,37 @@ def refuse_central(experiment: Experiment) -> None:
         )
 
 
-class _Evaluator(ABC):
-    """The data and protocol that all baselines of a run are evaluated on.
-
-    Args:
-        experiment: the resolved experiment.
-    """
-
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
-        self._device = resolve_device(experiment.engine.device)
-
-    def feasible(self, callback_list: CallbackList) -> Settings:
-        """Settings of the systems to measure, by label."""
-        return self.experiment.evaluation.baseline_settings()
-
-    def measure(
-        self, run: RunFolder, label: str, options: Mapping[str, Any], callback_list: CallbackList
-    ) -> dict[str, Any]:
-        """Fit and evaluate one baseline, and save its results."""
-        baseline = make_baseline(label, options, seed=self.experiment.seed, device=self._device)
-        ledger = None
-        if isinstance(baseline, PrivateBaseline):
-            ledger = Ledger(run.baseline_folder(label) / LEDGER, baseline.config.backend)
-            baseline.charge = _Charges(ledger, again=baseline.config.mode == "secure")
-        metrics, users, seconds = self._measured(baseline, callback_list)
-        metrics |= stated_privacy(label, baseline)
-        found: dict[str, Any] = {"metrics": metrics, "seconds": seconds}
-        if ledger is not None and isinstance(baseline, PrivateBaseline):
-            found["privacy"] = _account(label, ledger, baseline)
-        run.write_baseline(label, found, users)
-        log.info("baseline %s in %.2f s: %s", label, sum(seconds.values()), metrics)
-        return found
-
-    @abstractmethod
-    def _measured(self, baseline: Baseline, callback_list: CallbackList) -> Measured:
-        """Fit a baseline and evaluate it."""
-
-
-class _RankingEvaluator(_Evaluator):
-    def __init__(self, experiment: Experiment, population: Population) -> None:
-        super().__init__(experiment)
-        settings = experiment.evaluation
-        clients = _clients(experiment, population)
-        self._protocol = RankingProtocol(
-            population,
-            held_out=settings.held_out,
-            ks=settings.ks,
-            clients=clients,
-            protocol=settings.protocol,
-            masked=settings.masked,
-            sampled=settings.sampled_items,
-        )
-
-    def feasible(self, callback_list: CallbackList) -> Settings:
-        """Settings of the systems to evaluate, by label; systems for which the data are too large
-        are skipped, with a line in the log."""
-        training = self._protocol.training
-        return settings_that_fit(
-            super().feasible(callback_list),
-            training.num_users,
-            training.num_items,
-            lambda line: _say(line, callback_list),
-        )
-
-    def _measured(self, baseline: Baseline, callback_list: CallbackList) -> Measured:
+def _measured(
+    run: RunFolder,
+    evaluation: CentralEvaluation,
+    label: str,
+    options: Mapping[str, Any],
+    callback_list: CallbackList,
+) -> dict[str, Any]:
+    """Fit and evaluate one baseline, and save its results; there are no metrics if it is not for
+    the experiment's task."""
+    experiment = run.experiment
+    device = resolve_device(experiment.engine.device)
+    baseline = make_baseline(label, options, seed=experiment.seed, device=device)
+    ledger = None
+    if isinstance(baseline, PrivateBaseline):
+        ledger = Ledger(run.baseline_folder(label) / LEDGER, baseline.config.backend)
+        baseline.charge = _Charges(ledger, again=baseline.config.mode == "secure")
+    seconds: dict[str, float] = {}
+    evaluated = Evaluated.joined([])
+    if evaluation.takes(baseline):
         started = time.perf_counter()
-        self._protocol.fit(baseline)
+        evaluation.fit(baseline)
         fitted = time.perf_counter()
-        statistics = self._protocol.statistics()
-        values = self._protocol.rank(baseline, callback_list.on_evaluation, statistics)
+        evaluated = evaluation.evaluate(baseline, callback_list.on_evaluation)
         seconds = {"fit": fitted - started, "evaluation": time.perf_counter() - fitted}
-        users = pd.DataFrame(
-            {name: column.numpy() for name, column in values.items()}, index=self._protocol.clients
-        )
-        users.index.name = "client"
-        means = {name: float(column.nanmean()) for name, column in values.items()}
-        return means | (statistics.result() if statistics is not None else {}), users, seconds
-
-
-class _RatingEvaluator(_Evaluator):
-    def __init__(self, experiment: Experiment, population: Population) -> None:
-        super().__init__(experiment)
-        clients = _clients(experiment, population)
-        self._protocol = RatingProtocol(
-            population, held_out=experiment.evaluation.held_out, clients=clients
-        )
-
-    def _measured(self, baseline: Baseline, callback_list: CallbackList) -> Measured:
-        if not isinstance(baseline, RatingBaseline):
-            return {}, pd.DataFrame(), {}
-        started = time.perf_counter()
-        clients = self._protocol.clients
-        users, predicted, actual = self._protocol.measure(baseline)
-        place = np.searchsorted(clients, users)
-        by_user = rating_errors_by_user(predicted, actual, place, len(clients))
-        table = {**by_user, "rows": np.bincount(place, minlength=len(clients))}
-        frame = pd.DataFrame(table, index=pd.Index(clients, name="client"))
-        return rating_errors(predicted, actual), frame, {"fit": time.perf_counter() - started}
+    metrics = evaluated.means(evaluation.metrics) | stated_privacy(label, baseline)
+    found: dict[str, Any] = {"metrics": metrics, "seconds": seconds}
+    if ledger is not None and isinstance(baseline, PrivateBaseline):
+        found["privacy"] = _account(label, ledger, baseline)
+    run.write_baseline(label, found, evaluated.users, evaluated.groups())
+    log.info("baseline %s in %.2f s: %s", label, sum(seconds.values()), metrics)
+    return found
 
 
 def _say(line: str, callback_list: CallbackList) -> None:
@@ -228,18 +160,12 @@ def _say(line: str, callback_list: CallbackList) -> None:
     callback_list.on_message(line)
 
 
-def _evaluator(experiment: Experiment) -> _Evaluator:
+def _evaluation(experiment: Experiment) -> CentralEvaluation:
     population = POPULATIONS.population(experiment)
-    return (_RatingEvaluator if experiment.task == "rating" else _RankingEvaluator)(
-        experiment, population
-    )
-
-
-def _clients(experiment: Experiment, population: Population) -> np.ndarray:
     settings = experiment.evaluation
-    return sample_clients(
-        population.evaluated_clients(settings.held_out), settings.final_users, experiment.seed
-    )
+    known = population.evaluated_clients(settings.held_out)
+    clients = sample_clients(known, settings.final_users, experiment.seed)
+    return CentralEvaluation(population, settings, clients=clients)
 
 
 class _Charges:

@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord
 from fedrec.attacks.leaky_negatives import leak_words
 from fedrec.components.registry import STEP, STRATEGY, resolve
 from fedrec.data.perturbation import perturbation_of
+from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.zero_copy import to_record
 from fedrec.runs.folder import RunFolder
@@ -22,7 +23,7 @@ from server.callbacks.base import Callback
 from server.central import baseline_privacy
 from server.checkpoint import State
 from server.early_stopping import NAME, ending
-from server.evaluation import Evaluator, grouped, has_fine_tuning, means, metric_columns
+from server.evaluation import Evaluator, has_fine_tuning
 from server.extension import RunExtension
 from strategies.base import CohortStrategy
 
@@ -58,23 +59,24 @@ def conclude(
     before = _evaluated(run, arrays, kept, evaluator, callbacks, fine_tune=False)
     shared = time.perf_counter() - started
     tuned = has_fine_tuning(run.experiment)
-    table = before
+    after = before
     if tuned:
-        table = _evaluated(run, arrays, kept, evaluator, callbacks, fine_tune=True)
+        after = _evaluated(run, arrays, kept, evaluator, callbacks, fine_tune=True)
     reports = _reports(run, state, extensions)
     tables = {name: found for name, (_, found) in reports.items() if found}
     result = Result(
         experiment=run.experiment,
         folder=run.path,
-        metrics=means(table),
-        before_fine_tuning=means(before) if tuned else {},
+        metrics=after.means(evaluator.metrics),
+        before_fine_tuning=before.means(evaluator.metrics) if tuned else {},
         baselines=baselines,
         rounds=pd.DataFrame(state.rounds),
-        users=metric_columns(table),
-        groups=grouped(table),
+        users=after.users,
+        groups=after.groups(),
         parameters=parameters,
         privacy=tuple(line for said, _ in reports.values() for line in said),
         baseline_users=run.baseline_users(),
+        baseline_groups=run.baseline_groups(),
         early_stopping=tables.get(NAME, {}),
     )
     seconds = {
@@ -130,9 +132,9 @@ def _evaluated(
     callbacks: Callback,
     *,
     fine_tune: bool,
-) -> pd.DataFrame:
+) -> Evaluated:
     callbacks.on_message("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
     clients = evaluator.sampled_clients(run.experiment.evaluation.final_users)
     return evaluator.evaluate(
-        arrays, number, clients, fine_tune=fine_tune, progress=callbacks.on_evaluation
+        arrays, number, clients, fine_tune=fine_tune, sums=True, progress=callbacks.on_evaluation
     )

@@ -26,15 +26,14 @@ from flwr.app import ArrayRecord
 from fedrec.config import did_you_mean
 from fedrec.data.population import sample_clients
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.metrics import main_metric
 from fedrec.experiment.early_stopping import EarlyStoppingConfig
 from fedrec.experiment.phases import rounds_before_last_phase
 from fedrec.experiment.schema import Experiment
 from fedrec.prefixes import strip_prefix
 from fedrec.protocol.zero_copy import zero_copy_arrays
-from fedrec.report.table import lower_is_better
 from server.checkpoint import State
-from server.deployed.reply_validation import ROWS, metrics_of
-from server.evaluation import Evaluator, means
+from server.evaluation import Evaluator
 from server.extension import RunExtension
 
 NAME = "early-stopping"
@@ -61,14 +60,14 @@ class EarlyStopping(RunExtension):
         self.experiment = experiment
         self.config = config
         self.evaluator = evaluator
-        self.metric = _watched_metric(experiment, config)
+        self.metric = _watched_metric(evaluator, config)
         validated = evaluator.roster.validated
         training = evaluator.roster.training
         self._of_training = int(np.isin(validated, training).sum())
         _refuse_what_does_not_fit(experiment, config, evaluator, self._of_training)
         self.clients = sample_clients(validated, config.users, experiment.seed)
         self._uncounted = rounds_before_last_phase(experiment)
-        self._sign = -1.0 if lower_is_better(self.metric) else 1.0
+        self._sign = -1.0 if evaluator.metrics.columns[self.metric][0].lower_is_better else 1.0
         self._best = math.nan
         self._round = 0
         self._waited = 0
@@ -80,8 +79,9 @@ class EarlyStopping(RunExtension):
         self._last = {}
         if round_number % self.config.every:
             return
-        table = self.evaluator.evaluate(arrays, round_number, self.clients, held_out="validation")
-        value = float(means(table)[self.metric])
+        evaluator = self.evaluator
+        found = evaluator.evaluate(arrays, round_number, self.clients, held_out="validation")
+        value = found.means(evaluator.metrics)[self.metric]
         self._last = {f"validation-{self.metric}": value}
         if self._improves(value):
             self._best = value
@@ -185,11 +185,9 @@ def ending(state: State) -> tuple[int, dict[str, np.ndarray]]:
     return (int(memory["numbers"][1]), best) if best else (state.round, state.parameters)
 
 
-def _watched_metric(experiment: Experiment, config: EarlyStoppingConfig) -> str:
-    known = [name for name in metrics_of(experiment) if name != ROWS]
-    hits = [name for name in known if name.startswith("hits@")]
-    usual = "rmse" if "rmse" in known else "hits@10" if "hits@10" in hits else hits[0]
-    metric = config.metric or usual
+def _watched_metric(evaluator: Evaluator, config: EarlyStoppingConfig) -> str:
+    known = list(evaluator.metrics.columns)
+    metric = config.metric or main_metric(known) or ""
     if metric not in known:
         raise ExperimentError(
             f"validation users have no metric {metric!r} that could be watched",

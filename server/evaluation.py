@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,14 +14,15 @@ from flwr.serverapp import Grid
 
 from fedrec.data.population import sample_clients
 from fedrec.errors import ClientError, ExperimentError
+from fedrec.evaluation.metrics import Metrics
+from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
-from fedrec.metrics.groups import group_means
-from fedrec.protocol.messages import GROUP, pack_evaluate, unpack_table
+from fedrec.protocol.messages import pack_evaluate, unpack_sums, unpack_table
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart, Purpose
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from server.cohorts.roster import Roster
-from server.deployed.reply_validation import evaluated, metrics_of, of_usual_size
+from server.deployed.reply_validation import evaluated, of_usual_size
 from server.exchange.dropped_replies import DroppedReplies
 from server.exchange.item_requests import request_items
 from server.exchange.replies import answers
@@ -60,6 +61,7 @@ class Evaluator:
         self.roster = roster
         self.grid = grid
         self.generating = generating
+        self.metrics = Metrics(experiment.task, experiment.evaluation)
         self.untrusted = untrusted
         self.dropped = dropped or DroppedReplies()
 
@@ -76,9 +78,10 @@ class Evaluator:
         *,
         fine_tune: bool = True,
         held_out: HeldOutPart | None = None,
+        sums: bool = False,
         progress: Callable[[int, int], None] | None = None,
-    ) -> pd.DataFrame:
-        """One row of metrics (and group columns) per client, indexed by client id, ascending.
+    ) -> Evaluated:
+        """Metrics of clients, ascending by client id.
 
         Args:
             arrays: the global parameters.
@@ -86,6 +89,7 @@ class Evaluator:
             clients: `int64 [clients]`, the clients to evaluate.
             fine_tune: whether each client first fine-tunes on its own data.
             held_out: which held-out rows are ranked; None: those that the experiment evaluates.
+            sums: whether the metrics of all lists are measured, too; real clients send no sums.
             progress: called with (clients done, all clients) after every wave of messages.
 
         Raises:
@@ -102,72 +106,83 @@ class Evaluator:
             if own or (fine_tune and has_fine_tuning(self.experiment))
             else SHARED_WAVE
         )
-        groups = [(node, _waves(part, size)) for node, part in self.roster.by_node(clients)]
-        tables: list[pd.DataFrame] = []
-        for wave in range(max((len(waves) for _, waves in groups), default=0)):
-            orders = [(node, waves[wave]) for node, waves in groups if wave < len(waves)]
-            tables += self._ask(arrays, round_number, orders, step, held_out)
-            if progress is not None:
-                progress(sum(len(table) for table in tables), len(clients))
-        if not tables and self.untrusted and len(clients):
+        table = {"name": step.name, **step.options}
+        order = EvaluateOrder(round_number, None, table, own, held_out, sums and not self.untrusted)
+        waves = self._waves(clients, size)
+        found = Evaluated.joined(self._asked(arrays, order, waves, progress, len(clients)))
+        if not len(found.table) and self.untrusted and len(clients):
             log.warning(
                 "no metrics after round %d: no owner allows more evaluations, or no node answered",
                 round_number,
             )
-            return pd.DataFrame(index=pd.Index([], name="client", dtype=np.int64))
-        if not tables:
+        elif not len(found.table):
             raise ClientError(
                 "nothing was evaluated",
                 expected="clients with held-out rows",
                 got="none",
                 fix="hold out a larger share (see [split]), or lower positive-above",
             )
-        return _joined(tables)
+        return found
 
-    def _ask(
+    def _waves(self, clients: np.ndarray, size: int) -> Iterator[dict[int, np.ndarray]]:
+        """Clients of each node, at most `size` of one node at a time."""
+        groups = list(self.roster.by_node(clients))
+        for start in range(0, max((len(part) for _, part in groups), default=0), size):
+            yield {node: part[start : start + size] for node, part in groups if start < len(part)}
+
+    def _asked(
         self,
         arrays: ArrayRecord,
-        round_number: int,
-        orders: list[tuple[int, np.ndarray]],
-        step: Section,
-        held_out: HeldOutPart | None,
-    ) -> list[pd.DataFrame]:
-        table = {"name": step.name, **step.options}
+        order: EvaluateOrder,
+        waves: Iterator[dict[int, np.ndarray]],
+        progress: Callable[[int, int], None] | None,
+        total: int,
+    ) -> Iterator[Evaluated]:
+        done = 0
+        for groups in waves:
+            for part in self._answers(arrays, order, groups):
+                done += len(part.table)
+                yield part
+            if progress is not None:
+                progress(done, total)
+
+    def _answers(
+        self, arrays: ArrayRecord, order: EvaluateOrder, groups: dict[int, np.ndarray]
+    ) -> list[Evaluated]:
         engine = self.experiment.engine
-        each = self.generating is not None
         sent = (
-            self._generated(arrays, round_number, dict(orders), table, held_out)
-            if each
-            else {n: arrays for n, _ in orders}
+            self._generated(arrays, order, groups) if order.each else dict.fromkeys(groups, arrays)
         )
         messages = [
             Message(
-                pack_evaluate(
-                    sent[node], EvaluateOrder(round_number, clients, table, each, held_out)
-                ),
+                pack_evaluate(arrays, replace(order, clients=groups[node])),
                 node,
                 MessageType.EVALUATE,
             )
-            for node, clients in orders
-            if node in sent
+            for node, arrays in sent.items()
         ]
         replies = self.grid.send_and_receive(messages, timeout=engine.timeout)
-        nodes = [message.metadata.dst_node_id for message in messages]
-        good = answers(replies, sent=nodes, max_failures=engine.max_failures, dropped=self.dropped)
+        good = answers(
+            replies, sent=list(sent), max_failures=engine.max_failures, dropped=self.dropped
+        )
         if not self.untrusted:
-            return [unpack_table(reply.content) for reply in good]
-        tables = list(self._that_count(good, dict(orders)))
-        return [of_usual_size(pd.concat(tables))] if tables else []
+            # in a fixed order, because sums depend on it
+            contents = [one.content for one in sorted(good, key=lambda m: m.metadata.src_node_id)]
+            return [Evaluated(unpack_table(one), unpack_sums(one)) for one in contents]
+        tables = list(self._that_count(good, groups))
+        ranges = self.metrics.ranges
+        return [Evaluated(of_usual_size(pd.concat(tables), ranges))] if tables else []
 
     def _that_count(
-        self, replies: list[Message], asked: dict[int, np.ndarray]
+        self, replies: list[Message], groups: dict[int, np.ndarray]
     ) -> Iterator[pd.DataFrame]:
-        columns = metrics_of(self.experiment)
+        ranges = self.metrics.ranges
+        asked = dict(groups)
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
                 table = unpack_table(reply.content)
-                found = evaluated(table, asked.pop(node), columns)  # a second reply is ignored
+                found = evaluated(table, asked.pop(node), ranges)  # a second reply is ignored
                 if len(found):  # empty if the owners of all clients allow no more evaluations
                     yield found
             except Exception as error:  # untrusted input may be anything
@@ -175,21 +190,16 @@ class Evaluator:
                 self.dropped.dropped(node, f"its metrics: {error}")
 
     def _generated(
-        self,
-        arrays: ArrayRecord,
-        round_number: int,
-        groups: dict[int, np.ndarray],
-        step: dict[str, Any],
-        held_out: HeldOutPart | None,
+        self, arrays: ArrayRecord, order: EvaluateOrder, groups: dict[int, np.ndarray]
     ) -> dict[int, ArrayRecord]:
         """Generated parameters for each node's clients, for their held-out rows or for the whole
         catalogue."""
         theta = zero_copy_arrays(arrays)
         requests = {}
         if self.experiment.task == "rating":
-            purpose: Purpose = "validate" if held_out == "validation" else "evaluate"
+            purpose: Purpose = "validate" if order.held_out == "validation" else "evaluate"
             requests = request_items(
-                self.grid, self.experiment.engine, groups, round_number, purpose, step
+                self.grid, self.experiment.engine, groups, order.round, purpose, order.step or {}
             )
             groups = {node: groups[node] for node in requests}
         generate = self.generating.generate  # type: ignore[union-attr]
@@ -212,49 +222,6 @@ def has_fine_tuning(experiment: Experiment) -> bool:
     return experiment.fine_tune_step().options["epochs"] > 0
 
 
-def metric_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """The columns that hold metrics, without those that hold groups."""
-    return pd.DataFrame(
-        table, columns=[column for column in table.columns if not column.startswith(GROUP)]
-    )
-
-
-def means(table: pd.DataFrame) -> dict[str, float]:
-    """Means over users; errors of ratings are pooled over all rated rows instead, as is usual for
-    MAE and RMSE.
-
-    Empty without users.
-    """
-    if "rows" not in table:
-        return {
-            name: float(np.nanmean(table[name].to_numpy()))
-            for name in metric_columns(table).columns
-        }
-    rows = table["rows"].to_numpy()
-    mae = np.average(table["mae"].to_numpy(), weights=rows)
-    rmse = np.sqrt(np.average(np.square(table["rmse"].to_numpy()), weights=rows))
-    return {"mae": float(mae), "rmse": float(rmse)}
-
-
-def grouped(table: pd.DataFrame) -> pd.DataFrame:
-    """Means over each group of users, one row per group, sorted by name, because nodes reply in any
-    order and know different groups."""
-    columns = sorted(column for column in table if column.startswith(GROUP))
-    members: dict[str, Any] = {
-        column.removeprefix(GROUP): table[column].to_numpy() > 0 for column in columns
-    }
-    return group_means(metric_columns(table), members)
-
-
-def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """All nodes' tables as one, ascending by client; a node without a member of a group has no
-    column for it."""
-    table = pd.concat(tables).sort_index()
-    groups = [column for column in table.columns if column.startswith(GROUP)]
-    table[groups] = table[groups].fillna(0.0)
-    return table
-
-
 def _refuse_unknown(clients: np.ndarray, training: np.ndarray) -> None:
     unknown = np.setdiff1d(clients, training)
     if len(unknown):
@@ -266,7 +233,3 @@ def _refuse_unknown(clients: np.ndarray, training: np.ndarray) -> None:
             got=f"{len(unknown)} of {len(clients)} users who never train",
             fix="set split.name = 'ratio', 'leave-one-out' or 'kfold'",
         )
-
-
-def _waves(clients: np.ndarray, size: int) -> list[np.ndarray]:
-    return [clients[start : start + size] for start in range(0, len(clients), size)]

@@ -30,7 +30,6 @@ from server.callbacks.base import Callback
 from server.callbacks.callback_list import CallbackList
 from server.checkpoint import Checkpoints, State
 from server.conclusion import conclude
-from server.evaluation import means
 from server.forecast.estimate import estimate
 from server.forecast.training_paths import announce_paths
 from server.forecast.user_features import warn_without_user_features
@@ -236,7 +235,8 @@ class Loop:
         if not every or (number % every and number != self.experiment.rounds):
             return {}
         clients = self.evaluator.sampled_clients(self.experiment.evaluation.users)
-        return means(self.evaluator.evaluate(arrays, number, clients))
+        evaluator = self.evaluator
+        return evaluator.evaluate(arrays, number, clients).means(evaluator.metrics)
 
     def _save(self, state: State) -> None:
         """Save a round: a checkpoint if one is due, and tables and status if they are more than a

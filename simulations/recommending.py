@@ -26,6 +26,7 @@ from fedrec.data.cache import POPULATIONS
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
+from fedrec.metrics.block import best_items
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import read_ids, write_ids
 from fedrec.runs.result import Result
@@ -120,7 +121,7 @@ def recommend(
     frames = []
     for part, values in _scored(result, population, _clients(population, users)):
         values[population.whole_history(part, low_rated=True)] = -np.inf
-        best = np.argsort(-values, axis=1, kind="stable")[:, :k]
+        best = best_items(torch.from_numpy(values), min(k, values.shape[1])).numpy()
         top = np.take_along_axis(values, best, axis=1)
         row, place = np.nonzero(np.isfinite(top))
         frames.append(

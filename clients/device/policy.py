@@ -94,6 +94,8 @@ class Policy(Config):
             key = registry.MECHANISM.key
             self._examine(key, registry.MECHANISM, Section.model_validate(table))
         self._examine("evaluation.fine-tune", registry.STEP, experiment.fine_tune_step())
+        for metric in experiment.evaluation.metrics or ():
+            self._examine("evaluation.metrics", registry.METRIC, metric)
         threads = self.most_threads or os.cpu_count() or 1
         self._refuse_more("engine.threads", experiment.engine.threads or 1, threads, "most-threads")
         # otherwise it runs only on the server
@@ -173,6 +175,14 @@ class Policy(Config):
                 "the order evaluates other rows than the experiment does",
                 expected="no held-out rows of its own",
                 got=repr(order.held_out),
+            )
+        if order.sums:
+            raise RefusalError(
+                "the order asks for sums over the lists of this node's users",
+                expected="metrics of each user alone",
+                got="sums that would tell the server which items are in the lists, and which of"
+                " its items a user likes",
+                fix="measure coverage, concentration and popularity of lists in a simulation",
             )
         own = step_table(experiment.fine_tune_step())
         allowed = (Phase("evaluation", own), Phase("evaluation", {**own, "epochs": 0}))

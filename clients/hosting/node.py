@@ -31,9 +31,10 @@ from fedrec.data.cache import POPULATIONS
 from fedrec.data.population import Population
 from fedrec.device import products_in, resolve_device
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.groups import user_groups
+from fedrec.evaluation.metrics import Metrics
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.metrics.groups import user_groups
 from fedrec.models.base import Model
 from fedrec.privacy.noise_source import Source, source_of
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
@@ -189,6 +190,11 @@ class Node:
         return user_groups(
             self.population.interactions, clients, counts, self.experiment.evaluation.inactive_below
         )
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The metrics of the experiment."""
+        return Metrics(self.experiment.task, self.experiment.evaluation)
 
     def initial(self) -> dict[str, Tensor]:
         """Initial global parameters: the model's, and those that the experiment's steps add.

@@ -23,9 +23,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 
 from fedrec.data.features import FeatureTable
 from fedrec.errors import ExperimentError
+from fedrec.metrics.block import best_items
 from fedrec.rng import seed_sequence
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ def one_hot(codes: np.ndarray, categories: int) -> np.ndarray:
 def top_lists(scores: np.ndarray, length: int = 10) -> np.ndarray:
     """`int64 [n, length]`: items with the highest scores `float [n, items]`, best first; ties go to
     the lower index."""
-    return np.argsort(-scores, axis=1, kind="stable")[:, :length]
+    return best_items(torch.from_numpy(scores), min(length, scores.shape[1])).numpy()
 
 
 def train_forest(

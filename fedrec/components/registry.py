@@ -72,6 +72,7 @@ MECHANISM = Kind(
     "fedrec.privacy.mechanisms.base:Mechanism",
     table="privacy.mechanism",
 )
+METRIC = Kind("metric", "fedrec.metrics", "fedrec.metrics.base:Metric")
 
 KINDS = (
     DATASET,
@@ -85,16 +86,17 @@ KINDS = (
     CALLBACK,
     ATTACK,
     MECHANISM,
+    METRIC,
 )
 
 _NOT_COMPONENTS = {  # modules with the shared code of components
     "base",
+    "block",
     "callback_list",
     "dp",
-    "evaluation",
     "examples",
     "histories",
-    "protocol",
+    "rated",
     "similarity",
     "training",
     "triples",

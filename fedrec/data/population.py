@@ -186,6 +186,15 @@ class Population:
         """
         return self._labelled(clients, positive=True)
 
+    @cached_property
+    def popularity(self) -> np.ndarray:
+        """`float64 [items]`: share of the training clients who like each item."""
+        offsets, items = self.liked(self.training_clients)
+        users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        liked = distinct(self._pairs(users, items)) % self.interactions.num_items
+        counts = np.bincount(liked, minlength=self.interactions.num_items)
+        return counts / max(1, len(self.training_clients))
+
     def low_rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The items of the rows that are not positive, in the form of `liked`: offsets `int64
         [clients + 1]` and items `int64 [n]`."""

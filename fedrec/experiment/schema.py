@@ -63,12 +63,19 @@ class EvaluationConfig(Config):
     sampled_items: int | None = Field(default=None, ge=1)
     """Also rank each held-out positive among this number of sampled unseen items (99 in NCF), in
     expectation: metrics `hits-of-100@k` and `ndcg-of-100@k`. Default: no sampled metrics."""
+    metrics: tuple[Section, ...] | None = None
+    """Metrics in addition to those of the task: names, or tables with settings; default: none."""
     inactive_below: int = Field(default=20, ge=0)
     """Users with fewer known interactions than this form the group `inactive`."""
     baselines: tuple[str | Section, ...] = ("popularity", "ease")
     """Centralised recommenders to evaluate under the same protocol: names, or tables with settings
     such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` names one in result tables, so
     that a baseline can occur with several settings."""
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _metrics_by_name(cls, value: Any) -> Any:
+        return _by_name(value)
 
     @field_validator("ks", mode="after")
     @classmethod
@@ -113,6 +120,13 @@ def _named(section: Section, label: str) -> dict[str, Any]:
     """A baseline's settings, including its name if the label differs."""
     settings = {key: value for key, value in section.options.items() if key != "label"}
     return settings if label == section.name else {"name": section.name, **settings}
+
+
+def _by_name(value: Any) -> Any:
+    """A list of sections, in which a name alone is a section without settings."""
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple({"name": entry} if isinstance(entry, str) else entry for entry in value)
 
 
 class CheckpointConfig(Config):
@@ -231,9 +245,7 @@ class Experiment(DataSettings):
     @field_validator("callbacks", mode="before")
     @classmethod
     def _callbacks_by_name(cls, value: Any) -> Any:
-        if not isinstance(value, list | tuple):
-            return value
-        return tuple({"name": entry} if isinstance(entry, str) else entry for entry in value)
+        return _by_name(value)
 
     def resolve(self) -> Experiment:
         """The same experiment with every section checked by its component and every default filled
@@ -259,6 +271,8 @@ class Experiment(DataSettings):
         resolved = self.model_copy(update=sections)
         if self.federated:
             component_settings(registry.STEP, resolved.fine_tune_step(), at="evaluation.fine-tune")
+        for section in self.evaluation.metrics or ():
+            component_settings(registry.METRIC, section, at=f"evaluation.metrics.{section.name}")
         for name, options in resolved.evaluation.baseline_settings().items():
             section = Section.model_validate({"name": name, **options})
             component_settings(registry.BASELINE, section, at=f"baselines.{name}")

@@ -23,7 +23,7 @@ import pandas as pd
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedrec.errors import RefusalError
-from fedrec.prefixes import strip_prefix
+from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import (
@@ -48,11 +48,10 @@ SECURE_UNMASK = "query.secure_unmask"
 _ROWS = "#rows"
 _VALUES = "#values"
 _TABLE = "#table"  # a table of which only some rows changed, in three arrays
+_SUM = "sum/"  # prefix of the sums over clients in the answer to an evaluation
 _SECURE = "secure-"  # prefix of the settings of a training order for secure aggregation
 OVERRIDES = ("proximal-mu",)
 """Additional settings that some of Flower's strategies send."""
-# prefix of columns of an evaluation table with group membership, 0 or 1
-GROUP = "group:"
 
 AnyOrder = TypeVar("AnyOrder")
 
@@ -62,7 +61,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
     "train": _ORDER
     | {"weighting", "protection", "each", *OVERRIDES}
     | {_SECURE + field.name for field in fields(MaskOrder)},
-    "evaluate": _ORDER | {"each", "held-out"},
+    "evaluate": _ORDER | {"each", "held-out", "sums"},
     ITEMS: _ORDER | {"purpose"},
     SECURE_SHARES: frozenset(field.name for field in fields(ShareOrder)),
     SECURE_UNMASK: frozenset(field.name for field in fields(UnmaskOrder)),
@@ -231,6 +230,8 @@ def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
     config["each"] = order.each
     if order.held_out is not None:
         config["held-out"] = order.held_out
+    if order.sums:
+        config["sums"] = True
     return RecordDict({ARRAYS: arrays, CONFIG: config})
 
 
@@ -245,13 +246,15 @@ def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], Evaluat
         raise ValueError(f"held-out rows {part!r}")
     clients = _clients_of(config)
     step = _step_of(config)
-    return own_arrays(content), EvaluateOrder(int(number), clients, step, bool(each), part)
+    sums = bool(config.get("sums", False))
+    return own_arrays(content), EvaluateOrder(int(number), clients, step, bool(each), part, sums)
 
 
-def pack_table(table: pd.DataFrame) -> RecordDict:
+def pack_table(table: pd.DataFrame, sums: Mapping[str, np.ndarray] | None = None) -> RecordDict:
     """The answer to an evaluation message that named clients: one row per client, one column per
-    metric."""
+    metric, and sums over the clients."""
     arrays = {"clients": table.index.to_numpy(np.int64), "values": table.to_numpy(np.float64)}
+    arrays |= add_prefix({_SUM: sums or {}})
     config = ConfigRecord({"columns": [str(column) for column in table.columns]})
     return RecordDict(
         {
@@ -269,6 +272,11 @@ def unpack_table(content: RecordDict) -> pd.DataFrame:
     return pd.DataFrame(
         arrays["values"], index=pd.Index(arrays["clients"], name="client"), columns=columns
     )
+
+
+def unpack_sums(content: RecordDict) -> dict[str, np.ndarray]:
+    """The sums over a node's clients in its answer to an evaluation message."""
+    return strip_prefix(_SUM, own_arrays(content))
 
 
 def pack_presence(presence: Presence) -> RecordDict:

@@ -144,6 +144,7 @@ class EvaluateOrder:
         step: the local step of on-device fine-tuning; None: the experiment's own.
         each: parameters are generated for each client.
         held_out: which held-out rows are ranked; None: those that the experiment evaluates.
+        sums: whether to sum up over clients what the metrics of all lists need.
     """
 
     round: int
@@ -151,6 +152,7 @@ class EvaluateOrder:
     step: dict[str, Any] | None = None
     each: bool = False
     held_out: HeldOutPart | None = None
+    sums: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,9 +18,10 @@ import pandas as pd
 
 from fedrec.attacks.leaky_negatives import marked
 from fedrec.errors import ExperimentError
-from fedrec.metrics.bootstrap import bootstrap_intervals
-from fedrec.metrics.paired_tests import PairedTest, SeedTest, holm, paired_tests, seed_test
+from fedrec.evaluation.metrics import lower_is_better, main_metric
+from fedrec.report.bootstrap import bootstrap_intervals
 from fedrec.report.naming import baseline_names, settings_table, system_names
+from fedrec.report.paired_tests import PairedTest, SeedTest, holm, paired_tests, seed_test
 from fedrec.report.rows import is_private
 from fedrec.runs.result import Result
 
@@ -51,6 +52,7 @@ class Comparison:
 
     Attributes:
         metric: what is compared.
+        lower_is_better: whether its smaller value is the better one.
         reference: label of the system that the others are compared with.
         systems: by label.
         tests: over users, by label of each other system.
@@ -58,6 +60,7 @@ class Comparison:
     """
 
     metric: str
+    lower_is_better: bool
     reference: str
     systems: dict[str, System]
     tests: dict[str, PairedTest]
@@ -101,7 +104,7 @@ def compare(
 
     Args:
         results: of finished runs.
-        metric: a column of users.csv; default: hits@10, or the first.
+        metric: a column of users.csv; default: hits@10, the first hit rate, rmse, or the first.
         against: label of the reference; default: the first run's system.
 
     Raises:
@@ -123,10 +126,13 @@ def compare(
         )
     others = [label for label in systems if label != reference]
     differences = [_differences(systems[label], systems[reference]) for label in others]
-    over_users = paired_tests([_by_user(values).to_numpy() for values in differences])
+    lower = lower_is_better(metric, results[0].experiment.evaluation)
+    samples = [_by_user(values).to_numpy() for values in differences]
+    over_users = paired_tests(samples, lower_is_better=lower)
     over_seeds = [seed_test(_by_seed(values)) for values in differences]
     return Comparison(
         metric,
+        lower,
         reference,
         systems,
         dict(zip(others, over_users, strict=True)),
@@ -187,10 +193,7 @@ def _default_metric(results: Sequence[Result]) -> str:
     columns = [str(column) for column in results[0].users] or [
         str(column) for table in results[0].baseline_users.values() for column in table
     ]
-    preferred = [name for name in columns if name == "hits@10"] + [
-        name for name in columns if name.startswith("hits@")
-    ]
-    return next(iter([*preferred, *columns]), "hits@10")
+    return main_metric(columns) or "hits@10"
 
 
 def _refuse_different(results: Sequence[Result]) -> None:

@@ -52,7 +52,8 @@ def comparison_cells(comparison: Comparison) -> list[list[str]]:
         str(row.pop("system")): row
         for row in comparison.table().reset_index().to_dict(orient="records")  # type: ignore[misc]
     }
-    rest = sorted(comparison.tests, key=lambda label: -table[label]["mean"])
+    sign = 1 if comparison.lower_is_better else -1
+    rest = sorted(comparison.tests, key=lambda label: sign * table[label]["mean"])
     spread = any(not pd.isna(row["sd"]) for row in table.values())
     metric = comparison.metric + (" ± sd over seeds" if spread else "")
     heads = [head.format(metric=metric) for head in _HEADS]

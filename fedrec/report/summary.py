@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedrec.evaluation.metrics import main_metric
 from fedrec.experiment.phases import last_phase
 from fedrec.report.rows import is_private, system_rows
 from fedrec.report.table import comparison_table
@@ -35,7 +36,7 @@ def summary_table(result: Result) -> Table:
     shown += [
         name for name in ("nominal-epsilon", "epsilon") if any(name in row for row in rows.values())
     ]
-    return comparison_table(rows, shown)
+    return comparison_table(rows, shown, result.experiment.evaluation)
 
 
 def summary_notes(result: Result) -> list[str]:
@@ -70,9 +71,9 @@ def early_stopping_line(result: Result) -> str:
 
 
 def deciding_metric(result: Result) -> str | None:
-    """The main metric: Hits@10, or the first available hit rate."""
-    hits = [metric for metric in result.metrics if metric.startswith("hits@")]
-    return "hits@10" if "hits@10" in hits else next(iter(hits), None)
+    """The metric that is compared with popularity's: Hits@10, or the first hit rate."""
+    metric = main_metric(result.metrics)
+    return metric if metric is not None and metric.startswith("hits@") else None
 
 
 def _against_chance(result: Result, metric: str) -> list[str]:

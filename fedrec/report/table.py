@@ -8,26 +8,24 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from fedrec.evaluation.metrics import lower_is_better
+from fedrec.experiment.schema import EvaluationConfig
+
 if TYPE_CHECKING:
     from rich.table import Table
 
 Rows = Mapping[str, Mapping[str, float]]
 
-_LOWER_IS_BETTER = frozenset({"mae", "rmse", "loss", "epsilon", "nominal-epsilon"})
 
-
-def lower_is_better(metric: str) -> bool:
-    """Whether the smaller value of a metric is the better one, such as of an error or an
-    epsilon."""
-    return metric.partition("@")[0] in _LOWER_IS_BETTER
-
-
-def comparison_table(rows: Rows, metrics: Sequence[str]) -> Table:
+def comparison_table(
+    rows: Rows, metrics: Sequence[str], settings: EvaluationConfig | None = None
+) -> Table:
     """A table for the terminal; the best value of each column is bold.
 
     Args:
         rows: metrics of each system.
         metrics: the columns, in order; a system without a metric, or with NaN, shows a dash.
+        settings: `[evaluation]` of the experiment, whose own metrics say which values are better.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -35,7 +33,8 @@ def comparison_table(rows: Rows, metrics: Sequence[str]) -> Table:
     table = Table("system")
     for metric in metrics:
         table.add_column(metric, justify="right")
-    best = {metric: _best(rows, metric) for metric in metrics}
+    lower = {metric: lower_is_better(metric, settings) for metric in metrics}
+    best = {metric: _best(rows, metric, lower[metric]) for metric in metrics}
     for system, values in rows.items():
         cells = [_cell(values.get(metric)) for metric in metrics]
         marks = [system in best[metric] for metric in metrics]
@@ -47,7 +46,7 @@ def comparison_table(rows: Rows, metrics: Sequence[str]) -> Table:
     return table
 
 
-def _best(rows: Rows, metric: str) -> set[str]:
+def _best(rows: Rows, metric: str, lower: bool) -> set[str]:
     """The systems that share the best value, as it is printed."""
     values = {
         system: row[metric]
@@ -56,7 +55,7 @@ def _best(rows: Rows, metric: str) -> set[str]:
     }
     if not values:
         return set()
-    best = min(values.values()) if lower_is_better(metric) else max(values.values())
+    best = min(values.values()) if lower else max(values.values())
     return {system for system, value in values.items() if _cell(value) == _cell(best)}
 
 

@@ -10,8 +10,8 @@ experiment.
                        number of nodes
     timings.csv        seconds per round, apart from rounds.csv because they differ in every run
     baselines.json     metrics of the centralised baselines
-    baselines/NAME/    one of them: result.json, users.csv (metrics of each user), privacy.jsonl
-                       (its charges)
+    baselines/NAME/    one of them: result.json, users.csv (metrics of each user), groups.csv,
+                       privacy.jsonl (its charges)
     users.csv          metrics of each evaluated user after the last round
     groups.csv         the same, averaged over groups of users
     epsilons.csv       true and requested epsilon of each user, if users add noise of their own
@@ -235,18 +235,26 @@ class RunFolder:
             raise self._damaged(file, "no numbers by name under metrics")
         return found
 
-    def write_baseline(self, label: str, found: dict[str, Any], users: pd.DataFrame) -> None:
-        """Store one baseline for a resumed run: users.csv and, last, result.json."""
+    def write_baseline(
+        self, label: str, found: dict[str, Any], users: pd.DataFrame, groups: pd.DataFrame
+    ) -> None:
+        """Store one baseline for a resumed run: users.csv, groups.csv and, last, result.json."""
         folder = self.baseline_folder(label)
         write_atomically(folder / "users.csv", users.to_csv())
+        write_atomically(folder / "groups.csv", groups.to_csv())
         write_atomically(folder / "result.json", _json(found))
 
     def baseline_users(self) -> dict[str, pd.DataFrame]:
         """Metrics of each user by each centralised baseline, by label."""
-        files = {
-            label: self.baseline_folder(label) / "users.csv"
-            for label in self.read_baselines() or {}
-        }
+        return self._of_baselines("users.csv")
+
+    def baseline_groups(self) -> dict[str, pd.DataFrame]:
+        """Means over groups of users by each centralised baseline, by label."""
+        return self._of_baselines("groups.csv")
+
+    def _of_baselines(self, name: str) -> dict[str, pd.DataFrame]:
+        folders = {label: self.baseline_folder(label) for label in self.read_baselines() or {}}
+        files = {label: folder / name for label, folder in folders.items()}
         return {
             label: self._read_table(str(file.relative_to(self.path)), index=0)
             for label, file in files.items()
@@ -304,6 +312,7 @@ class RunFolder:
             users=self._read_table("users.csv", index=0),
             groups=self._read_table("groups.csv", index=0),
             baseline_users=self.baseline_users(),
+            baseline_groups=self.baseline_groups(),
             privacy=tuple(str(line) for lines in said for line in lines or ()),
             early_stopping=summary.get("early-stopping", {}),
         )

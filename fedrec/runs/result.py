@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
+from fedrec.evaluation.groups import group_gaps
 from fedrec.experiment.schema import Experiment
-from fedrec.metrics.groups import group_gaps
 
 # in a package above this library, looked up by name on first use, like `fedrec.run`
 _SCORING = "simulations.recommending"
@@ -35,6 +35,7 @@ class Result:
         privacy: the privacy cost of the run and its meaning, one paragraph per line; empty without
             `[privacy]`, `[perturb]` and private baselines.
         baseline_users: one table like `users` per centralised baseline.
+        baseline_groups: one table like `groups` per centralised baseline.
         early_stopping: with `[early-stopping]`: `metric`, `best`, `best-round`, `rounds`,
             `planned-rounds`, `stopped` and more; `parameters` are those of the best round.
     """
@@ -50,6 +51,7 @@ class Result:
     parameters: dict[str, Any] = field(default_factory=dict, repr=False)
     privacy: tuple[str, ...] = ()
     baseline_users: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
+    baseline_groups: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
     early_stopping: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property

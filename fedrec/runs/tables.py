@@ -10,7 +10,13 @@ from pathlib import Path
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-_TABLES = ("rounds.csv", "users.csv", "groups.csv", "baselines/*/users.csv")
+_TABLES = (
+    "rounds.csv",
+    "users.csv",
+    "groups.csv",
+    "baselines/*/users.csv",
+    "baselines/*/groups.csv",
+)
 
 
 def digests(folder: Path) -> dict[str, str]:

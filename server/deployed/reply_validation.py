@@ -19,14 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from flwr.app import Message
 
-from fedrec.experiment.schema import Experiment
-from fedrec.metrics.ranking import ranking_metrics
-from fedrec.metrics.rating import rating_errors
-from fedrec.metrics.reconstruction import reconstruction_metrics
-from fedrec.metrics.sampled import sampled_metrics
+from fedrec.evaluation.metrics import ROWS
 from fedrec.protocol.messages import pack_each, unpack_each, unpack_parameters, unpack_sum
 from fedrec.protocol.orders import TrainEach, TrainSum
 from fedrec.protocol.sparse_update import Change, SparseUpdate
@@ -41,11 +36,10 @@ from server.exchange.dropped_replies import DroppedReplies
 from strategies.dp import is_change
 
 log = logging.getLogger("fedrec")
-ROWS = "rows"
 _FAR_ERROR = 1000.0
 _FAR_ROWS = 100.0
 """How many times the usual error, or number of held-out rows, a client may have."""
-_UNBOUNDED = ("mae", "rmse", ROWS)  # metrics that are not in [0, 1]
+_LARGEST = 1e9  # of metrics without a bound
 
 
 class Asked(NamedTuple):
@@ -189,26 +183,31 @@ def _words(size: tuple[float, float], update: float, examples: float) -> str:
     )
 
 
-def evaluated(table: pd.DataFrame, asked: np.ndarray, columns: Sequence[str]) -> pd.DataFrame:
+def evaluated(
+    table: pd.DataFrame, asked: np.ndarray, ranges: Mapping[str, tuple[float, float]]
+) -> pd.DataFrame:
     """Check a node's table of metrics against the order, and return it.
 
     Args:
         table: the node's reply.
         asked: `int64 [clients]`, the clients.
-        columns: names of the metrics that such clients have, and no others.
+        ranges: smallest and largest value of each metric that such clients have, see
+            `Metrics.ranges`.
 
     Raises:
         ValueError: it is not.
     """
     if not table.index.is_unique or not np.isin(table.index.to_numpy(), asked).all():
         raise ValueError("clients that were not asked for")
-    if len(table) and list(table.columns) != list(columns):
+    if not len(table):
+        return table
+    if list(table.columns) != list(ranges):
         raise ValueError("other metrics than were asked for")
     values = table.to_numpy()
-    unbounded = table.columns.isin(_UNBOUNDED)
-    inside = (values >= 0) & (values <= np.where(unbounded, 1e9, 1))
+    low, high = np.clip(np.array(list(ranges.values())), -_LARGEST, _LARGEST).T
+    inside = (values >= low) & (values <= high)
     # Recall and the like are not numbers for a user without held-out positives; errors always are.
-    inside |= np.isnan(values) & ~unbounded
+    inside |= np.isnan(values) & (high < _LARGEST)
     if not inside.all():
         raise ValueError("a metric is out of its range")
     if ROWS in table and not _whole(table[ROWS].to_numpy()).all():
@@ -221,11 +220,11 @@ def _whole(values: np.ndarray) -> np.ndarray:
     return (values >= 1) & (values % 1 == 0)
 
 
-def of_usual_size(table: pd.DataFrame) -> pd.DataFrame:
-    """Metrics of all nodes without clients whose errors, or numbers of held-out rows, are
-    outliers."""
+def of_usual_size(table: pd.DataFrame, ranges: Mapping[str, tuple[float, float]]) -> pd.DataFrame:
+    """Metrics of all nodes without clients whose errors, or numbers of held-out rows, are outliers;
+    for `ranges` see `evaluated`."""
     kept = np.ones(len(table), dtype=bool)
-    for name in table.columns.intersection(list(_UNBOUNDED)):
+    for name in [name for name in table if math.isinf(ranges[str(name)][1])]:
         values = table[name].to_numpy()
         larger = _FAR_ROWS if name == ROWS else _FAR_ERROR
         kept &= (
@@ -236,26 +235,6 @@ def of_usual_size(table: pd.DataFrame) -> pd.DataFrame:
     if not kept.all():
         log.warning("metrics of %d clients are left out: far from the others'", int((~kept).sum()))
     return table.iloc[np.flatnonzero(kept)]
-
-
-def metrics_of(experiment: Experiment) -> list[str]:
-    """Names of the metrics that a client of an experiment has."""
-    settings = experiment.evaluation
-    if experiment.task == "rating":
-        return [*rating_errors(np.zeros(1), np.zeros(1)), ROWS]
-    scores = torch.zeros(1, max(settings.ks))
-    nothing = torch.zeros(1, max(settings.ks), dtype=torch.bool)
-    if settings.protocol == "reconstruction":
-        return list(reconstruction_metrics(scores, nothing, settings.ks))
-    found = list(
-        ranking_metrics(scores, seen=nothing, known=nothing, relevant=nothing, ks=settings.ks)
-    )
-    if settings.sampled_items is not None:
-        drawn = settings.sampled_items
-        found += sampled_metrics(
-            scores, seen=nothing, relevant=nothing, ks=settings.ks, sampled=drawn
-        )
-    return found
 
 
 def _asked(message: Message) -> Asked:

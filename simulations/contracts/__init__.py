@@ -6,6 +6,7 @@ from simulations.contracts.baseline import BaselineContract
 from simulations.contracts.callback import CallbackContract
 from simulations.contracts.dataset import DatasetContract
 from simulations.contracts.mechanism import MechanismContract
+from simulations.contracts.metric import MetricContract
 from simulations.contracts.model import ModelContract
 from simulations.contracts.perturbation import PerturbationContract
 from simulations.contracts.sampler import SamplerContract
@@ -19,6 +20,7 @@ __all__ = [
     "CallbackContract",
     "DatasetContract",
     "MechanismContract",
+    "MetricContract",
     "ModelContract",
     "PerturbationContract",
     "SamplerContract",

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
-from fedrec.baselines.evaluation import evaluate_baselines, evaluate_rating_baselines
 from fedrec.components.errors import Unchanged
 from fedrec.components.registry import BASELINE
 from fedrec.data.population import Population
+from fedrec.evaluation.central import evaluate_baselines
 from simulations.contracts.base import Contract, assert_close, assert_that
 
 
@@ -90,11 +90,11 @@ class BaselineContract(Contract):
         if issubclass(self.cls, RatingBaseline):
             split = {"name": "ratio"}
             population = Population.of(self.small(task="rating", positive_above=None, split=split))
-            found = evaluate_rating_baselines({name: settings}, population, held_out="test")
+            found = evaluate_baselines({name: settings}, population)
             assert_that(0 < found[name]["rmse"] < 5, f"metrics {found}")
             return
         population = Population.of(self.small())
-        found = evaluate_baselines({name: settings}, population, held_out="test", ks=(5,))
+        found = evaluate_baselines({name: settings}, population, ks=(5,))
         assert_that(0 <= found[name]["hits@5"] <= 1, f"metrics {found}")
 
     def _fitted(self, histories: Histories) -> Baseline:

@@ -98,7 +98,7 @@ positive-above = {above}
 every = 5
 users = 60
 fine-tune = {{ epochs = 5 }}
-baselines = [{baselines}]
+baselines = [{baselines}]{metrics}
 
 [engine]
 name = "serial"

@@ -71,6 +71,7 @@ def experiment_text(kind_name: str, name: str, data: str = "plays.csv") -> str:
         "dataset": _SMALL_COHORT.replace("20", "10"),
         "baseline": _SMALL_COHORT,
         "attack": _SMALL_COHORT,
+        "metric": _SMALL_COHORT,
         "sampler": f'[sampler]\nname = "{name}"\ncohort = 20\n',
         "mechanism": (
             '[sampler]\nname = "full"\n\n[privacy]\nclip-norm = 1.0\nnoise-multiplier = 1.0\n'
@@ -90,6 +91,7 @@ def experiment_text(kind_name: str, name: str, data: str = "plays.csv") -> str:
         dataset=_TABLE.format(name=name, path=data) if kind_name == "dataset" else _SYNTHETIC,
         sections=own,
         baselines=", ".join(f'"{one}"' for one in baselines),
+        metrics=f'\nmetrics = ["{name}"]' if kind_name == "metric" else "",
     )
 
 

@@ -14,8 +14,8 @@ import pandas as pd
 from scipy.stats import t as student
 from scipy.stats import ttest_rel, wilcoxon
 
+from fedrec.evaluation.metrics import lower_is_better
 from fedrec.report.privacy_total import shown_together
-from fedrec.report.table import lower_is_better
 from fedrec.runtime.atomic_files import write_atomically
 from simulations.study.study import Cell, Found, Study, TaskJob
 

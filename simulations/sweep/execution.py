@@ -194,7 +194,10 @@ def result_of(folder: SweepFolder) -> SweepResult:
     rows."""
     runs, settings = write(folder)
     begun = [run for job in folder.jobs() if (run := job.run()) is not None]
-    chosen = best(settings, folder.plan.aims, len(folder.plan.seeds)) if len(settings) else []
+    plan = folder.plan
+    chosen = (
+        best(settings, plan.aims, len(plan.seeds), plan.lower_is_better) if len(settings) else []
+    )
     for trial in chosen:
         experiment = folder.plan.at(folder.trials()[trial - 1], folder.plan.seeds[0])
         text = load(experiment.table(), ["evaluation.held-out=test"]).toml()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.metrics import lower_is_better
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
 from simulations.sweep.space import (
@@ -61,6 +62,10 @@ class Plan:
         if self.aims and experiment.evaluation.held_out == "test":
             raise _refusal()
         return experiment
+
+    def lower_is_better(self, aim: str) -> bool:
+        """Whether the smaller value of an aim is the better one."""
+        return lower_is_better(aim, load(self.experiment).evaluation)
 
     def leaks(self, point: Point) -> bool:
         """Whether held-out items are kept out of the negatives that clients learn from."""

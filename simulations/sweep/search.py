@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedrec.errors import ExperimentError
-from fedrec.report.table import lower_is_better
 from fedrec.rng import seed_sequence
 from simulations.sweep.plan import Plan
 from simulations.sweep.space import Choice, Point, Range, drawn, grid
@@ -70,7 +69,7 @@ def _study(
 ) -> Study:
     optuna = installed()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    directions = ["minimize" if lower_is_better(aim) else "maximize" for aim in plan.aims]
+    directions = ["minimize" if plan.lower_is_better(aim) else "maximize" for aim in plan.aims]
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     study = optuna.create_study(sampler=sampler, directions=directions)
     states = optuna.trial.TrialState

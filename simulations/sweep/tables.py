@@ -5,13 +5,13 @@ the seeds."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedrec.report.table import lower_is_better
+from fedrec.evaluation.metrics import lower_is_better
 from fedrec.runtime.atomic_files import write_atomically
 from simulations.sweep.folder import SweepFolder
 from simulations.sweep.space import Point, toml_value
@@ -82,7 +82,12 @@ def setting_rows(plan_keys: Sequence[str], runs: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def best(settings: pd.DataFrame, aims: Sequence[str], seeds: int) -> list[int]:
+def best(
+    settings: pd.DataFrame,
+    aims: Sequence[str],
+    seeds: int,
+    lower: Callable[[str], bool] = lower_is_better,
+) -> list[int]:
     """The best settings: the best by one aim, or the Pareto front of two, in the order of the first
     aim.
 
@@ -90,7 +95,7 @@ def best(settings: pd.DataFrame, aims: Sequence[str], seeds: int) -> list[int]:
     """
     if not aims or not set(aims) <= set(settings.columns):
         return []
-    signs = [1.0 if lower_is_better(aim) else -1.0 for aim in aims]
+    signs = [1.0 if lower(aim) else -1.0 for aim in aims]
     losses = {}
     for trial, row in settings.to_dict("index").items():
         own = tuple(sign * row[aim] for sign, aim in zip(signs, aims, strict=True))

@@ -158,7 +158,7 @@ def test_odd_clients(pair, world, path, case, task):
 def test_evaluation_with_fine_tuning_is_equal(pair, path):
     fast, slow, arrays = pair(path, "evaluation.fine-tune.epochs=3")
     order = EvaluateOrder(1, None)
-    got, expected = evaluate_clients(fast, arrays, order), evaluate_clients(slow, arrays, order)
+    got, expected = (evaluate_clients(node, arrays, order).table for node in (fast, slow))
     assert got.index.equals(expected.index)
     np.testing.assert_allclose(got.to_numpy(), expected.to_numpy(), atol=1e-9)
 

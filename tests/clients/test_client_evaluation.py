@@ -50,6 +50,10 @@ def theta(node):
     return zeros
 
 
+def metrics_of(*given):
+    return evaluate_clients(*given).table
+
+
 def order(*clients, **step):
     return EvaluateOrder(
         1, np.array(clients) if clients else None, {"name": "sgd", **step} if step else None
@@ -59,7 +63,7 @@ def order(*clients, **step):
 def test_metrics_of_known_scores(node, theta):
     """Item 5 ranks first for all clients. Held out: 2 of client 0 (never seen: 4, 5), 4 of client 1
     (2, 3, 5), 0 of client 2."""
-    table = evaluate_clients(node(), theta, order(epochs=0))
+    table = metrics_of(node(), theta, order(epochs=0))
     assert table.index.tolist() == [0, 1, 2]
     assert table["hits@1"].tolist() == [0, 0, 0]
     assert table["hits@2"].tolist() == [0, 1, 0]
@@ -74,7 +78,7 @@ def test_whole_lists_leave_out_known_items(node, theta):
     out."""
     theta["item.id"] = -theta["item.id"]
     theta["layer0.bias"] = theta["layer0.bias"] + 10  # hidden units stay positive
-    assert evaluate_clients(node(), theta, order(epochs=0)).loc[0, "mrr"] == 1
+    assert metrics_of(node(), theta, order(epochs=0)).loc[0, "mrr"] == 1
 
 
 def test_a_held_out_item_that_is_also_known_is_in_no_whole_list(node, theta):
@@ -87,12 +91,12 @@ def test_a_held_out_item_that_is_also_known_is_in_no_whole_list(node, theta):
         task="ranking",
         positive_above=3.0,
     )
-    (row,) = evaluate_clients(made, theta, order(1, epochs=0)).to_dict("records")
+    (row,) = metrics_of(made, theta, order(1, epochs=0)).to_dict("records")
     assert np.isnan(row["mrr"]) and np.isnan(row["recall@1"]) and not np.isnan(row["hits@1"])
 
 
 def test_groups_are_columns_of_zeros_and_ones(node, theta):
-    table = evaluate_clients(node(), theta, order(epochs=0))
+    table = metrics_of(node(), theta, order(epochs=0))
     assert table["group:inactive"].tolist() == [0, 0, 1] and table["group:active"].tolist() == [
         1,
         1,
@@ -110,7 +114,7 @@ def test_fine_tuning_scores_with_each_clients_own_parameters(node):
     made = node("step.learning-rate=0.5")
     theta = {n: v.numpy() for n, v in made.model.initial(torch.Generator().manual_seed(3)).items()}
     parameters = {name: torch.from_numpy(value) for name, value in theta.items()}
-    table = evaluate_clients(made, theta, order(epochs=3, **{"learning-rate": 0.5}))
+    table = metrics_of(made, theta, order(epochs=3, **{"learning-rate": 0.5}))
     step = made.step(Section.model_validate({"name": "sgd", "epochs": 3, "learning-rate": 0.5}))
     for client in (0, 1, 2):
         drawn = stream(made.experiment.seed, "fine-tune", client, 1)
@@ -130,13 +134,9 @@ def test_private_parameters_take_part_in_the_evaluation(node, theta):
     """After client 2 was trained, its private output bias enters its scores, and no other
     client's."""
     made = node("step.private-parameters=['layer1.bias']", task="rating")
-    before = evaluate_clients(
-        made, theta, order(epochs=0, **{"private-parameters": ["layer1.bias"]})
-    )
+    before = metrics_of(made, theta, order(epochs=0, **{"private-parameters": ["layer1.bias"]}))
     train_clients(made, theta, TrainOrder(1, np.array([2])))
-    after = evaluate_clients(
-        made, theta, order(epochs=0, **{"private-parameters": ["layer1.bias"]})
-    )
+    after = metrics_of(made, theta, order(epochs=0, **{"private-parameters": ["layer1.bias"]}))
     changed = (before["mae"] != after["mae"]).to_dict()
     assert changed == {0: False, 1: False, 2: True, 3: False}
 
@@ -144,7 +144,7 @@ def test_private_parameters_take_part_in_the_evaluation(node, theta):
 def test_rating_errors_of_known_predictions(node, theta):
     """Predictions are item numbers. Client 0: items 2, 3 rated 4, 1; client 1: 4, 4 rated 5, 5;
     client 2: 0 rated 5."""
-    table = evaluate_clients(node(task="rating"), theta, order(epochs=0))
+    table = metrics_of(node(task="rating"), theta, order(epochs=0))
     np.testing.assert_allclose(table["mae"], [2, 1, 5, 0])
     np.testing.assert_allclose(table["rmse"], [2, 1, 5, 0])
     assert table["rows"].tolist() == [2, 2, 1, 1]

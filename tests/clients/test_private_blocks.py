@@ -88,10 +88,10 @@ def test_two_rounds_are_equal(nodes, case, task):
         > 1e-3
     )
     order = EvaluateOrder(2, None)
-    mine, others = evaluate_clients(fast, arrays, order), evaluate_clients(slow, arrays, order)
+    mine, others = (evaluate_clients(node, arrays, order).table for node in (fast, slow))
     np.testing.assert_allclose(mine.to_numpy(), others.to_numpy(), rtol=1e-4, atol=1e-6)
     # there is no state before the first round
-    later = evaluate_clients(fast, arrays, EvaluateOrder(0, None))
+    later = evaluate_clients(fast, arrays, EvaluateOrder(0, None)).table
     assert not np.allclose(later.iloc[:, 0], mine.iloc[:, 0])
 
 

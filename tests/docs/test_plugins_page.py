@@ -92,12 +92,13 @@ def test_the_example_keeps_its_contract(kind, my_idea, tmp_path, tmp_path_factor
 def test_the_toml_runs(kind, my_idea, tiny_experiment, tmp_path):
     own = tomllib.loads(BLOCKS["toml", kind].replace('"plays.csv"', f'"{tmp_path / "plays.csv"}"'))
     table = {**tiny_experiment(), **own}
-    if kind == "baseline":
+    if "evaluation" in own:
         table["evaluation"] = {**tiny_experiment()["evaluation"], **own["evaluation"]}
     if kind == "dataset":
         table["positive-above"] = 0.5
     result = runner.run(table, output=tmp_path / "run")
     assert len(result.rounds) == 2 and 0 <= result.metrics["hits@5"] <= 1
+    assert kind != "metric" or 0 <= result.metrics["f-measure@5"] <= 1
     assert kind != "baseline" or set(result.baselines) == {"popularity", "my_idea.baseline:ItemKnn"}
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info
 
-from fedrec.baselines.evaluation import evaluate_baselines
 from fedrec.baselines.private import dp_gram
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
 from fedrec.privacy.ledger import Ledger
 from fedrec.runs.folder import RunFolder

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from fedrec.baselines.protocol import settings_that_fit
 from fedrec.data.cache import POPULATIONS
 from fedrec.errors import DataError
+from fedrec.evaluation.central import settings_that_fit
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.result import Result

@@ -25,7 +25,7 @@ from scipy import sparse
 from fedrec.baselines.base import Sparse
 from fedrec.baselines.neighbourhood._sparse_product import overlaps
 from fedrec.config import Config
-from fedrec.metrics.ranking import best_items
+from fedrec.metrics.block import best_items
 
 Metric = Literal["cosine", "pearson", "euclidean"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedrec.metrics.bootstrap import Interval, bootstrap_intervals
+from fedrec.report.bootstrap import Interval, bootstrap_intervals
 
 _RESAMPLES = 2000
 

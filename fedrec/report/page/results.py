@@ -10,6 +10,7 @@ import pandas as pd
 
 from fedrec.attacks.leaky_negatives import leak_words, marked
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.metrics import main_metric
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_cells, comparison_notes
 from fedrec.report.naming import Run
@@ -190,8 +191,8 @@ def distributions(runs: Sequence[Run]) -> list[str]:
     """Distribution of a metric over users, for each run's system and once for popularity."""
     charts: list[str] = []
     for _, label, result in runs[:_MOST_DISTRIBUTIONS]:
-        metric = deciding_metric(result)
-        if metric is None or metric not in result.users:
+        metric = main_metric(result.users)
+        if metric is None:
             continue
         systems = {label: result.users}
         if not charts and "popularity" in result.baseline_users:

@@ -210,12 +210,10 @@ def _short(keys: list[str], metrics: list[str]) -> list[str]:
 
 def _ordered(result: SweepResult) -> pd.DataFrame:
     """The settings, by the first aim where there is one."""
-    from fedrec.report.table import lower_is_better
-
     aims = [aim for aim in result.plan.aims[:1] if aim in result.settings.columns]
     if not aims:
         return result.settings
-    return result.settings.sort_values(aims, ascending=lower_is_better(aims[0]))
+    return result.settings.sort_values(aims, ascending=result.plan.lower_is_better(aims[0]))
 
 
 def _metrics(result: SweepResult) -> list[str]:

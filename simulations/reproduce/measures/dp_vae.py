@@ -14,17 +14,17 @@ import torch
 
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.hosting.node import Node
-from fedrec.baselines.evaluation import evaluate_baselines
 from fedrec.data.cache import POPULATIONS
 from fedrec.errors import ClientError
-from fedrec.metrics.ranking import ranking_metrics
-from fedrec.metrics.reconstruction import PREFIX
+from fedrec.evaluation.central import evaluate_baselines
+from fedrec.evaluation.lists import ranking_metrics
 from fedrec.privacy.personal.budgets import gdp_parameter
 from fedrec.protocol.orders import EvaluateOrder
 from simulations.recommending import with_parameters
 from simulations.study.runs import SYSTEM, finished, values
 from simulations.study.study import Found, TaskJob
 
+PREFIX = "reconstruction-"
 # over the best list of 100, whatever the history's length (paper, section 4.1)
 OF_ALL = f"{PREFIX}ndcg@100-of-100"
 _WHOLE = ("evaluation.protocol='reconstruction'", "evaluation.ks=[20, 50, 100]")
@@ -70,10 +70,11 @@ def noisy(
 def whole_histories(node: Node, parameters: Mapping[str, np.ndarray]) -> dict[str, float]:
     """How well parameters reconstruct whole histories, most of which are their input: not a measure
     of recommendation."""
-    table = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
+    found = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
+    table = found.table
     lengths = node.population.whole_history(table.index.to_numpy()).sum(1)
     table[OF_ALL] = table[f"{PREFIX}ndcg@100"] * _ideal(lengths) / _ideal(np.array([100]))
-    return {name: value for name, value in mean_metrics(table).items() if name.startswith(PREFIX)}
+    return {name: value for name, value in mean_metrics(found).items() if name.startswith(PREFIX)}
 
 
 def _ideal(lengths: np.ndarray) -> np.ndarray:
@@ -141,5 +142,5 @@ def noisy_popularity(
         scores = torch.from_numpy(total + noise).float().expand(len(clients), -1)
         found = ranking_metrics(scores, **masks, ks=(20, 50, 100))
         for ours, theirs in metrics.items():
-            value = float(found[ours].nanmean())
+            value = float(np.nanmean(found[ours]))
             yield Found(dataset, f"epsilon {epsilon:g} for all", theirs, value)

@@ -24,11 +24,11 @@ from clients.training.round import train_clients
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
 from fedrec.errors import DataError, RefusalError
+from fedrec.evaluation.table import GROUP
 from fedrec.experiment.loading import load
 from fedrec.privacy.noise_source import Secure
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
-    GROUP,
     INITIAL,
     ITEMS,
     pack_evaluate,
@@ -151,7 +151,7 @@ def test_a_device_fits_tastes_and_sends_statistics_as_a_simulated_node(load_tiny
             moved += float(np.abs(one).sum())
         assert moved > 10
     order = EvaluateOrder(2, simulated.evaluated)
-    one, other = (evaluate_clients(node, arrays, order) for node in (mine, simulated))
+    one, other = (evaluate_clients(node, arrays, order).table for node in (mine, simulated))
     metrics = list(one.columns)  # devices tell no groups
     assert "hits@5" in metrics
     np.testing.assert_array_equal(one.to_numpy(), other[metrics].to_numpy())

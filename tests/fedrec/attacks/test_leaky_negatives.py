@@ -14,8 +14,8 @@ from rich.console import Console
 from clients.hosting.node import Node
 from clients.local.examples import labelled
 from fedrec.attacks.leaky_negatives import marked
+from fedrec.evaluation.lists import ranking_metrics
 from fedrec.experiment.loading import load
-from fedrec.metrics.sampled import sampled_metrics
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_text
 from fedrec.report.page.page import page_of
@@ -41,10 +41,10 @@ def never_drawn_hits(experiment, rounds, users=None):
         scores[place] = -np.bincount(drawn, minlength=schema.num_items)
     lists = population.held_out(clients, "test")
     seen, relevant = torch.from_numpy(lists.seen), torch.from_numpy(lists.relevant)
-    found = sampled_metrics(
-        torch.from_numpy(scores), seen=seen, relevant=relevant, ks=(10,), sampled=99
-    )
-    return found["hits-of-100@10"].numpy()
+    masks = {"seen": seen, "relevant": relevant, "known": seen & ~relevant}
+    return ranking_metrics(torch.from_numpy(scores), ks=(10,), sampled_items=99, **masks)[
+        "hits-of-100@10"
+    ]
 
 
 @pytest.fixture

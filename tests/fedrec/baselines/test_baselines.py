@@ -11,7 +11,6 @@ import torch
 from scipy.stats import norm
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.evaluation import evaluate_baselines
 from fedrec.baselines.factorisation.ease import Ease
 from fedrec.baselines.private.dp_popularity import DpPopularity
 from fedrec.baselines.simple.popularity import Popularity
@@ -23,6 +22,7 @@ from fedrec.data.population import Population
 from fedrec.data.split import Partition
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.errors import DataError, ExperimentError
+from fedrec.evaluation.central import evaluate_baselines
 
 
 def histories(lists: list[list[int]], num_items: int) -> Histories:

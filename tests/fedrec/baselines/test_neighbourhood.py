@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedrec.baselines.base import Ratings
-from fedrec.baselines.evaluation import evaluate_rating_baselines
 from fedrec.baselines.neighbourhood.cos import Cos, CosConfig
 from fedrec.baselines.neighbourhood.pcc import Pcc, PccConfig
 from fedrec.baselines.neighbourhood.pnbm import Pnbm, PnbmConfig
@@ -15,6 +14,7 @@ from fedrec.baselines.private.dpsgd_pnbm import DpsgdPnbm, DpsgdPnbmConfig
 from fedrec.baselines.simple.item_mean import ItemMean, ItemMeanConfig
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
 
 
@@ -154,6 +154,6 @@ def test_published_folds():
             "split": split,
         }
         names = {"cos": settings, "pcc": settings}
-        found.append(evaluate_rating_baselines(names, Population.of(load(table)), held_out="test"))
+        found.append(evaluate_baselines(names, Population.of(load(table)), held_out="test"))
     for name, values in expected.items():
         assert [one[name]["rmse"] for one in found] == pytest.approx(values, abs=1e-4)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from fedrec.baselines.base import Ratings
-from fedrec.baselines.evaluation import evaluate_rating_baselines
 from fedrec.baselines.private.dp_item_mean import DpItemMean, DpItemMeanConfig
 from fedrec.baselines.private.dpps_mf import DppsMf, DppsMfConfig
 from fedrec.baselines.private.dpps_pnbm import DppsPnbm, DppsPnbmConfig, inclusion
 from fedrec.baselines.private.dpsgd_mf import DpsgdMf, DpsgdMfConfig
 from fedrec.baselines.private.dpsgd_pnbm import DpsgdPnbm, DpsgdPnbmConfig, error_bound, sensitivity
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.central import evaluate_baselines
 from fedrec.neighbourhood.profiles import Profiles, item_means
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
@@ -251,7 +251,7 @@ def test_noisy_item_means(ratings):
 def test_numbers_are_shown_with_the_errors(world):
     """`nominal-epsilon` and `epsilon` in the table of results, if the system states them."""
     names = {"dpsgd-mf": {"epsilon": 3.0}, "item-mean": {}}
-    found = evaluate_rating_baselines(names, world("rating"), held_out="test")
+    found = evaluate_baselines(names, world("rating"), held_out="test")
     assert found["dpsgd-mf"]["nominal-epsilon"] == found["dpsgd-mf"]["epsilon"] == 3
     assert set(found["item-mean"]) == {"mae", "rmse"}
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedrec.baselines.evaluation import evaluate_baselines
 from fedrec.data.population import Population
+from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
 
 KS = (5, 10, 20, 30)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from fedrec.baselines.base import Histories, Ratings
-from fedrec.baselines.evaluation import evaluate_rating_baselines
 from fedrec.baselines.simple.biased_mf import BiasedMf, BiasedMfConfig
 from fedrec.baselines.simple.item_mean import ItemMean, ItemMeanConfig
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
 
 
@@ -107,9 +107,7 @@ def test_protocol(world):
     """Clients 0 to 2 train on ratings 5, 2; 5, 4; 1 of items 0, 1; 1, 1; 5. Held out of client 0
     are items 2 and 3."""
     names = ["item-mean", "popularity"]
-    found = evaluate_rating_baselines(
-        names, world("rating"), held_out="test", clients=np.array([0])
-    )
+    found = evaluate_baselines(names, world("rating"), held_out="test", clients=np.array([0]))
     # Items 2 and 3 have no ratings, so both are predicted by the overall mean, 3.4; the true
     # ratings are 4 and 1.
     assert list(found) == ["item-mean"]
@@ -139,7 +137,7 @@ def test_published_folds():
             "dataset": {"name": "ml-100k"},
             "split": split,
         }
-        found = evaluate_rating_baselines(
+        found = evaluate_baselines(
             ["item-mean", "biased-mf"], Population.of(load(table)), held_out="test"
         )
         errors.append([found["item-mean"]["rmse"], found["biased-mf"]["rmse"]])

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Baseline
-from fedrec.baselines.evaluation import evaluate_baselines
 from fedrec.components.registry import DATASET, resolve
 from fedrec.data.population import Population
 from fedrec.data.readers import synthetic
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.central import evaluate_baselines
 
 
 def reader(**options) -> Synthetic:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ir_measures import AP, RR, P, R, ScoredDoc, Success, nDCG
 
 from fedrec.errors import ExperimentError
-from fedrec.metrics.ranking import ranking_metrics
+from fedrec.evaluation.lists import ranking_metrics
+from fedrec.metrics.block import RankedBlock
 
 KS = (1, 3, 5, 10)
 
@@ -186,7 +187,7 @@ def test_against_sorting(seed, users, items, levels, k):
     for u in range(users):
         value, relevant = scores[u].numpy(), np.flatnonzero(masks["relevant"][u].numpy())
         if not len(relevant):
-            assert all(torch.isnan(values[u]) for values in got.values())
+            assert all(np.isnan(values[u]) for values in got.values())
             continue
         negatives = value[~masks["seen"][u].numpy()]
         chances = []
@@ -211,10 +212,9 @@ def test_metrics_do_not_depend_on_the_block_or_on_monotone_changes():
         for part in (slice(0, 5), slice(5, 12))
     ]
     for name, values in whole.items():
-        assert torch.equal(
-            values.nan_to_num(-1), torch.cat([half[name] for half in halves]).nan_to_num(-1)
-        )
-        assert torch.equal(values.nan_to_num(-1), shifted[name].nan_to_num(-1))
+        together = np.concatenate([half[name] for half in halves])
+        assert np.array_equal(values, together, equal_nan=True)
+        assert np.array_equal(values, shifted[name], equal_nan=True)
 
 
 def test_weights_count_a_positive_several_times():
@@ -250,7 +250,7 @@ class TestEdges:
         got = ranking_metrics(scores, **masks, ks=(100,))
         liked = masks["relevant"].any(1)
         for name in ("hits@100", "recall@100"):
-            assert torch.equal(got[name][liked], torch.ones(int(liked.sum()), dtype=torch.float64))
+            assert (got[name][liked.numpy()] == 1).all()
 
     def test_infinite_scores_are_ranked(self):
         inf = math.inf
@@ -272,7 +272,8 @@ class TestEdges:
     @pytest.mark.parametrize("ks", [(), (0,), (5, -1)])
     def test_bad_lengths(self, ks):
         with pytest.raises(ValueError, match="list lengths"):
-            single(*block([0, 1], [1, 0], [0, 0], [1, 0]), ks=ks)
+            scores, masks = block([0, 1], [1, 0], [0, 0], [1, 0])
+            RankedBlock(scores, **masks, ks=ks)
 
     def test_relevant_must_be_seen(self):
         with pytest.raises(ValueError, match="relevant item to be seen"):
@@ -294,7 +295,7 @@ def test_a_known_positive_is_no_item_that_a_whole_list_misses():
         "relevant": torch.tensor([[True, True, False]]),
     }
     found = ranking_metrics(scores, **masks, ks=(1,))
-    assert float(found["recall@1"]) == float(found["ndcg-list@1"]) == float(found["map@1"]) == 1.0
+    assert found["recall@1"].item() == found["ndcg-list@1"].item() == found["map@1"].item() == 1.0
 
 
 def test_a_masked_positive_counts_as_missed():
@@ -308,13 +309,13 @@ def test_a_masked_positive_counts_as_missed():
     )
     masked = torch.tensor([[True, True, False, False]])
     found = {
-        name: float(value)
+        name: value.item()
         for name, value in ranking_metrics(scores, **masks, ks=(2, 3), masked=masked).items()
     }
     assert (found["recall@2"], found["precision@2"], found["mrr"]) == (0.5, 0.5, 1.0)
     assert found["recall@3"] == 0.5  # masked items are in no list of any length
     plain = ranking_metrics(scores, **masks, ks=(2,))
-    assert float(plain["recall@2"]) == 1.0 and float(plain["hits@2"]) == found["hits@2"]
+    assert plain["recall@2"].item() == 1.0 and plain["hits@2"].item() == found["hits@2"]
     # The other way: known items that are not masked compete.
     replaced = ranking_metrics(scores, **masks, ks=(1,), masked=torch.zeros(1, 4, dtype=torch.bool))
-    assert float(replaced["recall@1"]) == 0.0
+    assert replaced["recall@1"].item() == 0.0

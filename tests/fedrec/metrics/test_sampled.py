@@ -8,8 +8,7 @@ import pytest
 import torch
 from scipy.stats import hypergeom
 
-from fedrec.metrics.ranking import ranking_metrics
-from fedrec.metrics.sampled import sampled_metrics
+from fedrec.evaluation.lists import ranking_metrics
 
 USERS, ITEMS, SAMPLED = 6, 40, 9
 
@@ -21,11 +20,11 @@ def lists():
     seen = torch.from_numpy(random.random((USERS, ITEMS)) < 0.3)
     relevant = seen & torch.from_numpy(random.random((USERS, ITEMS)) < 0.4)
     relevant[0] = False
-    return {"scores": scores, "seen": seen, "relevant": relevant}
+    return {"scores": scores, "seen": seen, "relevant": relevant, "known": seen & ~relevant}
 
 
 def test_they_are_those_of_the_hypergeometric_distribution(lists):
-    found = sampled_metrics(**lists, ks=(3,), sampled=SAMPLED)
+    found = ranking_metrics(**lists, ks=(3,), sampled_items=SAMPLED)
     for user in range(USERS):
         own, free = lists["scores"][user], ~lists["seen"][user]
         places = lists["relevant"][user].nonzero()[:, 0]
@@ -42,7 +41,7 @@ def test_they_are_those_of_the_hypergeometric_distribution(lists):
 def test_they_are_the_mean_over_drawn_samples_ties_and_all(lists):
     """Scores of few values: the mean over many samples of the metric with random ties."""
     lists["scores"] = lists["scores"].round()
-    found = sampled_metrics(**lists, ks=(3,), sampled=SAMPLED)["hits-of-10@3"]
+    found = ranking_metrics(**lists, ks=(3,), sampled_items=SAMPLED)["hits-of-10@3"]
     random = np.random.default_rng(1)
     for user in range(1, USERS):
         own, free = lists["scores"][user].numpy(), np.flatnonzero(~lists["seen"][user].numpy())
@@ -58,10 +57,9 @@ def test_they_are_the_mean_over_drawn_samples_ties_and_all(lists):
 
 def test_a_constant_score_is_chance_and_all_items_are_the_full_ranking(lists):
     constant = lists | {"scores": torch.zeros(USERS, ITEMS)}
-    found = sampled_metrics(**constant, ks=(3, 20), sampled=SAMPLED)
+    found = ranking_metrics(**constant, ks=(3, 20), sampled_items=SAMPLED)
     np.testing.assert_allclose(found["hits-of-10@3"][1:], 0.3)
     np.testing.assert_allclose(found["hits-of-10@20"][1:], 1.0)
-    full = ranking_metrics(**lists, known=lists["seen"] & ~lists["relevant"], ks=(3,))
-    every = sampled_metrics(**lists, ks=(3,), sampled=ITEMS)
-    np.testing.assert_allclose(every[f"hits-of-{ITEMS + 1}@3"], full["hits@3"])
-    np.testing.assert_allclose(every[f"ndcg-of-{ITEMS + 1}@3"], full["ndcg@3"])
+    full = ranking_metrics(**lists, ks=(3,), sampled_items=ITEMS)
+    np.testing.assert_allclose(full[f"hits-of-{ITEMS + 1}@3"], full["hits@3"])
+    np.testing.assert_allclose(full[f"ndcg-of-{ITEMS + 1}@3"], full["ndcg@3"])

@@ -120,7 +120,7 @@ def finished(run):
         pd.DataFrame(rounds), users, groups,
     )  # fmt: skip
     run.write_rounds(rounds, [{"round": 1, "seconds": 0.5}])
-    run.write_baseline("ease", {"metrics": {"hits@5": 1.0}}, users)
+    run.write_baseline("ease", {"metrics": {"hits@5": 1.0}}, users, groups)
     run.write_baselines({"ease": {"hits@5": 1.0}})
     run.write_result(result, {"seconds": {"training": 1.0}})
     return run, result

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from fedrec.evaluation.metrics import Metrics
+from fedrec.experiment.schema import EvaluationConfig
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
-    GROUP,
     pack_sum,
     pack_train,
     unpack_parameters,
@@ -19,7 +20,7 @@ from fedrec.protocol.messages import (
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder, TrainSum
 from fedrec.protocol.sparse_update import SparseUpdate, dense_change
 from fedrec.protocol.zero_copy import to_record
-from server.deployed.reply_validation import ReplyValidator, evaluated, metrics_of, of_usual_size
+from server.deployed.reply_validation import ReplyValidator, evaluated, of_usual_size
 from server.exchange.dropped_replies import DroppedReplies
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -280,7 +281,7 @@ def test_rejected_replies_are_recorded_with_node_and_reason():
 
 def test_metrics_are_of_clients_that_were_asked_for_and_in_range():
     table = pd.DataFrame({"hits@5": [0.5, np.nan]}, index=[4, 7])
-    assert evaluated(table, np.array([4, 7, 9]), ["hits@5"]) is table
+    assert evaluated(table, np.array([4, 7, 9]), {"hits@5": (0.0, 1.0)}) is table
     for wrong in (
         pd.DataFrame({"hits@5": [0.5]}, index=[8]),
         pd.DataFrame({"hits@5": [0.5, 0.5]}, index=[4, 4]),
@@ -294,32 +295,37 @@ def test_metrics_are_of_clients_that_were_asked_for_and_in_range():
         pd.DataFrame(index=[4]),
     ):
         with pytest.raises(ValueError):
-            evaluated(wrong, np.array([4, 7]), ["hits@5"])
+            evaluated(wrong, np.array([4, 7]), {"hits@5": (0.0, 1.0)})
 
 
 def test_errors_of_ratings_are_bounded_by_everybodys():
     """MAE is pooled over all held-out rows, so a node that claims a billion rows without error
     would determine it."""
-    columns, ids = ["mae", "rmse", "rows"], np.arange(4)
+    ids = np.arange(4)
+    ranges = Metrics("rating", EvaluationConfig()).ranges
     honest = pd.DataFrame(
         {"mae": [0.7, 0.9, 0.8], "rmse": [1.0, 1.1, 1.2], "rows": [5.0, 40.0, 8.0]}, index=ids[:3]
     )
-    assert evaluated(honest, ids, columns) is honest and of_usual_size(honest).equals(honest)
+    assert evaluated(honest, ids, ranges) is honest and of_usual_size(honest, ranges).equals(honest)
     for lie in ({"mae": 0.0, "rows": 1e8}, {"mae": 1e8, "rows": 1.0}):
-        liar = pd.DataFrame({**lie, "rmse": 0.0}, index=[3])[columns]
-        assert of_usual_size(pd.concat([honest, evaluated(liar, ids, columns)])).equals(honest)
+        liar = pd.DataFrame({**lie, "rmse": 0.0}, index=[3])[list(ranges)]
+        everybody = pd.concat([honest, evaluated(liar, ids, ranges)])
+        assert of_usual_size(everybody, ranges).equals(honest)
     for rows in (-1.0, 0.0, 0.5, np.nan, 1e12):
         with pytest.raises(ValueError):
             evaluated(
-                pd.DataFrame({"mae": [0.1], "rmse": [0.1], "rows": [rows]}, index=[3]), ids, columns
+                pd.DataFrame({"mae": [0.1], "rmse": [0.1], "rows": [rows]}, index=[3]), ids, ranges
             )
     for error in (np.nan, np.inf, -1.0, 1e30):  # one NaN would be the mean of all
         with pytest.raises(ValueError):
             evaluated(
                 pd.DataFrame({"mae": [error], "rmse": [0.1], "rows": [3.0]}, index=[3]),
                 ids,
-                columns,
+                ranges,
             )
+
+
+RATED = ("task=rating",)
 
 
 @pytest.mark.parametrize(
@@ -330,30 +336,18 @@ def test_errors_of_ratings_are_bounded_by_everybodys():
             ("evaluation.protocol=reconstruction",),
             ["reconstruction-recall@5", "reconstruction-ndcg@5"],
         ),
+        (RATED, ["mae", "rmse", "rows"]),
     ],
 )
-def test_the_metrics_that_there_are_are_those_of_honest_nodes(load_tiny, overrides, names):
-    from clients.evaluation import evaluate_clients
-    from clients.hosting.node import Node
-
-    experiment = load_tiny(*overrides)
-    node = Node(experiment, 0, 1, None)
-    arrays = {name: value.numpy() for name, value in node.initial().items()}
-    found = evaluate_clients(node, arrays, EvaluateOrder(1, None))
-    own = [name for name in found.columns if not name.startswith(GROUP)]
-    assert metrics_of(experiment) == own and own[: len(names)] == names
-
-
-def test_the_metrics_of_ratings_are_those_of_honest_nodes(tiny_experiment):
+def test_the_metrics_that_there_are_are_those_of_honest_nodes(tiny_experiment, overrides, names):
     from clients.evaluation import evaluate_clients
     from clients.hosting.node import Node
     from fedrec.experiment.loading import load
 
-    table = {**tiny_experiment(), "task": "rating"}
-    del table["positive-above"]
-    node = Node(load(table), 0, 1, None)
+    table = tiny_experiment()
+    if overrides is RATED:
+        del table["positive-above"]
+    node = Node(load(table, overrides), 0, 1, None)
     arrays = {name: value.numpy() for name, value in node.initial().items()}
-    found = evaluate_clients(node, arrays, EvaluateOrder(1, None))
-    assert metrics_of(node.experiment) == [
-        name for name in found.columns if not name.startswith(GROUP)
-    ]
+    own = list(evaluate_clients(node, arrays, EvaluateOrder(1, None)).users)
+    assert list(node.metrics.ranges) == own and own[: len(names)] == names

@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from fedrec.errors import ClientError, RunError
-from fedrec.metrics.reconstruction import PREFIX
+from fedrec.evaluation.table import Evaluated
 from simulations import runner
 from simulations.reproduce.measures import dp_vae
 from simulations.study.runs import gap
@@ -73,14 +73,14 @@ def test_a_run_that_diverges_is_a_figure_and_any_other_error_is_one(run_tiny, mo
 def test_whole_histories_over_the_best_list_of_a_hundred(monkeypatch):
     """As the ideal list always has 100 items, the perfect list of a short history scores below
     1."""
-    name = f"{PREFIX}ndcg@100"
+    name = f"{dp_vae.PREFIX}ndcg@100"
     table = pd.DataFrame({name: [1.0, 0.5]}, index=[7, 9])
     lengths = {7: 2, 9: 300}
     population = SimpleNamespace(
         whole_history=lambda users: np.array([np.arange(400) < lengths[one] for one in users])
     )
     node = SimpleNamespace(population=population, experiment=SimpleNamespace(rounds=1))
-    monkeypatch.setattr(dp_vae, "evaluate_clients", lambda *_: table.copy())
+    monkeypatch.setattr(dp_vae, "evaluate_clients", lambda *_: Evaluated(table.copy()))
     found = dp_vae.whole_histories(node, {})
     best = sum(1 / math.log2(place + 2) for place in range(100))
     assert found[name] == pytest.approx(0.75)

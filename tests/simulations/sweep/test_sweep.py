@@ -128,6 +128,12 @@ def test_the_front_of_two_aims():
     assert best(settings, ["hits@10"], 3)[0] == 1
 
 
+def test_a_system_alone_with_the_smaller_error_is_the_better_one():
+    table = {1: (0.9, 3), 2: (0.8, 3)}
+    settings = pd.DataFrame.from_dict(table, orient="index", columns=["biased-mf rmse", "runs"])
+    assert best(settings, ["biased-mf rmse"], 3) == [2]
+
+
 def test_random_settings_differ_and_more_trials_go_on(plan, tmp_path):
     space = ["strategy.server-lr={low=0.1, high=1.0}"]
     few = sweep(plan(vary=space, trials=1), tmp_path / "sweep")

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.evaluation import evaluate_baselines
 from fedrec.baselines.factorisation.bprmf import Bprmf, BprmfConfig, _epoch
 from fedrec.baselines.simple.random import Random, RandomConfig
 from fedrec.data.population import Population
 from fedrec.errors import DataError
+from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
 
 OFFICE = {

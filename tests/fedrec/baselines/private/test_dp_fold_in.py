@@ -15,7 +15,6 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.evaluation import evaluate_baselines
 from fedrec.baselines.private.dp_fold_in import (
     DpFoldIn,
     DpFoldInConfig,
@@ -26,6 +25,7 @@ from fedrec.baselines.private.dp_fold_in import (
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.clipping import Clip

@@ -13,12 +13,12 @@ from scipy.sparse.linalg import svds
 from scipy.stats import norm
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.evaluation import evaluate_baselines
 from fedrec.baselines.factorisation.ease import Ease
 from fedrec.baselines.private._private import Releases
 from fedrec.baselines.private.dp_gram import DpGram, weighted_gram
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.clipping import Clip

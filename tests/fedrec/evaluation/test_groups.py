@@ -9,7 +9,7 @@ import pytest
 
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.interactions import Interactions
-from fedrec.metrics.groups import group_gaps, group_means, user_groups
+from fedrec.evaluation.groups import group_gaps, group_means, user_groups
 
 
 @pytest.fixture

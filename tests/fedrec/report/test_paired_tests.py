@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedrec.metrics.paired_tests import holm, paired_tests, seed_test
+from fedrec.report.paired_tests import holm, paired_tests, seed_test
 
 
 def test_p_values_are_scipys():

@@ -15,68 +15,60 @@ comparison with published figures, in addition to the full ranking.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-
-def sampled_metrics(
-    scores: Tensor,
-    *,
-    seen: Tensor,
-    relevant: Tensor,
-    ks: Sequence[int],
-    sampled: int,
-    weights: Tensor | None = None,
-) -> dict[str, Tensor]:
-    """Expected metrics of each user.
-
-    Args:
-        scores: `float [users, items]`, higher is better.
-        seen: `bool [users, items]`, items of the user in any part; contains `relevant`.
-        relevant: `bool [users, items]`, held-out positives, each ranked on its own.
-        ks: lengths of the lists' heads, each >= 1.
-        sampled: n, items drawn for each positive, >= 1; all never-seen items where these are fewer.
-        weights: `[users, items]`, how often each positive counts; default: once.
-
-    Returns:
-        `float64 [users]` for each of `"hits-of-M@k"` and `"ndcg-of-M@k"`, M = n + 1; NaN without a
-        positive.
-    """
-    users, items = relevant.nonzero(as_tuple=True)
-    weight = torch.ones(len(users), dtype=torch.float64, device=scores.device)
-    if weights is not None:
-        weight = weights[users, items].double()
-    higher, equal, available = _competitors(scores, seen, users, items)
-    total = _by_user(weight, users, len(scores))
-    found = {}
-    chances = _chances(higher, equal, available, min(max(ks), sampled + 1), sampled)
-    gains = (
-        1 / torch.arange(2, chances.shape[1] + 2, dtype=torch.float64, device=scores.device).log2()
-    )
-    for k in ks:
-        head = chances[:, :k]
-        found[f"hits-of-{sampled + 1}@{k}"] = (
-            _by_user(weight * head.sum(1), users, len(scores)) / total
-        )
-        found[f"ndcg-of-{sampled + 1}@{k}"] = (
-            _by_user(weight * (head @ gains[:k]), users, len(scores)) / total
-        )
-    return found
+from fedrec.config import Config
+from fedrec.metrics.base import UserMetric
+from fedrec.metrics.block import RankedBlock
 
 
-def _competitors(
-    scores: Tensor, seen: Tensor, users: Tensor, items: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+class SampledConfig(Config):
+    """Settings of sampled metrics."""
+
+    items: int = Field(default=99, ge=1)
+    """Items drawn for each positive; all never-seen items where these are fewer."""
+
+
+class SampledMetric(UserMetric):
+    """Mean over a user's held-out positives of an expectation over samples."""
+
+    Config = SampledConfig
+    config: SampledConfig
+    paper = "He et al. 2017, section 4.1"
+
+    def column(self, k: int) -> str:
+        """Its name with the length of the lists, items and positive, such as `hits-of-100@10`."""
+        return f"{self.name}-{self.config.items + 1}@{k}"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        users, _, weight = block.positives
+        drawn = self.config.items
+        chances = block.once(("sampled", drawn), lambda: _chances(block, drawn))
+        gain = self.gain(block, chances[:, :k])
+        return block.sum_by_user(weight * gain, users) / block.total_weight
+
+    @abstractmethod
+    def gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
+        """`float64 [positives]`: expected gains of positives whose ranks 1, 2, ... have the
+        probabilities `chances [positives, places]`."""
+
+
+def _competitors(block: RankedBlock) -> tuple[Tensor, Tensor, Tensor]:
     """Numbers of never-seen items above and tied with each positive, and in total, each `int64
     [positives]`."""
+    users, items, _ = block.positives
+    scores = block.scores
     higher = torch.empty_like(users)
     equal = torch.empty_like(users)
     # The n-th positives of all users are compared with whole rows at once.
     counts = torch.bincount(users, minlength=len(scores))
     place = torch.arange(len(users), device=users.device) - (counts.cumsum(0) - counts)[users]
-    never = ~seen
+    never = ~block.seen
     for number in range(int(counts.max()) if len(users) else 0):
         chosen = (place == number).nonzero()[:, 0]
         own = users[chosen]
@@ -88,15 +80,15 @@ def _competitors(
     return higher, equal, never.sum(1)[users]
 
 
-def _chances(
-    higher: Tensor, equal: Tensor, available: Tensor, longest: int, sampled: int
-) -> Tensor:
-    """`float64 [positives, longest]`: probabilities that 0 to longest - 1 items of a sample are
-    ranked above.
+def _chances(block: RankedBlock, sampled: int) -> Tensor:
+    """`float64 [positives, places]`: probabilities that 0, 1, ... items of a sample are ranked
+    above.
 
     Of the items tied with a positive, a random number is above: each number from 0 to all is
-        equally likely.
+    equally likely.
     """
+    higher, equal, available = _competitors(block)
+    longest = min(block.longest, sampled + 1)
     found = _hypergeometric(higher.double(), available.double(), longest, sampled)
     for row in (equal > 0).nonzero()[:, 0].tolist():
         above = torch.arange(int(equal[row]) + 1, device=higher.device).double() + higher[row]
@@ -126,10 +118,4 @@ def _log_choose(whole: Tensor, part: Tensor) -> Tensor:
         torch.lgamma(whole + 1)
         - torch.lgamma(part + 1)
         - torch.lgamma((whole - part).clamp(min=0) + 1)
-    )
-
-
-def _by_user(values: Tensor, users: Tensor, num_users: int) -> Tensor:
-    return torch.zeros(num_users, dtype=torch.float64, device=values.device).index_add_(
-        0, users, values
     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from fedrec.metrics.bootstrap import bootstrap_intervals
+from fedrec.report.bootstrap import bootstrap_intervals
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ def seed_test(differences: np.ndarray) -> SeedTest:
 def paired_tests(
     differences: Sequence[np.ndarray],
     *,
+    lower_is_better: bool = False,
     resamples: int = 10_000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -92,6 +93,7 @@ def paired_tests(
     Args:
         differences: of each comparison, system minus reference of each user, `[users]`; NaN for a
             user without a value.
+        lower_is_better: whether a negative difference is an improvement.
         resamples: number of bootstrap resamples.
         confidence: of the intervals, in (0, 1).
         seed: of the resamples.
@@ -104,10 +106,13 @@ def paired_tests(
         if len(values) < 2:
             raise ValueError(f"Expected two users or more with both values, got {len(values)}.")
     intervals = bootstrap_intervals(known, resamples=resamples, confidence=confidence, seed=seed)
-    return [_tested(values, *ends) for values, ends in zip(known, intervals, strict=True)]
+    return [
+        _tested(values, *ends, -1 if lower_is_better else 1)
+        for values, ends in zip(known, intervals, strict=True)
+    ]
 
 
-def _tested(differences: np.ndarray, low: float, high: float) -> PairedTest:
+def _tested(differences: np.ndarray, low: float, high: float, sign: int) -> PairedTest:
     spread = float(differences.std(ddof=1))
     mean = float(differences.mean())
     moved = differences[differences != 0]
@@ -127,8 +132,8 @@ def _tested(differences: np.ndarray, low: float, high: float) -> PairedTest:
         wilcoxon_p=float(np.asarray(stats.wilcoxon(moved))[1]) if len(moved) else 1.0,
         effect=effect,
         rank_effect=rank_effect,
-        better=int((differences > 0).sum()),
-        worse=int((differences < 0).sum()),
+        better=int((sign * differences > 0).sum()),
+        worse=int((sign * differences < 0).sum()),
     )
 
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from fedrec.metrics.bootstrap import bootstrap_intervals
+from fedrec.report.bootstrap import bootstrap_intervals
 
 
 def one_by_one(values, resamples, seed):

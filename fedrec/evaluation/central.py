@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation of centralised systems: on the same rows and lists as the federated ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
+from fedrec.components.errors import Unchanged, component_errors, refuse_wrong
+from fedrec.components.registry import BASELINE, resolve
+from fedrec.data.population import Population
+from fedrec.errors import DataError
+from fedrec.evaluation.groups import user_groups
+from fedrec.evaluation.lists import HeldOutLists
+from fedrec.evaluation.metrics import Metrics
+from fedrec.evaluation.table import Evaluated
+from fedrec.experiment.schema import EvaluationConfig
+from fedrec.metrics.rated import RatedBlock
+
+_LOG = logging.getLogger("fedrec")
+Names = Sequence[str] | Mapping[str, Mapping[str, Any]]
+Progress = Callable[[int, int], None]
+Settings = Mapping[str, Mapping[str, Any]]
+_MASK_BYTES = 2**29  # of all clients' masks, up to which they are made once for all baselines
+_MASKS = 4  # of a client, one byte per item each
+
+
+class CentralEvaluation:
+    """Fits centralised systems to the training clients and evaluates them on held-out rows.
+
+    Like the federated systems, they learn from perturbed rows if devices do, and are tested on real
+    ones. A baseline that ranks is fitted to the positive training rows of the training clients; the
+    known items of a held-out client are the positives of its own training rows. A transductive one
+    is also fitted to those of the held-out clients.
+
+    Args:
+        population: the clients.
+        settings: `[evaluation]` of the experiment.
+        clients: `int64 [clients]`, the held-out clients to evaluate; default: all.
+        block: clients scored at a time; memory grows with block x items.
+
+    Attributes:
+        metrics: of the experiment.
+        clients: the evaluated clients.
+
+    Raises:
+        DataError: there are no held-out rows.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        settings: EvaluationConfig,
+        *,
+        clients: np.ndarray | None = None,
+        block: int = 256,
+    ) -> None:
+        held_out = settings.held_out
+        self.metrics = Metrics(population.task, settings)
+        self.clients = population.evaluated_clients(held_out) if clients is None else clients
+        if not len(self.clients):
+            raise DataError(
+                f"{population.interactions.name} has nothing to rank",
+                expected=f"at least one positive {held_out} row",
+                got="none",
+                fix="hold out a larger share, or lower the rating above which a row is positive",
+            )
+        self._population = population
+        self._settings = settings
+        self._block = block
+        size = _MASKS * len(self.clients) * population.interactions.num_items
+        self._lists = HeldOutLists(population, self.metrics, settings, keep=size <= _MASK_BYTES)
+
+    @cached_property
+    def training(self) -> Histories:
+        """The positive items of the training clients."""
+        return _histories(self._population, self._population.partition.training_clients)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Numbers of training clients and of items."""
+        return len(self._population.training_clients), self._population.interactions.num_items
+
+    def takes(self, baseline: Baseline) -> bool:
+        """Whether a baseline is for this task."""
+        return self._population.task == "ranking" or isinstance(baseline, RatingBaseline)
+
+    def fit(self, baseline: Baseline) -> None:
+        """Fit a baseline to the training clients, a transductive one to all clients that it is to
+        score as well."""
+        clients = self._population.partition.training_clients
+        if self._population.task == "rating" and isinstance(baseline, RatingBaseline):
+            with component_errors(BASELINE.name, baseline, "in fit_ratings"):
+                baseline.fit_ratings(_ratings(self._population, clients))
+            return
+        given = self.training
+        if baseline.transductive:
+            given = _histories(self._population, np.union1d(clients, self.clients))
+        with component_errors(BASELINE.name, baseline, "in fit"):
+            untouched = Unchanged({"items": given.items, "offsets": given.offsets})
+            baseline.fit(given)
+            untouched.refuse(BASELINE.name, baseline, "in fit")
+
+    def evaluate(self, baseline: Baseline, progress: Progress | None = None) -> Evaluated:
+        """Metrics of a fitted baseline, for each user and group of users and of all lists.
+
+        Args:
+            baseline: a fitted baseline.
+            progress: called with (clients done, all clients) after every block.
+        """
+        if self._population.task == "rating" and isinstance(baseline, RatingBaseline):
+            found = self._predicted(baseline)
+        else:
+            found = self._ranked(baseline, progress)
+        counts = self._population.known_counts(self.clients)
+        below = self._settings.inactive_below
+        return found.with_groups(
+            user_groups(self._population.interactions, self.clients, counts, below)
+        )
+
+    def measure(self, baseline: Baseline) -> Evaluated:
+        """`fit` and `evaluate`."""
+        self.fit(baseline)
+        return self.evaluate(baseline)
+
+    def _ranked(self, baseline: Baseline, progress: Progress | None) -> Evaluated:
+        parts = []
+        for start in range(0, len(self.clients), self._block):
+            part = self.clients[start : start + self._block]
+            scores = _scores(baseline, _histories(self._population, part))
+            parts.append(self._lists.measure(part, scores, sums=True))
+            if progress is not None:
+                progress(start + len(part), len(self.clients))
+        return Evaluated.joined(parts)
+
+    def _predicted(self, baseline: RatingBaseline) -> Evaluated:
+        users, items, actual = self._population.held_out_rated(
+            self.clients, self._settings.held_out
+        )
+        with component_errors(BASELINE.name, baseline, "in predict"):
+            known = _ratings(self._population, self.clients)
+            predicted = baseline.predict(known, users, items)
+        places = np.searchsorted(self.clients, users)
+        block = RatedBlock(predicted, actual, places, len(self.clients))
+        return Evaluated.of(self.metrics.of_ratings(block), self.clients)
+
+
+def evaluate_baselines(
+    names: Names,
+    population: Population,
+    *,
+    clients: np.ndarray | None = None,
+    block: int = 256,
+    say: Callable[[str], None] = _LOG.warning,
+    **settings: Any,
+) -> dict[str, dict[str, float]]:
+    """Fit and evaluate centralised systems.
+
+    A baseline for which the data are too large is skipped, and replaced by its `stand_in`; one that
+    is not for the task is left out.
+
+    Args:
+        names: names of baselines, or a mapping from names to settings; a name alone takes the
+            defaults. A mapping may have names of its own, with the baseline's name among the
+            settings as `name`.
+        population: the clients.
+        clients: see `CentralEvaluation`, as `block`.
+        block: likewise.
+        say: called with a line for each baseline that is skipped, with the reason; default: a
+            warning in the log.
+        settings: fields of `[evaluation]`, such as `held_out` and `ks`.
+
+    Returns:
+        For each baseline its metrics; of those whose paper states a guarantee also
+        `nominal-epsilon` and `epsilon`, the exact one, see `fedrec.privacy.stated`.
+
+    Raises:
+        ExperimentError: a name is unknown, settings are wrong, or a baseline refuses the catalogue.
+        DataError: there are no held-out rows.
+    """
+    evaluation = CentralEvaluation(
+        population, EvaluationConfig(**settings), clients=clients, block=block
+    )
+    given = names if isinstance(names, Mapping) else {name: {} for name in names}
+    feasible = settings_that_fit(given, *evaluation.sizes, say)
+    made = {label: make_baseline(label, options) for label, options in feasible.items()}
+    return {
+        label: evaluation.measure(baseline).means(evaluation.metrics)
+        | stated_privacy(label, baseline)
+        for label, baseline in made.items()
+        if evaluation.takes(baseline)
+    }
+
+
+def make_baseline(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    seed: int | None = None,
+    device: torch.device | None = None,
+) -> Baseline:
+    """A baseline from its settings.
+
+    Args:
+        name: its name, or its label in the experiment, with the baseline's name in
+            `options["name"]`.
+        options: its settings.
+        seed: of the experiment, for baselines without a seed of their own; None: 0.
+        device: for baselines that use PyTorch; default: the CPU.
+
+    Raises:
+        ExperimentError: the name is unknown, or a setting is unknown or wrong.
+    """
+    options = dict(options)
+    baseline_class = resolve(BASELINE, options.pop("name", name))
+    settings = baseline_class.Config.parse(options, at=f"baselines.{name}")
+    with component_errors(BASELINE.name, baseline_class, "when it was made"):
+        baseline = baseline_class(settings if seed is None else settings.seeded(seed))
+    if device is not None:
+        baseline.device = device
+    return baseline
+
+
+def settings_that_fit(
+    settings: Settings, num_users: int, num_items: int, say: Callable[[str], None]
+) -> Settings:
+    """Settings of the baselines that can handle data of this size, and of the replacements of those
+    that cannot.
+
+    Args:
+        settings: of baselines, by label.
+        num_users: number of training clients.
+        num_items: size of the catalogue.
+        say: called with a line for each baseline that is skipped, with the reason.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for label, options in settings.items():
+        baseline = make_baseline(label, options)
+        reason = baseline.too_large(num_users, num_items)
+        if not reason:
+            found[label] = options
+            continue
+        instead = baseline.stand_in
+        ending = f"; {instead} stands in" if instead else ""
+        say(f"baseline {label} is left out: {reason}{ending}")
+        if instead and instead not in settings:
+            found[instead] = {}
+    return found
+
+
+def stated_privacy(label: str, baseline: Baseline) -> dict[str, float]:
+    """Stated and exact privacy of a fitted baseline; the caveats are logged."""
+    stated = baseline.stated()
+    if stated is None:
+        return {}
+    for line in stated.lines():
+        _LOG.warning("%s: %s", label, line)
+    return {"nominal-epsilon": stated.nominal, "epsilon": stated.exact}
+
+
+def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
+    """A baseline's scores of the catalogue for some users, `float32 [users, items]`."""
+    untouched = Unchanged({"items": liked.items, "offsets": liked.offsets})
+    with component_errors(BASELINE.name, baseline, "in scores"):
+        scores = baseline.scores(liked)
+        expected = (liked.num_users, liked.num_items)
+        shape = tuple(getattr(scores, "shape", ()))
+        if not isinstance(scores, torch.Tensor) or shape != expected:
+            got = f"{type(scores).__name__} {list(shape)}"
+            refuse_wrong(
+                BASELINE.name, baseline, "in scores", expected=f"a tensor {list(expected)}", got=got
+            )
+        if bool(torch.isnan(scores).any()):
+            refuse_wrong(BASELINE.name, baseline, "in scores", expected="numbers", got="NaN")
+        untouched.refuse(BASELINE.name, baseline, "in scores")
+    return scores
+
+
+def _histories(population: Population, clients: np.ndarray) -> Histories:
+    data = population.interactions
+    low_rated = Histories(data.num_items, *population.low_rated(clients))
+    features = data.user_features, data.item_features
+    return Histories(data.num_items, *population.liked(clients), clients, *features, low_rated)
+
+
+def _ratings(population: Population, clients: np.ndarray) -> Ratings:
+    users, items, values = population.rated(clients)
+    data = population.interactions
+    return Ratings(data.num_users, data.num_items, users, items, values.astype(np.float64))

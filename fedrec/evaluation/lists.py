@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From scores of the catalogue to metrics: the same lists for federated systems, centralised ones
+and attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.data.population import Population
+from fedrec.evaluation.metrics import Metrics
+from fedrec.evaluation.table import Evaluated
+from fedrec.experiment.schema import EvaluationConfig
+from fedrec.metrics.block import RankedBlock
+
+_Masks = dict[str, Tensor]
+
+
+class HeldOutLists:
+    """The lists that the held-out items of a population are ranked in.
+
+    A positive that occurs in several held-out rows counts that often in single-positive lists. With
+    `protocol = "reconstruction"` the whole history is held out, and nothing is left out.
+
+    Args:
+        population: the clients.
+        metrics: of the experiment.
+        settings: its `[evaluation]`.
+        keep: whether masks are kept for further scores of the same clients.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        metrics: Metrics,
+        settings: EvaluationConfig,
+        *,
+        keep: bool = False,
+    ) -> None:
+        self._population = population
+        self._metrics = metrics
+        self._settings = settings
+        self._kept: dict[bytes, _Masks] | None = {} if keep else None
+
+    def measure(self, clients: np.ndarray, scores: Tensor, *, sums: bool = False) -> Evaluated:
+        """Metrics of some clients.
+
+        Args:
+            clients: `int64 [clients]`.
+            scores: `float [clients, items]`, higher is better.
+            sums: whether to sum up what the metrics of all lists need.
+        """
+        sums = sums and bool(self._metrics.of_lists)
+        masks = {name: mask.to(scores.device) for name, mask in self._masks(clients).items()}
+        block = RankedBlock(scores, ks=self._metrics.ks, **masks)
+        if sums:
+            block.popularity = torch.from_numpy(self._population.popularity).to(scores.device)
+            block.liked = self._liked(clients).to(scores.device)
+        columns = self._metrics.of_block(block)
+        return Evaluated.of(columns, clients, self._metrics.sums(block) if sums else None)
+
+    def _masks(self, clients: np.ndarray) -> _Masks:
+        key = clients.tobytes()
+        if self._kept is not None and key in self._kept:
+            return self._kept[key]
+        if self._settings.protocol == "reconstruction":
+            history = torch.from_numpy(self._population.whole_history(clients))
+            found = {"seen": history, "known": torch.zeros_like(history), "relevant": history}
+        else:
+            lists = self._population.held_out(clients, self._settings.held_out)
+            names = ("seen", "known", "relevant")
+            found = {name: torch.from_numpy(getattr(lists, name)) for name in names}
+            found["masked"] = torch.from_numpy(lists.masked(self._settings.masked))
+            if lists.weight is not None:
+                found["weights"] = torch.from_numpy(lists.weight)
+        if self._kept is not None:
+            self._kept[key] = found
+        return found
+
+    def _liked(self, clients: np.ndarray) -> Tensor:
+        """`bool [clients, items]`: the known items that some clients like."""
+        offsets, items = self._population.liked(clients)
+        liked = torch.zeros(len(clients), self._population.interactions.num_items, dtype=torch.bool)
+        users = np.repeat(np.arange(len(clients)), np.diff(offsets))
+        liked[torch.from_numpy(users), torch.from_numpy(items.astype(np.int64))] = True
+        return liked
+
+
+def ranking_metrics(
+    scores: Tensor,
+    *,
+    ks: Sequence[int] = (5, 10, 20, 30),
+    sampled_items: int | None = None,
+    **masks: Any,
+) -> dict[str, np.ndarray]:
+    """All metrics of single users, `float64 [users]` each, from scores `float [users, items]`; for
+    `masks` see `RankedBlock`."""
+    settings = EvaluationConfig(ks=tuple(ks), sampled_items=sampled_items)
+    return Metrics("ranking", settings).of_block(RankedBlock(scores, ks=ks, **masks))

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block of users whose items are ranked by scores: what ranking metrics are computed from.
+
+There are two definitions of a list, which must not be mixed up.
+
+*Single-positive lists* (PrivRec, section 3.3, equations 12 and 13). Every held-out positive is
+ranked on its own against all items that its user never interacted with, in any part; the user's
+other positives are not in the list. Equation 13 does not say how a user's lists are combined; their
+mean is within [0, 1] and NDCG at most the hit rate. The paper's tables grow faster in k than this
+definition can (by more than the change of hits divided by log2(k + 2)), so compare `hits@k` with
+them only.
+
+Ties there are resolved by expectation under random tie-breaking. With g never-seen items scored
+higher and e scored equal, the rank is uniform on g + 1, ..., g + e + 1. With a gain c(r) that
+depends on the rank only, and its running sum C(r) = c(1) + ... + c(r), the expected gain is (C(g +
+e + 1) - C(g)) / (e + 1). So a constant score over n never-seen items gets exactly k / (n + 1) hits,
+and results do not depend on the order of the catalogue.
+
+*Whole lists*. One list per user, over all items that are not in the training part; every held-out
+positive in it is relevant. Ties are broken by item index, lower first: deterministic, but a model
+with few distinct scores depends on the order of the catalogue here, unlike above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedrec.errors import ExperimentError
+
+
+class RankedBlock:
+    """Scores of a block of users and the items that their lists are tested on.
+
+    Args:
+        scores: `float [users, items]`, higher is better; infinite values are allowed.
+        seen: `bool [users, items]`, items of the user in any part; contains `relevant`.
+        known: `bool [users, items]`, items of the user's training part.
+        relevant: `bool [users, items]`, held-out positives. Those that are also known (a repeated
+            use) count in single-positive lists only, because a whole list cannot contain them.
+        ks: lengths of the lists, each >= 1; more than the catalogue holds is allowed.
+        weights: `[users, items]`, how often each held-out positive counts in single-positive lists
+            (row-level evaluation of repeated use); default: once.
+        masked: `bool [users, items]`, items excluded from whole lists; default: the known ones. A
+            relevant item among them that is not known counts as missed: it is in the denominators,
+            but in no list.
+        liked: `bool [users, items]`, known items that the user likes, for metrics of popularity.
+        popularity: `float64 [items]`, share of the training users who like each item, likewise.
+
+    Raises:
+        ExperimentError: a score is NaN.
+        ValueError: shapes differ, `relevant` is not within `seen`, or a k is below 1.
+    """
+
+    def __init__(
+        self,
+        scores: Tensor,
+        *,
+        seen: Tensor,
+        known: Tensor,
+        relevant: Tensor,
+        ks: Sequence[int] = (5, 10, 20, 30),
+        weights: Tensor | None = None,
+        masked: Tensor | None = None,
+        liked: Tensor | None = None,
+        popularity: Tensor | None = None,
+    ) -> None:
+        _check(scores, seen, known, relevant, ks)
+        # Masked items get -infinity, so real scores must stay above it.
+        self.scores = scores.clamp(min=torch.finfo(scores.dtype).min)
+        self.seen = seen
+        self.known = known
+        self.relevant = relevant
+        self.weights = weights
+        self.masked = known if masked is None else masked
+        self.liked = liked
+        self.popularity = popularity
+        self.longest = max(ks)
+        """Largest k."""
+        self._once: dict[Any, Any] = {}
+
+    def once(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """The result of `compute`, which metrics with the same key share."""
+        if key not in self._once:
+            self._once[key] = compute()
+        return self._once[key]
+
+    def gains(self, longest: int) -> Tensor:
+        """`float64 [longest]`: gains of ranks for NDCG, 1 / log2(rank + 1)."""
+        ranks = torch.arange(2, longest + 2, dtype=torch.float64, device=self.scores.device)
+        return ranks.log2().reciprocal()
+
+    def sum_by_user(self, values: Tensor, users: Tensor) -> Tensor:
+        """`float64 [users]`: sums of `values [n]` by their users `int64 [n]`."""
+        zeros = torch.zeros(len(self.scores), dtype=torch.float64, device=self.scores.device)
+        return zeros.index_add_(0, users, values)
+
+    @cached_property
+    def positives(self) -> tuple[Tensor, Tensor, Tensor]:
+        """User, item and weight of each held-out positive, `[positives]` each."""
+        users, items = self.relevant.nonzero(as_tuple=True)
+        if self.weights is None:
+            return users, items, torch.ones(users.shape, dtype=torch.float64, device=users.device)
+        return users, items, self.weights[users, items].double()
+
+    @cached_property
+    def total_weight(self) -> Tensor:
+        """`float64 [users]`: sum of the weights of each user's positives."""
+        users, _, weight = self.positives
+        return self.sum_by_user(weight, users)
+
+    @cached_property
+    def _competitors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Numbers of never-seen items above and tied with each positive, `int64 [positives]`, and
+        the positives' users and weights.
+
+        Only the positives that can reach the first `longest` places are returned: a positive below
+        the `longest`-th best never-seen item has no gain. So the best never-seen items suffice, and
+        no row needs to be sorted.
+        """
+        users, items, weight = self.positives
+        never_seen = self.scores.masked_fill(self.seen, -torch.inf)
+        best = never_seen.topk(min(self.longest, self.scores.shape[1]), dim=1).values
+        floor = best[:, -1]
+        # More items may be tied with the floor than are among the best.
+        at_floor = (never_seen == floor[:, None]).count_nonzero(dim=1)
+        value = self.scores[users, items]
+        reaches = value >= floor[users]
+        users = users[reaches]
+        value = value[reaches, None]
+        higher = (best[users] > value).sum(1)
+        equal = torch.where(
+            value[:, 0] == floor[users], at_floor[users], (best[users] == value).sum(1)
+        )
+        return higher, equal, users, weight[reaches]
+
+    def expected_gain(self, gains: Tensor) -> Tensor:
+        """`float64 [users]`: mean over a user's held-out positives, each in a list of its own, of
+        the expected gain of its rank; NaN without a positive.
+
+        Args:
+            gains: `float64 [k]`, of the ranks 1 to k, at most `longest`; later ranks have none.
+        """
+        higher, equal, users, weight = self._competitors
+        running = torch.cat([gains.new_zeros(1), gains.cumsum(0)])
+        first = running[higher.clamp(max=len(gains))]
+        last = running[(higher + equal + 1).clamp(max=len(gains))]
+        return self.sum_by_user(weight / (equal + 1) * (last - first), users) / self.total_weight
+
+    @cached_property
+    def candidates(self) -> Tensor:
+        """`float [users, items]`: scores of the items of whole lists, -infinity for the others."""
+        return self.scores.masked_fill(self.masked, -torch.inf)
+
+    @cached_property
+    def lists(self) -> Tensor:
+        """`int64 [users, places]`: the whole lists, best item first, of the largest k or of the
+        catalogue's length."""
+        return best_items(self.candidates, min(self.longest, self.scores.shape[1]))
+
+    @cached_property
+    def listed(self) -> Tensor:
+        """`bool [users, places]`: which places of `lists` hold an item; a user who knows nearly all
+        items has a shorter list."""
+        places = torch.arange(self.lists.shape[1], device=self.scores.device)
+        return places < (~self.masked).sum(1, keepdim=True)
+
+    @cached_property
+    def wanted(self) -> Tensor:
+        """`bool [users, items]`: the relevant items of whole lists."""
+        return self.relevant & ~self.known
+
+    @cached_property
+    def number(self) -> Tensor:
+        """`int64 [users]`: number of relevant items of each whole list."""
+        return self.wanted.sum(1)
+
+    @cached_property
+    def hits(self) -> Tensor:
+        """`float64 [users, places]`: 1 where a place of `lists` holds a relevant item."""
+        return (self.wanted & ~self.masked).gather(1, self.lists).double()
+
+    @cached_property
+    def nothing(self) -> Tensor:
+        """`float64 [users]`: NaN for a user without a relevant item, else 0; to be added to what
+        does not divide by their number."""
+        return torch.where(self.number > 0, 0.0, torch.nan).double()
+
+
+def _check(
+    scores: Tensor, seen: Tensor, known: Tensor, relevant: Tensor, ks: Sequence[int]
+) -> None:
+    shapes = {tuple(tensor.shape) for tensor in (scores, seen, known, relevant)}
+    if len(shapes) != 1 or scores.dim() != 2:
+        raise ValueError(
+            f"Expected four tensors of one shape [users, items], got {sorted(shapes)}."
+        )
+    if not ks or min(ks) < 1:
+        raise ValueError(f"Expected list lengths >= 1, got ks={tuple(ks)!r}.")
+    if bool((relevant & ~seen).any()):
+        raise ValueError("Expected every relevant item to be seen, got one that is not.")
+    nans = int(torch.isnan(scores).sum())
+    if nans:
+        raise ExperimentError(
+            "the scores of a model cannot be ranked",
+            expected="finite scores",
+            got=f"{nans} NaN among {scores.numel()} scores",
+            fix="training has probably diverged: lower the learning rate or the noise",
+        )
+
+
+def best_items(values: Tensor, longest: int) -> Tensor:
+    """The first places of each row.
+
+    Args:
+        values: `float [users, items]`.
+        longest: number of places, at most the number of items.
+
+    Returns:
+        `int64 [users, longest]`: items by falling value, equal values by rising index; in any
+        order where -infinity.
+    """
+    best = values.topk(min(longest + 1, values.shape[1]), dim=1)
+    items = best.indices[:, :longest].sort(dim=1).values
+    # topk keeps arbitrary ones of the items tied at the last place; if the next one is also tied,
+    # the lowest indices are taken instead.
+    floor = best.values[:, longest - 1 : longest]
+    after = best.values[:, longest:]
+    left_out = (after == floor).any(1)
+    rows = (left_out & (floor[:, 0] > -torch.inf)).nonzero()[:, 0]
+    if len(rows):
+        above = values[rows] > floor[rows]
+        level = values[rows] == floor[rows]
+        kept = above | (level & (level.cumsum(1) <= longest - above.sum(1, keepdim=True)))
+        items[rows] = kept.nonzero()[:, 1].view(-1, longest)
+    order = values.gather(1, items).sort(dim=1, descending=True, stable=True).indices
+    return items.gather(1, order)

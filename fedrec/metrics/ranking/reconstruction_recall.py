@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recall of a user's whole history, in experiments with `evaluation.protocol = "reconstruction"`.
+
+The catalogue is ranked with nothing masked. This does not measure recommendation, because most
+relevant items are part of the model's input. It exists because it alone explains how Fang et al.
+(DP-VAE, table 8) can print a Recall@20 above their Recall@50: with `hits / min(|Q|, R)` (their
+equation 22) that needs most users to have more than 20 items in Q. The name differs, so that its
+figures cannot be mistaken for those of held-out items.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedrec.metrics.base import UserMetric
+from fedrec.metrics.block import RankedBlock
+
+
+class ReconstructionRecall(UserMetric):
+    """Relevant items among the first k, over the smaller of their number and k."""
+
+    name = "reconstruction-recall"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        hits = block.hits[:, :k]
+        return hits.sum(1) / block.number.clamp(min=1, max=hits.shape[1]) + block.nothing
