@@ -72,7 +72,7 @@ class MetricContract(Contract):
         whole = self._figures((scores, masks))
         for column, value in self._figures(*halves).items():
             assert_that(
-                np.isclose(value, whole[column], rtol=1e-9, atol=1e-12, equal_nan=True),
+                bool(np.isclose(value, whole[column], rtol=1e-9, atol=1e-12, equal_nan=True)),
                 f"{column} is {whole[column]}, and of the same users in two parts {value}",
             )
 

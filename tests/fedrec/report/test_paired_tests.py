@@ -60,3 +60,8 @@ def test_seeds_are_tested_as_scipy_does():
     assert (found.common_seeds, found.seed_difference) == (3, pytest.approx(0.02))
     assert np.isnan(seed_test(np.array([0.1])).seed_p)
     assert np.isnan(seed_test(np.full(3, 0.1)).seed_p)
+
+
+def test_users_with_the_smaller_error_are_served_better():
+    (found,) = paired_tests([np.array([-1.0, -2.0, 3.0])], lower_is_better=True)
+    assert (found.better, found.worse) == (2, 1)
