@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from clients.device.policy import Policy
-from clients.device.time_limit import ended_after
+from clients.device.time_limit import ended_after, seconds_left
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.generated import requested_items
 from clients.node_of_context import is_real, node_of
@@ -55,7 +56,7 @@ def _at_the_border(message: Message, context: Context, call_next: ClientAppCalla
         if message.has_content():
             _refuse_strange_keys(message)
             from_the_network(message.content)
-        with ended_after(policy.most_seconds if real else 0):  # 0: no limit
+        with ended_after(*(_limits(message, policy) if real else (0.0, 0.0))):
             answer = call_next(message, context)
     except RefusalError:
         raise
@@ -71,6 +72,12 @@ def _at_the_border(message: Message, context: Context, call_next: ClientAppCalla
     if answer.has_content():
         for_the_network(answer.content)
     return answer
+
+
+def _limits(message: Message, policy: Policy) -> tuple[float, float]:
+    """Seconds of processor time, and of elapsed time, for the work on a message."""
+    sent = message.metadata.created_at
+    return policy.most_seconds, seconds_left(sent, message.metadata.ttl, time.time())
 
 
 def _refuse_strange_keys(message: Message) -> None:

@@ -10,6 +10,7 @@ experiments and orders it accepts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -35,6 +36,8 @@ from fedrec.privacy.noise_source import Source, source_of
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
+
+log = logging.getLogger("fedrec")
 
 
 class DeviceNode(Node):
@@ -170,6 +173,9 @@ class DeviceNode(Node):
         if protection is not None and noisy:
             protection = replace(protection, silent=True)
         clients = self.memory.spend(self.run, order.round, asked, cost, limits)
+        if len(clients) < len(asked):
+            reached = len(asked) - len(clients)
+            log.warning("round %d: %d clients reached the limit of rounds", order.round, reached)
         return replace(order, clients=clients, protection=protection)
 
     def refuse_generated(self) -> None:

@@ -24,13 +24,10 @@ from simulations.deployment.containers import hand_over
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki.keys import write_private
 
-_SETTINGS = {
-    "numbers": True,
-    "most-evaluations": 1000,
-    "most-rounds": 100_000,
-    "report-errors": True,
-}
-"""Limits of shards, whose data the operator has anyway."""
+_RUNS = 10
+"""Runs of the experiment in which every user may take part in every round, by the limits of its
+shard."""
+_LAST_EVALUATIONS = 2  # without and with fine-tuning
 
 
 def cut_for(deployment: Deployment, experiment: Experiment) -> Deployment:
@@ -62,9 +59,21 @@ def cut(experiment: Experiment, folders: list[Path]) -> list[int]:
     for place, folder in enumerate(folders):
         write_private(folder / "data.csv", table[owner == place].to_csv(index=False))
         Catalogue.of(population.interactions).write(folder / "catalogue.json")
-        write_atomically(folder / "node.toml", tomli_w.dumps({"partition-id": place, **_SETTINGS}))
+        write_atomically(folder / "node.toml", tomli_w.dumps(_settings(experiment, place)))
     users = table["user"].to_numpy()
     return [len(np.unique(users[owner == place])) for place in range(len(folders))]
+
+
+def _settings(experiment: Experiment, place: int) -> dict[str, object]:
+    """Settings of a shard, with limits for some runs of the experiment; the operator has its data
+    anyway, and reads its errors."""
+    return {
+        "partition-id": place,
+        "numbers": True,
+        "most-evaluations": _RUNS * (experiment.rounds + _LAST_EVALUATIONS),
+        "most-rounds": _RUNS * experiment.rounds,
+        "report-errors": True,
+    }
 
 
 def _rows(population: Population) -> pd.DataFrame:

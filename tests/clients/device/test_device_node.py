@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -252,6 +253,22 @@ def test_only_its_own_users_and_only_as_often_as_allowed(load_tiny, shards):
         mine[0]: 2,
         mine[1]: 2,
     }
+
+
+def test_the_limits_of_a_shard_end_after_ten_runs_of_the_experiment(load_tiny, shards, caplog):
+    """By the settings that the operator's shard has, without any of its owner."""
+    experiment = load_tiny("rounds=2")
+    cut(experiment, [shards[0]])
+    table = tomllib.loads((shards[0] / "node.toml").read_text())
+    policy = Policy.of(table)
+    assert (policy.most_rounds, policy.most_evaluations) == (20, 40)
+    node = own(experiment, shards[0], policy=policy.model_dump(), place=0, **NUMBERED)
+    took = []
+    for run in range(12):
+        node.run = f"{run:016x}"
+        took += [len(node.accept(TrainOrder(n, node.training[:3])).clients) for n in (1, 2)]
+    assert took == [3] * 20 + [0] * 4
+    assert "round 2: 3 clients reached the limit of rounds" in caplog.text
 
 
 def test_own_noise_is_accounted_and_comes_from_the_system(load_tiny, shards):

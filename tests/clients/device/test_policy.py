@@ -5,6 +5,7 @@ messages."""
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from importlib.metadata import EntryPoint
 from typing import get_args
@@ -669,9 +670,32 @@ def test_an_owner_sets_the_limits_of_work(victim):
     refused(lambda: victim("step.epochs=7", **{"most-epochs": 6}).theta(), "most-epochs")
 
 
-def test_work_on_a_message_has_the_owners_time_limit(victim, monkeypatch):
+def timers(monkeypatch):
+    """Collects the timers that are set and their seconds."""
     limits = []
-    monkeypatch.setattr("clients.device.time_limit.signal.setitimer", lambda _, s: limits.append(s))
+
+    def setitimer(timer, seconds, interval=0.0):
+        limits.append((timer, seconds))
+        return 0.0, 0.0
+
+    monkeypatch.setattr("clients.device.time_limit.signal.setitimer", setitimer)
+    return limits
+
+
+def test_work_on_a_message_has_the_owners_time_limit(victim, monkeypatch):
+    limits = timers(monkeypatch)
     victim(**{"most-seconds": 7}).theta()
     victim().theta()
-    assert limits == [7, 0, 3600, 0]
+    found = [seconds for timer, seconds in limits if timer == signal.ITIMER_VIRTUAL]
+    assert found == [7, 0, 3600, 0]
+
+
+def test_work_on_a_message_ends_with_the_time_that_the_server_waits(victim, monkeypatch):
+    limits = timers(monkeypatch)
+    monkeypatch.setattr("clients.app.time.time", lambda: 1030.0)
+    node = victim()
+    message = Message(RecordDict(), 2, INITIAL, ttl=100.0)
+    message.metadata.created_at = 1000.0
+    app(message, node.context())
+    found = [seconds for timer, seconds in limits if timer == signal.ITIMER_REAL]
+    assert found == [70.0, 0]

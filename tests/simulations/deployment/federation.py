@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,10 @@ class Federation:
         self.experiment_file.write_text(tomli_w.dumps(table))
         # so that a malicious node can send false replies
         self.deployment = cut_for(self.deployment, load(table)).changed(most_clients=100)
+        for folder in self.deployment.node_folders():  # for any number of runs
+            file = folder / "node.toml"
+            many = {"most-rounds": 100_000, "most-evaluations": 100_000}
+            file.write_text(tomli_w.dumps(tomllib.loads(file.read_text()) | many))
         self.others = []
 
     def up(self):
