@@ -45,7 +45,6 @@ class Step(ABC):
             `non-negative` only if any two clients' updates have an inner product of at least 0 by
             construction, for all data (`fedrec.privacy.adjacency`). A subclass with other batches
             or training is `signed` unless it declares otherwise.
-        simulations_only: whether it exists for attacks and audits; real nodes refuse it.
         generated: whether its clients start from parameters that the server sends to each of them.
         whole_tables: whether a block may have rows of items that its batches do not name.
     """
@@ -53,7 +52,6 @@ class Step(ABC):
     Config: ClassVar[type[StepConfig]] = StepConfig
     paper: ClassVar[str] = ""
     contributions: ClassVar[Contributions] = "signed"
-    simulations_only: ClassVar[bool] = False
     generated: ClassVar[bool] = False
     whole_tables: ClassVar[bool] = True
 

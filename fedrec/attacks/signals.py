@@ -8,11 +8,12 @@ mean.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fedrec.data.population import Population
+if TYPE_CHECKING:
+    from fedrec.data.population import Population
 
 Signal = Literal["positives", "contrast"]
 

@@ -11,6 +11,7 @@ from typing import Any
 from fedrec.components.errors import named
 from fedrec.errors import ExperimentError
 
+_CONTRACT_PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations", "flwr")
 _CONTRACT_FILES = ("base", "reader", "split", "perturbation", "strategy")
 
 
@@ -57,8 +58,7 @@ def _overridden(cls: type, base: type) -> Iterator[tuple[str, Any, Any]]:
 
 def _is_contract(cls: type) -> bool:
     package, _, file = cls.__module__.rpartition(".")
-    ours = package.split(".")[0] in ("fedrec", "clients", "server", "strategies", "flwr")
-    return ours and file in _CONTRACT_FILES
+    return package.split(".")[0] in _CONTRACT_PACKAGES and file in _CONTRACT_FILES
 
 
 def _takes(own: Any, contract: Any) -> bool:

@@ -65,7 +65,7 @@ PERTURBATION = Kind(
     "fedrec.data.perturbation:Perturbation",
     table="perturb",
 )
-ATTACK = Kind("attack", "fedrec.attacks.members", "fedrec.attacks.base:Attack")
+ATTACK = Kind("attack", "simulations.attacks.builtin", "simulations.attacks.base:Attack")
 MECHANISM = Kind(
     "mechanism",
     "fedrec.privacy.mechanisms",

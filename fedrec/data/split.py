@@ -64,14 +64,10 @@ class Split(ABC):
     A subclass lives in a file of its own in `fedrec/data/splits/`, its configuration class above
     it. It is a function of the interactions, its configuration and the experiment's seed (stream
     `"split"`).
-
-    Attributes:
-        simulations_only: whether it exists for attacks and audits; real nodes refuse it.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
-    simulations_only: ClassVar[bool] = False
 
     def __init__(self, config: Config, seed: int) -> None:
         self.config = config

@@ -43,7 +43,6 @@ class Model(ABC):
             items of their histories (step `gram`, `fedrec.factors.chosen_items`); empty: none.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
-        simulations_only: whether it exists for attacks and audits; real nodes refuse it.
         by_features: whether the shared parameters represent users by their features (`user.NAME`)
             and by nothing else.
     """
@@ -53,7 +52,6 @@ class Model(ABC):
     item_tables: ClassVar[tuple[str, ...]] = ()
     products: ClassVar[str] = ""
     generated: ClassVar[bool] = False
-    simulations_only: ClassVar[bool] = False
     by_features: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:

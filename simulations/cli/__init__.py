@@ -15,8 +15,7 @@ from typing import Annotated
 import typer
 
 from fedrec.errors import DataError, FedrecError
-from simulations.cli import doctor
-from simulations.cli.attacks import attribute, audit, membership, named
+from simulations.cli import attacks, doctor
 from simulations.cli.data import datasets, glove, perturb, synthesise
 from simulations.cli.deployment import client, deploy, keys
 from simulations.cli.experiments import (
@@ -69,14 +68,13 @@ datasets.app.command("glove-subset", short_help="Extract the GloVe vectors of us
     glove.glove_subset
 )
 accounting.app.command("users", short_help="Compute each user's epsilon.")(personal.users)
-app.add_typer(membership.app, name="attack", help="Membership and attribute inference attacks.")
-membership.app.command("attribute", short_help="Infer an attribute of users from profiles.")(
-    attribute.attribute
-)
-membership.app.command("run", short_help="Run an attack of your own.")(named.run)
-app.command("audit", short_help="Test the privacy claim of an experiment with canary clients.")(
-    audit.audit
-)
+app.add_typer(attacks.app, name="attack", help="Membership and attribute inference attacks.")
+app.command(
+    "audit",
+    cls=attacks.AttackCommand,
+    help=attacks.AUDIT,
+    short_help="Test the privacy claim of an experiment with canary clients.",
+)(attacks.attack)
 app.add_typer(
     deploy.app,
     name="deploy",

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a membership attack."""
+"""The contract of an attack."""
 
 from __future__ import annotations
 
-from functools import partial
+import json
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from clients.hosting.node import Node
-from fedrec.attacks.base import Attack, Attacked
 from fedrec.components.registry import ATTACK
-from fedrec.experiment.sections import Section
-from simulations.attacks.federations import scores_of
-from simulations.attacks.named import attack_by_name
-from simulations.contracts.base import Contract, assert_that
+from fedrec.errors import ComponentError
+from simulations.attacks.base import Attack, Outcome
+from simulations.attacks.driver import run_attack
+from simulations.contracts.base import Contract, assert_that, fail
 
 
 class AttackContract(Contract):
@@ -22,50 +19,37 @@ class AttackContract(Contract):
 
     kind = ATTACK
 
-    def placed(self) -> dict[str, dict[str, object]]:
+    def placed(self) -> dict[str, Any]:
         """No section: attacks are not part of an experiment."""
         return {}
 
-    def attacked(self) -> Attacked:
-        """A system that has not learned anything, whose arrays cannot be written to."""
-        experiment = self.small()
-        node = Node(experiment, 0, 1, None)
-        parameters = {name: value.numpy() for name, value in node.initial().items()}
-        scores = partial(
-            scores_of, experiment, {n: v.copy() for n, v in parameters.items()}, fine_tune=False
-        )
-        for value in parameters.values():
-            value.setflags(write=False)
-        return Attacked(node.training, node.population, parameters, scores)
+    def test_it_attacks_trained_systems(self, tmp_path: Path) -> None:
+        """As `fedrec attack` does: the outcome is saved, and its table has as many cells in each
+        row as titles. Suspicion is one finite number per user."""
+        found = self._outcome(tmp_path)
+        cls: type[Attack] = self.cls
+        saved = json.loads((tmp_path / cls.file).read_text(encoding="utf-8"))
+        assert_that(saved == json.loads(json.dumps(found.table)), "another outcome is saved")
+        widths = {len(row) for row in found.rows}
+        assert_that(len(found.rows) > 1 and len(widths) == 1, f"rows of {sorted(widths)} cells")
+        words = [cell for row in found.rows for cell in row] + [*found.lines, *found.reasons]
+        assert_that(all(isinstance(word, str) for word in words), "rows and lines are no texts")
+        assert_that(found.verdict in ("", "PASS", "WARN", "FAIL"), f"verdict {found.verdict!r}")
 
-    def test_suspicion_is_one_finite_number_per_user(self) -> None:
-        """`[users]`, finite; the threshold is a number."""
-        attacked = self.attacked()
-        attack = self._attack()
-        found = attack.suspicion(attacked)
-        right = (
-            isinstance(found, np.ndarray)
-            and found.shape == attacked.users.shape
-            and bool(np.isfinite(found).all())
-        )
-        assert_that(right, f"suspicion is {found!r}")
-        assert_that(bool(np.isfinite(attack.threshold(found))), "the threshold is not finite")
+    def test_its_outcome_is_a_function_of_what_it_sees_and_the_seed(self, tmp_path: Path) -> None:
+        """Two objects find the same in the same runs, which are not trained again."""
+        first = self._outcome(tmp_path)
+        stamps = _stamps(tmp_path)
+        again = self._outcome(tmp_path)
+        assert_that(again.table == first.table, "two objects find something else")
+        assert_that(_stamps(tmp_path) == stamps, "its runs are other ones the second time")
 
-    def test_suspicion_is_a_function_of_what_is_seen_and_the_seed(self) -> None:
-        """Two objects give the same numbers."""
-        attacked = self.attacked()
-        first, again = (self._attack().suspicion(attacked) for _ in range(2))
-        assert_that(np.array_equal(first, again), "two objects give different numbers")
+    def _outcome(self, folder: Path) -> Outcome:
+        try:
+            return run_attack(self.small(), self.section(), folder)
+        except ComponentError as error:
+            fail(error.text())
 
-    def test_it_attacks_a_trained_system(self, tmp_path: Path) -> None:
-        """As `fedrec attack run` does."""
-        section = self.section()
-        found = attack_by_name(self.small(), Section.model_validate(section), tmp_path)
-        assert_that(0 <= found.success.auc.value <= 1, f"{found.success}")
-        assert_that(
-            found.success.members + found.success.others == len(self.attacked().users),
-            "somebody is missing",
-        )
 
-    def _attack(self) -> Attack:
-        return self.cls(self.config(), 0)
+def _stamps(folder: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in folder.glob("*/checkpoints/*")}

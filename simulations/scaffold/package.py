@@ -102,7 +102,7 @@ def _texts(names: dict[str, str], target: Path) -> dict[str, str]:
     kind = names["kind"]
     run = f"fedrec run {name}.toml"
     if kind == "attack":
-        run = f"fedrec attack run {name} {name}.toml"
+        run = f"fedrec attack {name} {name}.toml"
     settings = {
         "sampler": '    settings = {"cohort": 6}\n',
         "dataset": files.WRITES_A_TABLE,

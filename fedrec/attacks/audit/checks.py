@@ -44,6 +44,14 @@ class Check:
     passed: bool
     meaning: str
 
+    def line(self, label: str) -> str:
+        """A line that shows the test of a run."""
+        state = "ok   " if self.passed else "WRONG"
+        return (
+            f"{state} {label} {self.name}: {self.measured:.4g}, claimed {self.claimed:.4g} (p ="
+            f" {self.probability:.2g})"
+        )
+
 
 def all_checks(seen: Observations, mechanism: Mechanism, significance: float) -> list[Check]:
     """The checks that are possible for a run: those of the noise and its independence need claimed

@@ -6,19 +6,17 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from fedrec.attacks.base import Attack, Attacked
-from fedrec.attacks.membership import top_lists
-from fedrec.config import Config
+from simulations.attacks.base import Attacked, MembershipAttack, MembershipConfig
 
 
-class ExampleConfig(Config):
+class ExampleConfig(MembershipConfig):
     """Settings; unknown keys are rejected, and every field has a description."""
 
     length: int = Field(default=20, ge=1)
     """Items in a list."""
 
 
-class Example(Attack):
+class Example(MembershipAttack):
     """Share of a user's own positives among the first items of its list."""
 
     Config = ExampleConfig
@@ -26,10 +24,9 @@ class Example(Attack):
 
     def suspicion(self, attacked: Attacked) -> np.ndarray:
         """One number per user of `attacked.users`: the higher, the more likely it trained."""
+        lists = attacked.target.lists(attacked.users, self.config.length)
         found = []
-        for users, scores in attacked.scores(attacked.users):
-            lists = top_lists(scores, min(self.config.length, scores.shape[1]))
-            for user, own in zip(users.tolist(), lists, strict=True):
-                positives = attacked.population.client(user).positives
-                found.append(float(np.isin(positives, own).mean()) if len(positives) else 0.0)
+        for user, own in zip(attacked.users.tolist(), lists, strict=True):
+            positives = attacked.population.client(user).positives
+            found.append(float(np.isin(positives, own).mean()) if len(positives) else 0.0)
         return np.array(found)

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+from fedrec.attacks.membership import top_lists
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.memberships import shadow_plan
 from fedrec.data.population import Population
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.models.base import Model
 from fedrec.runs.folder import RunFolder
-from simulations.attacks import membership
-from simulations.attacks.federations import parameters_of, scores_of
-from simulations.attacks.lira import LiraOptions, attack_lira
-from simulations.attacks.membership import MembershipOptions, attack_membership
-from simulations.study.runs import run_once
+from server.callbacks.base import Callback
+from simulations import runner
+from simulations.attacks.driver import run_attack
+from simulations.attacks.members import shadow_parts
+from simulations.attacks.system import System
 
 
 class Named(Synthetic):
@@ -62,8 +62,16 @@ ATTACKED = {
 }
 
 
-def attacked(*overrides):
-    return load(ATTACKED, overrides)
+def attack(folder, name, *overrides, **settings):
+    return run_attack(load(ATTACKED, overrides), {"name": name, **settings}, folder)
+
+
+def system(folder, *overrides):
+    """A system and its training users."""
+    runner.run(load(ATTACKED, overrides), output=folder)
+    run = RunFolder(folder)
+    users = Population.of(run.experiment).partition.training_clients
+    return System(run.experiment, run, users), users
 
 
 MEMORISING = (
@@ -80,105 +88,109 @@ MEMORISING = (
 
 @pytest.mark.slow
 def test_lira_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
-    found = attack_lira(attacked(*MEMORISING), LiraOptions(shadows=6), tmp_path)
-    assert found.success.auc.value > 0.85 and found.success.balanced_accuracy.low > 0.7
+    found = attack(tmp_path, "lira", *MEMORISING, shadows=6).found
+    assert found.auc.value > 0.85 and found.balanced_accuracy.low > 0.7
     with np.load(tmp_path / "signals.npz") as file:
         assert file["shadows"].shape == file["masks"].shape == (6, 96)
         assert file["shadows"][file["masks"]].mean() > file["shadows"][~file["masks"]].mean()
 
 
 def test_lira_finds_nothing_after_no_training(tmp_path):
-    experiment = attacked("rounds=1", "step.learning-rate=1e-9")
-    found = attack_lira(experiment, LiraOptions(shadows=4, mode="offline"), tmp_path)
-    assert (
-        0.3 < found.success.auc.value < 0.7 and found.success.members == found.success.others == 48
-    )
+    idle = ("rounds=1", "step.learning-rate=1e-9")
+    found = attack(tmp_path, "lira", *idle, shadows=4, mode="offline").found
+    assert 0.3 < found.auc.value < 0.7 and found.members == found.others == 48
 
 
 def test_runs_that_are_there_are_taken_and_others_refused(tmp_path):
-    options = LiraOptions(shadows=4)
-    first = attack_lira(attacked("rounds=2"), options, tmp_path)
+    first = attack(tmp_path, "lira", "rounds=2", shadows=4)
     stamps = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/checkpoints/*")}
-    again = attack_lira(attacked("rounds=2"), options, tmp_path)
-    assert again.success == first.success and len(stamps) == 10
+    again = attack(tmp_path, "lira", "rounds=2", shadows=4)
+    assert again.table == first.table and len(stamps) == 10
+    other = attack(tmp_path, "lira", "rounds=2", shadows=4, mode="offline")
+    assert other.found != first.found
     assert stamps == {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/checkpoints/*")}
-    with pytest.raises(RunError, match="run of other settings"):
-        attack_lira(attacked("rounds=3"), options, tmp_path)
+    with pytest.raises(RunError, match="holds another run"):
+        attack(tmp_path, "lira", "rounds=3", shadows=4)
 
 
-@pytest.fixture(scope="module")
-def options():
-    return MembershipOptions(shadow_users=40, used=0.8)
+def test_an_interrupted_attack_goes_on_where_it_stopped(tmp_path):
+    whole = attack(tmp_path / "whole", "fit", "rounds=4")
+    interrupted = _Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        run_attack(
+            load(ATTACKED, ["rounds=4"]), {"name": "fit"}, tmp_path / "broken", [interrupted]
+        )
+    assert attack(tmp_path / "broken", "fit", "rounds=4").table == whole.table
+    rows = (tmp_path / "broken" / "target" / "rounds.csv").read_text()
+    assert rows == (tmp_path / "whole" / "target" / "rounds.csv").read_text()
 
 
-def test_the_papers_attack_end_to_end(tmp_path, options):
-    experiment = attacked("rounds=3")
-    found = attack_membership(experiment, options, tmp_path)
-    assert (found.success.members, found.success.others) == (28, 28)
-    assert 1 <= found.descriptions <= 56 and "hits@5" in found.recommends
-    trained = RunFolder(tmp_path / "shadow"), RunFolder(tmp_path / "target")
-    clients = Population.of(experiment).partition.training_clients
-    plan = shadow_plan(clients, shadow_users=40, used_share=0.8, member_share=0.5, seed=0)
-    for run, expected in zip(trained, (plan.used, plan.members), strict=True):
+class _Interrupting(Callback):
+    def after_round(self, row, seconds):
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+        return False
+
+
+PAPERS = {"shadow-users": 40, "used": 0.8}
+
+
+def test_the_papers_attack_end_to_end(tmp_path):
+    outcome = attack(tmp_path, "membership", "rounds=3", **PAPERS)
+    assert (outcome.found.members, outcome.found.others) == (28, 28)
+    assert 1 <= outcome.table["descriptions"] <= 56 and "hits@5" in outcome.table["recommends"]
+    runs = RunFolder(tmp_path / "shadow"), RunFolder(tmp_path / "target")
+    clients = Population.of(load(ATTACKED)).partition.training_clients
+    parts = shadow_parts(clients, shadow_users=40, used=0.8, members=0.5, seed=0)
+    for run, expected in zip(runs, parts[::2], strict=True):
         assert np.array_equal(Population.of(run.experiment).partition.training_clients, expected)
-    assert trained[0].experiment.seed != trained[1].experiment.seed == 0
-    assert found.table()["attack"] == "membership" and found.table()["success"]["members"] == 28
+    assert runs[0].experiment.seed != runs[1].experiment.seed == 0
+    table = outcome.table
+    assert table["attack"] == "membership" and table["success"]["members"] == 28
+    assert table["options"]["shadow_users"] == 40 and table["ceilings"] == {}
 
 
-def test_the_papers_attack_finds_members_of_a_system_that_learns_them_by_heart(tmp_path, options):
-    found = attack_membership(attacked(*MEMORISING), replace(options, balanced=True), tmp_path)
-    assert found.success.balanced_accuracy.low > 0.7 and found.success.auc.low > 0.75
+def test_the_papers_attack_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
+    found = attack(tmp_path, "membership", *MEMORISING, **PAPERS, balanced=True).found
+    assert found.balanced_accuracy.low > 0.7 and found.auc.low > 0.75
 
 
-def test_equal_features_are_equal_lists_of_the_shared_model(tmp_path, options):
+def test_equal_features_are_equal_lists_of_the_shared_model(tmp_path):
     """Of a model without user ids, the paper's attacker sees only the effect of features; after
     fine-tuning, more."""
-    experiment = attacked("rounds=2")
-    run = run_once(experiment, tmp_path / "run")
-    population = Population.of(experiment)
-    users = population.partition.training_clients
-    shared = np.concatenate(
-        [s for _, s in scores_of(experiment, parameters_of(run), users, fine_tune=False)]
+    target, users = system(tmp_path / "run", "rounds=2")
+    shared, tuned = (
+        np.concatenate([s for _, s in target.scores(users, fine_tune=tune)])
+        for tune in (False, True)
     )
-    tuned = np.concatenate(
-        [s for _, s in scores_of(experiment, parameters_of(run), users, fine_tune=True)]
-    )
-    codes = np.hstack(population.feature_codes(users))
+    codes = np.hstack(Population.of(target.experiment).feature_codes(users))
     kinds = len(np.unique(codes, axis=0))
     assert len(np.unique(shared, axis=0)) == kinds < len(users) == len(np.unique(tuned, axis=0))
-    told = membership._lists(experiment, population, parameters_of(run), users[::-1], options)
     # regardless of the other users of the block
-    assert np.array_equal(told, membership.top_lists(shared[::-1]))
+    assert np.array_equal(target.lists(users[::-1], 10), top_lists(shared[::-1]))
+    with pytest.raises(ValueError, match="read-only"):
+        target.parameters["item.id"][:] = 0
+
+
+def test_lists_can_leave_out_what_a_user_has(tmp_path):
+    target, users = system(tmp_path / "run", "rounds=1")
+    population = Population.of(target.experiment)
+    lists = target.lists(users, 10, exclude_known=True)
+    for user, items in zip(users.tolist(), lists, strict=True):
+        assert not np.isin(items, population.client(user).items).any()
 
 
 @pytest.mark.slow
-def test_as_many_test_users_judge_the_target_as_one_likes(tmp_path, options):
-    experiment = attacked("rounds=1", "dataset.users=150")
-    everybody = len(Population.of(experiment).evaluated_clients("test"))
-    for judged, expected in ((7, 7), (None, everybody)):
-        attack_membership(experiment, replace(options, judged=judged), tmp_path / str(judged))
-        assert len(RunFolder(tmp_path / str(judged) / "target").read_result().users) == expected
-
-
-def test_lists_can_leave_out_what_a_user_has(tmp_path, options, monkeypatch):
-    seen = []
-    real = membership.top_lists
-    monkeypatch.setattr(membership, "top_lists", lambda *a: seen.append(real(*a)) or seen[-1])
-    experiment = attacked("rounds=1")
-    attack_membership(experiment, replace(options, exclude_known=True), tmp_path)
-    population = Population.of(experiment)
-    plan = shadow_plan(
-        population.partition.training_clients,
-        shadow_users=40,
-        used_share=0.8,
-        member_share=0.5,
-        seed=0,
-    )
-    for user, items in zip(np.sort(np.concatenate([plan.used, plan.unused])), seen[0], strict=True):
-        assert not np.isin(items, population.client(int(user)).items).any()
+def test_as_many_test_users_judge_the_target_as_one_likes(tmp_path):
+    overrides = ("rounds=1", "dataset.users=150")
+    everybody = len(Population.of(load(ATTACKED, overrides)).evaluated_clients("test"))
+    for judged, expected in ((7, 7), (0, everybody)):
+        folder = tmp_path / str(judged)
+        attack(folder, "membership", *overrides, **PAPERS, judged=judged)
+        assert len(RunFolder(folder / "target").read_result().users) == expected
 
 
 def test_too_few_users_are_explained_before_anything_runs(tmp_path):
     with pytest.raises(ExperimentError, match="too few users"):
-        attack_membership(attacked(), MembershipOptions(), tmp_path / "runs")
+        attack(tmp_path / "runs", "membership")
     assert not (tmp_path / "runs").exists()

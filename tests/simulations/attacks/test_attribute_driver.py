@@ -4,7 +4,6 @@ perturbation."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +17,10 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.models.metamf import generate
 from fedrec.rng import stream
-from simulations.attacks.attribute import AttributeOptions, _updates, attack_attribute
-from simulations.attacks.federations import parameters_of
-from simulations.study.runs import run_once
+from fedrec.runs.folder import RunFolder
+from simulations import runner
+from simulations.attacks.driver import run_attack
+from simulations.attacks.system import System
 from tests.clients.oracles import update_under
 
 
@@ -52,30 +52,33 @@ ATTACKED = {
 }
 
 
-def attack(tmp_path, options, *overrides):
-    return attack_attribute(load(ATTACKED, overrides), options, tmp_path)
+def attack(tmp_path, *overrides, table=ATTACKED, **settings):
+    chosen = {"name": "attribute", "attribute": "gender", **settings}
+    return run_attack(load(table, overrides), chosen, tmp_path)
 
 
 def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
-    options = AttributeOptions("gender", attacker="logistic")
-    clear = attack(tmp_path, options)
-    assert clear.success.balanced_accuracy.value > 0.8 and clear.categories == ("F", "M")
-    assert clear.recommends == {} and not list(tmp_path.iterdir())
+    outcome = attack(tmp_path, attacker="logistic")
+    clear = outcome.found
+    assert clear.balanced_accuracy.value > 0.8 and outcome.table["categories"] == ("F", "M")
+    assert "recommends" not in outcome.table
+    assert [file.name for file in tmp_path.iterdir()] == ["attack.json"]
     targeted = ("perturb.name=targeted", "perturb.attribute=gender")
     responses = ("perturb.epsilon=0.1", "perturb.mechanism=randomised-response")
-    hidden = attack(tmp_path, options, *targeted, *responses)
-    assert hidden.success.balanced_accuracy.value < 0.63
-    half = attack(tmp_path, options, *targeted, "perturb.epsilon=3")
-    assert hidden.success.auc < half.success.auc <= clear.success.auc + 0.05
+    hidden = attack(tmp_path, *targeted, *responses, attacker="logistic").found
+    assert hidden.balanced_accuracy.value < 0.63
+    half = attack(tmp_path, *targeted, "perturb.epsilon=3", attacker="logistic").found
+    assert hidden.auc < half.auc <= clear.auc + 0.05
 
 
 @pytest.mark.parametrize("source", ["recommendations", "updates"])
 def test_attribute_inference_from_a_trained_system(tmp_path, source):
     """The gender among the model's features must not help the attacker, who sees only items."""
-    found = attack(tmp_path, AttributeOptions("gender", source=source, without=("user.*",)))
-    assert found.success.users == len(Population.of(load(ATTACKED)).partition.training_clients)
-    assert found.success.balanced_accuracy.low > 0.55 and "hits@5" in found.recommends
-    assert found.table()["attack"] == "attribute" and (tmp_path / "target" / "run.json").is_file()
+    outcome = attack(tmp_path, source=source, without=["user.*"])
+    found = outcome.found
+    assert found.users == len(Population.of(load(ATTACKED)).partition.training_clients)
+    assert found.balanced_accuracy.low > 0.55 and "hits@5" in outcome.table["recommends"]
+    assert outcome.table["attack"] == "attribute" and (tmp_path / "target" / "run.json").is_file()
 
 
 META = {
@@ -99,12 +102,12 @@ META = {
 def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
     """The description of each client's gradients equals that of a central gradient of its loss."""
     experiment = load(META, ["rounds=2"])
-    run = run_once(experiment, tmp_path / "run")
+    runner.run(experiment, output=tmp_path / "run")
     users = Population.of(experiment).partition.training_clients[[5, 3, 200]]
-    options = AttributeOptions("gender", source="updates", without=("layer1.*",))
-    found = list(_updates(experiment, parameters_of(run), users, options))
+    target = System(experiment, RunFolder(tmp_path / "run"), users)
+    found = list(target.updates(users, ("layer1.*",)))
     node = Node(experiment, 0, 1, None)
-    given = {name: torch.from_numpy(value) for name, value in parameters_of(run).items()}
+    given = {name: torch.from_numpy(value.copy()) for name, value in target.parameters.items()}
     for user, described in zip(users.tolist(), found, strict=True):
         values, low = generate(given, torch.tensor([user]), None)
         own = {name: value[0] for name, value in (values | {"item.low": low}).items()}
@@ -123,70 +126,25 @@ def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
 
 
 def test_updates_of_a_generating_system_are_attacked(tmp_path):
-    options = AttributeOptions("gender", source="updates", attacker="logistic")
-    found = attack_attribute(load(META), options, tmp_path)
-    assert found.success.balanced_accuracy.low > 0.55 and "hits@5" in found.recommends
+    outcome = attack(tmp_path, table=META, source="updates", attacker="logistic")
+    assert outcome.found.balanced_accuracy.low > 0.55 and "hits@5" in outcome.table["recommends"]
 
 
 def test_an_update_reveals_the_features_of_the_user(tmp_path):
-    found = attack(tmp_path, AttributeOptions("gender", source="updates", attacker="logistic"))
-    assert found.success.balanced_accuracy.value > 0.92  # the row of `user.gender` that moves
+    found = attack(tmp_path, source="updates", attacker="logistic").found
+    assert found.balanced_accuracy.value > 0.92  # the row of `user.gender` that moves
 
 
 def test_items_independent_of_gender_reveal_nothing(tmp_path):
     found = attack(
-        tmp_path, AttributeOptions("occupation", attacker="logistic"), "dataset.users=400"
-    )
-    assert abs(found.success.balanced_accuracy.value - found.success.chance) < 0.1
+        tmp_path, "dataset.users=400", attribute="occupation", attacker="logistic"
+    ).found
+    assert abs(found.balanced_accuracy.value - found.chance) < 0.1
 
 
 @pytest.mark.parametrize("attribute", ["sex", "genres"])
 def test_an_unknown_attribute_is_explained(tmp_path, attribute):
+    """Before anything is trained."""
     with pytest.raises(ExperimentError, match="not an attribute that can be inferred"):
-        attack(tmp_path, AttributeOptions(attribute))
-
-
-def test_the_command(tmp_path, monkeypatch, capsys):
-    from typer.testing import CliRunner
-
-    from simulations.cli import app
-
-    file = tmp_path / "attacked.toml"
-    import tomli_w
-
-    file.write_text(tomli_w.dumps(ATTACKED))
-    result = CliRunner().invoke(
-        app,
-        [
-            "attack",
-            "attribute",
-            str(file),
-            "--attacker",
-            "logistic",
-            "--json",
-            "-o",
-            str(tmp_path / "out"),
-        ],
-    )
-    assert result.exit_code == 0, result.output
-    table = json.loads(result.stdout)
-    assert table["success"]["users"] == 200 and table == json.loads(
-        (tmp_path / "out" / "attack.json").read_text()
-    )
-    shown = CliRunner().invoke(
-        app,
-        ["attack", "attribute", str(file), "--attacker", "logistic", "-o", str(tmp_path / "out")],
-    )
-    assert "balanced accuracy" in shown.output and "0.500" in shown.output
-    targeted = [
-        "--set",
-        "perturb.name=targeted",
-        "--set",
-        "perturb.attribute=gender",
-        "--set",
-        "perturb.epsilon=1",
-    ]
-    perturbed = CliRunner().invoke(app, ["perturb", str(file), *targeted, "--json"])
-    assert json.loads(perturbed.stdout)["epsilon"]["true, whole profile"]["max"] == "inf"
-    refused = CliRunner().invoke(app, ["perturb", str(file)])
-    assert "perturbs nothing" in str(refused.exception)
+        attack(tmp_path, attribute=attribute, source="updates")
+    assert not list(tmp_path.iterdir())

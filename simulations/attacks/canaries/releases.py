@@ -19,9 +19,10 @@ import numpy as np
 
 from fedrec.attacks.audit.canaries import CanaryPlan
 from fedrec.attacks.audit.directions import Directions
+from fedrec.attacks.audit.observations import Observations
 from fedrec.components.registry import MODEL, STRATEGY, resolve
-from fedrec.data.population import Population
-from fedrec.errors import RunError
+from fedrec.data.cache import POPULATIONS
+from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phase_at, phases_of
 from fedrec.experiment.schema import Experiment
 from fedrec.prefixes import add_prefix, strip_prefix
@@ -29,8 +30,11 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.atomic_files import open_atomically
 from server.callbacks.base import Callback
-from strategies.base import CohortStrategy
+from server.cohorts.selection import SampledCohorts
+from server.strategy_state import make_strategy
+from strategies.base import Cohorts, CohortStrategy
 
+_FILE = "canaries.npz"
 _DAMAGED = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
 
 
@@ -72,12 +76,10 @@ class Watch(Callback):
 
     Args:
         plans: the canaries of each audited phase.
-        file: where the releases go.
     """
 
-    def __init__(self, plans: Mapping[str, CanaryPlan], file: Path) -> None:
+    def __init__(self, plans: Mapping[str, CanaryPlan]) -> None:
         self._plans = plans
-        self._file = file
         self._found: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {n: {} for n in plans}
         self._directions: dict[str, Directions] = {}
 
@@ -99,7 +101,7 @@ class Watch(Callback):
         self._phases = phases_of(experiment)
         self._rate = server_rate(experiment)
         model = resolve(MODEL, experiment.model.name)
-        schema = Population.of(experiment).schema()
+        schema = POPULATIONS.population(experiment).schema()
         self._room = getattr(model(experiment.settings(MODEL), schema), "room", {})
 
     def on_release(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
@@ -118,7 +120,7 @@ class Watch(Callback):
     def on_end(self, result: Result) -> None:
         """The run is finished."""
         found = {f"{phase}/": self._releases(phase).arrays() for phase in self._plans}
-        with open_atomically(self._file) as file:
+        with open_atomically(result.folder / _FILE) as file:
             np.savez(file, **add_prefix(found))  # type: ignore[arg-type]
 
     def _record(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
@@ -153,12 +155,57 @@ def server_rate(experiment: Experiment) -> Callable[[int], float]:
     return lambda round_number: strategy.server_rate(settings, round_number)
 
 
-def recorded(file: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, Releases]:
+def observed(
+    run: RunFolder, plans: Mapping[str, CanaryPlan]
+) -> dict[str, tuple[list[int], Observations]]:
+    """Of each phase of an audited run that released anything, the rounds and what they released.
+
+    Raises:
+        ExperimentError: no phase did.
+        RunError: the releases were not recorded, or their file is damaged.
+    """
+    found = {}
+    for phase, releases in recorded(run.path, plans).items():
+        plan = plans[phase]
+        canaries = plan.first + np.arange(plan.count)
+        rounds = releases.rounds.tolist()
+        if not rounds:  # the budget may have ended the run early
+            continue
+        cohorts = _cohorts(run.experiment, phase)
+        seen = Observations(
+            releases.released,
+            np.array([np.isin(canaries, cohorts.sample(number)) for number in rounds]),
+            plan.signs(),
+            releases.quiet if releases.quiet.size else None,
+            shared=plan.kind == "products",
+            groups=releases.groups,
+        )
+        found[phase] = rounds, seen
+    if not found:
+        raise ExperimentError(
+            "the run has no rounds to audit",
+            expected="at least one round with noise",
+            got="a budget that covers none",
+            fix="raise privacy.budget or the noise",
+        )
+    return found
+
+
+def _cohorts(experiment: Experiment, phase: str) -> Cohorts:
+    """The cohorts of a phase of an audited run."""
+    clients = POPULATIONS.population(experiment).partition.training_clients
+    drawn = SampledCohorts.without_nodes(experiment, clients)
+    strategy = make_strategy(experiment, drawn)
+    return strategy.by_phase[phase].cohorts if isinstance(strategy, CohortStrategy) else drawn
+
+
+def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, Releases]:
     """The releases of an audited run, by phase.
 
     Raises:
-        RunError: the file is not there, or was not written by an audit.
+        RunError: their file is not there, or was not written by an audit.
     """
+    file = folder / _FILE
     shown = "no such file"
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:

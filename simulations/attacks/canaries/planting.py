@@ -20,7 +20,9 @@ from fedrec.experiment.phases import Phase, contributions_of, phases_of, step_ta
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.base import HistoryModel, ProductsModel
-from simulations.attacks.federations import QUICK, derived, section
+from simulations.attacks.system import section
+
+_HERE = __name__.rpartition(".")[0]
 
 
 def kind_of(phase: Phase) -> Kind:
@@ -31,13 +33,12 @@ def kind_of(phase: Phase) -> Kind:
     return "products" if outer else "rows"
 
 
-def with_canaries(experiment: Experiment, plans: Mapping[str, CanaryPlan], seed: int) -> Experiment:
-    """The experiment with canary clients and a minimal evaluation.
+def changes_for(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict[str, Any]:
+    """The sections of an experiment with canary clients that differ.
 
     Args:
         experiment: the experiment, resolved.
         plans: the canaries of each audited phase, as many in each.
-        seed: of the new experiment.
     """
     count = next(iter(plans.values())).count
     items = 2 * count if any(plan.kind == "rows" for plan in plans.values()) else 0
@@ -53,17 +54,16 @@ def with_canaries(experiment: Experiment, plans: Mapping[str, CanaryPlan], seed:
         if not own:
             return step
         plan = max(own, key=lambda one: one.magnitude)
-        options = {"name": "canary", "base": step.name, "canaries": plan.table()}
+        options = {"name": f"{_HERE}.step:Canary", "base": step.name, "canaries": plan.table()}
         return Section.model_validate({**step.options, **options})
 
+    def added(kind: str, name: str, **settings: Any) -> dict[str, Any]:
+        base = section(experiment, kind)
+        return {"name": f"{_HERE}.population:{name}", "base": base, "count": count, **settings}
+
     changes = {
-        "dataset": {
-            "name": "canaries",
-            "base": section(experiment, "dataset"),
-            "count": count,
-            "items": items,
-        },
-        "split": {"name": "canaries", "base": section(experiment, "split"), "count": count},
+        "dataset": added("dataset", "CanaryUsers", items=items),
+        "split": added("split", "CanaryClients"),
         "model": _with_rows(experiment, plans),
         "step": step_table(planted(experiment.step)),
     }
@@ -71,7 +71,7 @@ def with_canaries(experiment: Experiment, plans: Mapping[str, CanaryPlan], seed:
     if isinstance(settings, Config):
         changed = _with_steps(settings, planted).table()
         changes["strategy"] = {"name": experiment.strategy.name, **changed}
-    return derived(experiment, "audit", seed, changes, **QUICK)
+    return changes
 
 
 def _with_rows(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict[str, Any]:
@@ -87,7 +87,8 @@ def _with_rows(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict[
     signed = [plan for plan in plans.values() if plan.kind == "signed"]
     patterns = sorted({pattern for plan in signed for pattern in plan.parameters})
     count = next(iter(plans.values())).count
-    return {"name": "reserved", "base": base, "rows": count, "parameters": patterns}
+    name = f"{_HERE}.reserved:Reserved"
+    return {"name": name, "base": base, "rows": count, "parameters": patterns}
 
 
 def _with_steps(settings: Config, planted: Callable[[Section], Section]) -> Config:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another dataset, with users added who have neither rows nor features, the canary clients of an
-audit, and items that nobody has."""
+"""The canary clients of an audit in the data: another dataset with users without rows and features
+added, and items that nobody has; and another split in which these users train."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from fedrec.components.registry import DATASET, resolve
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.components.registry import DATASET, SPLIT, resolve
+from fedrec.config import Config
+from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
+from fedrec.data.split import Partition, Split
 from fedrec.experiment.sections import Section, component_settings
 
 
-class CanariesConfig(ReaderConfig):
+class CanaryUsersConfig(ReaderConfig):
     """Settings of a dataset with canaries; `path` and `verify` are those of the other dataset,
     below `base`."""
 
-    base: dict[str, Any] = Field(default_factory=lambda: {"name": "synthetic"})
-    """The base dataset: its name and settings."""
-    count: int = Field(1000, ge=1)
+    base: dict[str, Any]
+    """The other dataset: its name and settings."""
+    count: int = Field(ge=1)
     """Number of users added; their indices follow those of the others."""
-    items: int = Field(0, ge=0)
+    items: int = Field(default=0, ge=0)
     """Number of items added, likewise."""
 
 
-class Canaries(Reader):
+class CanaryUsers(Reader):
     """Adds users without rows to another dataset."""
 
-    Config = CanariesConfig
+    Config = CanaryUsersConfig
     title = "another dataset and canary users; for `fedrec audit`"
-    config: CanariesConfig
+    config: CanaryUsersConfig
 
     def read(self) -> Interactions:
         """Read the other dataset and add users and items.
@@ -65,14 +67,11 @@ class Canaries(Reader):
 
 def _longer(table: FeatureTable, count: int) -> FeatureTable:
     """The same features with rows added that have no code."""
-    features = tuple(_extended(feature, count) for feature in table.features)
+    features = tuple(
+        replace(one, offsets=np.append(one.offsets, np.full(count, one.offsets[-1])))
+        for one in table.features
+    )
     return FeatureTable(table.rows + count, features)
-
-
-def _extended(feature: Feature, count: int) -> Feature:
-    """The same feature with rows added that have no code."""
-    offsets = np.concatenate([feature.offsets, np.full(count, feature.offsets[-1])])
-    return Feature(feature.name, feature.categories, offsets, feature.codes)
 
 
 def _more_ids(ids: np.ndarray, count: int) -> np.ndarray:
@@ -83,3 +82,34 @@ def _more_ids(ids: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate(
         [ids, np.array(free[:count], dtype=object if ids.dtype == object else np.str_)]
     )
+
+
+class CanaryClientsConfig(Config):
+    """Settings of a split with canaries."""
+
+    base: dict[str, Any]
+    """The other split: its name and settings."""
+    count: int = Field(ge=1)
+    """Number of canaries: the last so many users, who have no rows."""
+
+
+class CanaryClients(Split):
+    """Adds the last users, who have no rows, to the training clients of another split."""
+
+    Config = CanaryClientsConfig
+    config: CanaryClientsConfig
+
+    def split(self, interactions: Interactions) -> Partition:
+        """Divide the interactions like the other split.
+
+        Raises:
+            DataError: see the other split.
+        """
+        section = Section.model_validate(self.config.base)
+        base = resolve(SPLIT, section.name)(
+            component_settings(SPLIT, section, at="split.base"), self.seed
+        )
+        partition = base.split(interactions)
+        canaries = np.arange(interactions.num_users - self.config.count, interactions.num_users)
+        training = np.union1d(partition.training_clients, canaries)
+        return replace(partition, training_clients=training)

@@ -62,15 +62,13 @@ class CanaryConfig(StepConfig):
 
 
 class Canary(Step):
-    """Uploads fixed updates for the canaries; all other clients run another step. For `fedrec
-    audit`.
+    """Uploads fixed updates for the canaries; all other clients run another step.
 
     Raises:
         ExperimentError: a setting of the other step is wrong.
     """
 
     Config = CanaryConfig
-    simulations_only = True
     paper = "Steinke et al. 2023; Andrew et al. 2023"
     config: CanaryConfig
 

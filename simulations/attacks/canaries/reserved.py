@@ -27,9 +27,9 @@ from fedrec.nn.declaration import KernelModel
 class ReservedConfig(Config):
     """Settings of a model with reserved rows."""
 
-    base: dict[str, Any] = Field(default_factory=lambda: {"name": "privrec"})
+    base: dict[str, Any]
     """The base model: its name and settings."""
-    rows: int = Field(1000, ge=1)
+    rows: int = Field(ge=1)
     """Number of rows appended to each item table, initially zero; other parameters share as many
     among them."""
     parameters: tuple[str, ...] = ()
@@ -38,10 +38,9 @@ class ReservedConfig(Config):
 
 
 class Reserved(Model):
-    """Adds rows to the parameters of another model; for `fedrec audit`."""
+    """Adds rows to the parameters of another model."""
 
     Config = ReservedConfig
-    simulations_only = True
     config: ReservedConfig
 
     def __init__(self, config: ReservedConfig, schema: Schema) -> None:

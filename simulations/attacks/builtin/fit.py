@@ -9,21 +9,27 @@ of all users stands for the mean loss.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from fedrec.attacks.base import Attack, Attacked
 from fedrec.attacks.signals import Signal, fit_signals
-from fedrec.config import Config
+from simulations.attacks.base import Attacked, MembershipAttack, MembershipConfig
+
+if TYPE_CHECKING:
+    from simulations.attacks.system import System
 
 
-class FitConfig(Config):
+class FitConfig(MembershipConfig):
     """Settings of the attack by fit."""
 
     signal: Signal = "contrast"
-    """How well scores fit a user: `positives` or `contrast`, see `fedrec.attacks.signals`."""
+    """How well scores fit a user: `positives` or `contrast`, see docs/attacks.md."""
+    fine_tune: bool = False
+    """Whether the model is fine-tuned on the user's data before the fit is measured."""
 
 
-class Fit(Attack):
+class Fit(MembershipAttack):
     """Suspects the users whom the system fits best; needs no shadow system."""
 
     Config = FitConfig
@@ -31,9 +37,12 @@ class Fit(Attack):
     config: FitConfig
 
     def suspicion(self, attacked: Attacked) -> np.ndarray:
-        """`float64 [users]`, one number per user of `attacked.users`: the higher, the more likely
-        it trained."""
-        blocks = attacked.scores(attacked.users)
+        """`float64 [users]`: how well the target fits each user."""
+        return self.signals(attacked, attacked.target)
+
+    def signals(self, attacked: Attacked, system: System) -> np.ndarray:
+        """`float64 [users]`: how well a system fits each user."""
+        blocks = system.scores(attacked.users, fine_tune=self.config.fine_tune)
         signal = self.config.signal
         return np.concatenate(
             [fit_signals(scores, attacked.population, part, signal) for part, scores in blocks]

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of attacks: which runs an attack needs, what it sees of them, and what it found.
+
+`fedrec attack NAME EXPERIMENT` trains these runs, or reuses them, and writes the outcome
+(`simulations.attacks.driver`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.components.errors import refuse_wrong
+from fedrec.config import Config
+from fedrec.rng import seed_sequence
+
+if TYPE_CHECKING:
+    from fedrec.attacks.success import Figure, Success
+    from fedrec.data.population import Population
+    from fedrec.experiment.schema import Experiment
+    from server.callbacks.base import Callback
+    from simulations.attacks.system import System
+
+TARGET = "target"
+"""Name of the run that is attacked."""
+QUICK = {"every": 0, "users": 1, "final-users": 1, "fine-tune": {"epochs": 0}}
+"""Minimal evaluation settings, for runs whose metrics are not needed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A run that an attack needs: the attacked experiment with some changes.
+
+    Attributes:
+        members: `bool [users]`, which of the attacked experiment's training users train; None: all.
+        seed: of the run; None: that of the experiment.
+        changes: whole sections of the experiment, by name, such as another `step`.
+        evaluation: changed keys of its evaluation (kebab-case); baselines are always left out.
+        callbacks: called on each event of the run.
+    """
+
+    members: np.ndarray | None = None
+    seed: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=lambda: QUICK)
+    callbacks: Sequence[Callback] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """What is attacked, and what the attacker sees of it.
+
+    Attributes:
+        experiment: the attacked experiment, resolved.
+        population: its data; the partition is that before members are drawn, so it reveals no
+            membership.
+        users: `int64 [users]`, ascending: the users who are attacked, by default all that train.
+        folder: where the runs are, and where an attack may keep files.
+        systems: the trained runs by name; empty before they are trained.
+    """
+
+    experiment: Experiment
+    population: Population
+    users: np.ndarray
+    folder: Path
+    systems: Mapping[str, System] = field(default_factory=dict)
+
+    @property
+    def target(self) -> System:
+        """The run that is attacked."""
+        return self.systems[TARGET]
+
+    def seed_of(self, name: str, number: int) -> int:
+        """A seed for one of several runs."""
+        words = seed_sequence(self.experiment.seed, name, number).generate_state(1, np.uint64)
+        return int(words[0] >> np.uint64(1))
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The outcome of an attack.
+
+    Attributes:
+        found: the figures, such as a `fedrec.attacks.success.Success`.
+        table: plain values, which are saved as JSON.
+        rows: a table to print, the titles of its columns first.
+        lines: what is printed below it.
+        verdict: PASS, WARN or FAIL for attacks that test a claim; with FAIL the command's exit
+            status is 1.
+        reasons: of the verdict.
+    """
+
+    found: Any
+    table: Mapping[str, Any]
+    rows: Sequence[Sequence[str]]
+    lines: Sequence[str] = ()
+    verdict: str = ""
+    reasons: Sequence[str] = ()
+
+
+class Attack(ABC):
+    """Measures what training reveals.
+
+    A subclass lives in a file of its own in `simulations/attacks/builtin/`, its configuration class
+    above it; every setting is an option of the command. Its outcome is a function of what it sees,
+    its settings and the seed.
+
+    Args:
+        config: its settings.
+        seed: of the experiment; random decisions come from `fedrec.rng.stream(seed, NAME)`.
+
+    Attributes:
+        paper: where the attack is described.
+        file: name of the saved outcome.
+    """
+
+    Config: ClassVar[type[Config]] = Config
+    paper: ClassVar[str] = ""
+    file: ClassVar[str] = "attack.json"
+
+    def __init__(self, config: Config, seed: int) -> None:
+        self.config = config
+        self.seed = seed
+
+    @abstractmethod
+    def trainings(self, attacked: Attacked) -> Mapping[str, Training]:
+        """The runs that it needs, by name of their folders; none if it sees data only."""
+
+    @abstractmethod
+    def outcome(self, attacked: Attacked) -> Outcome:
+        """Attack the trained `attacked.systems`."""
+
+
+class MembershipConfig(Config):
+    """Settings of every membership attack."""
+
+    epsilon: float | None = Field(default=None, ge=0)
+    """Claimed epsilon of the attacked system, to print the bounds that it implies."""
+    delta: float = Field(default=1e-5, ge=0, le=1)
+    """Delta of the claimed epsilon."""
+
+
+class MembershipAttack(Attack):
+    """Distinguishes members (training users of a system) from other users.
+
+    A subclass has its settings derived from `MembershipConfig`, and `suspicion`. The target is
+    trained by half of the users, and all of them are attacked, unless `trainings` or `victims` say
+    otherwise.
+
+    Attributes:
+        details: further numbers for the saved outcome.
+    """
+
+    Config = MembershipConfig
+    config: MembershipConfig
+
+    def __init__(self, config: MembershipConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self.details: dict[str, Any] = {}
+
+    @abstractmethod
+    def suspicion(self, attacked: Attacked) -> np.ndarray:
+        """`float64 [users]`, one number per user of `attacked.users`: the higher, the more likely
+        it trained `attacked.target`."""
+
+    def threshold(self, suspicion: np.ndarray) -> float:
+        """Threshold of the scores `float64 [users]` above which a user counts as a member; by
+        default the median, because about half of the users are members."""
+        return float(np.median(suspicion))
+
+    def victims(self, attacked: Attacked) -> np.ndarray:
+        """`int64 [n]`, ascending: which of `attacked.users` are attacked."""
+        return attacked.users
+
+    def trainings(self, attacked: Attacked) -> Mapping[str, Training]:
+        """The runs that it needs, by name of their folders."""
+        from simulations.attacks.members import half_members
+
+        half = half_members(len(attacked.users), self.seed)
+        return {TARGET: Training(half, evaluation={"every": 0})}
+
+    def outcome(self, attacked: Attacked) -> Outcome:
+        """Attack the target.
+
+        Raises:
+            ComponentError: `suspicion` is not one finite number per user.
+        """
+        from fedrec.attacks.success import measure
+
+        users = self.victims(attacked)
+        suspicion = self._checked(self.suspicion(replace(attacked, users=users)), len(users))
+        member = np.isin(users, attacked.target.members)
+        found = measure(suspicion, member, threshold=self.threshold(suspicion))
+        claimed = self.config.epsilon
+        ceilings = {} if claimed is None else found.ceilings(claimed, self.config.delta)
+        table = {"success": found.table(), **self.details, "ceilings": ceilings}
+        said = f"{found.members} members, {found.others} others."
+        return Outcome(found, table, figure_rows(_figures(found), ceilings), [said])
+
+    def _checked(self, found: Any, users: int) -> np.ndarray:
+        numbers = isinstance(found, np.ndarray) and found.shape == (users,)
+        if not numbers or not np.isfinite(found).all():
+            shape = f"{type(found).__name__} {list(getattr(found, 'shape', ()))}"
+            refuse_wrong(
+                "attack",
+                self,
+                "in suspicion",
+                expected=f"{users} finite numbers",
+                got="NaN or infinity" if numbers else shape,
+            )
+        return found
+
+
+def _figures(found: Success) -> list[tuple[str, Figure, float, str]]:
+    caught = f"members found at {found.wanted:.0%} false alarms"
+    return [
+        ("accuracy", found.accuracy, found.majority, ""),
+        ("balanced accuracy", found.balanced_accuracy, 0.5, "balanced_accuracy"),
+        ("AUC", found.auc, 0.5, ""),
+        (caught, found.found, found.false_alarms, "found"),
+    ]
+
+
+def figure_rows(
+    rows: Iterable[tuple[str, Figure, float, str]], ceilings: Mapping[str, float]
+) -> list[list[str]]:
+    """A table of figures to print.
+
+    Args:
+        rows: of each figure its words, the figure, its value by chance, and its key in `ceilings`.
+        ceilings: largest values under differential privacy.
+    """
+    more = ["DP ceiling"] if ceilings else []
+    printed = [["figure", "value", "95 % interval", "chance", *more]]
+    for words, figure, chance, key in rows:
+        interval = f"{figure.low:.3f} to {figure.high:.3f}"
+        ceiling = [f"{ceilings[key]:.3f}" if key in ceilings else "-"] if ceilings else []
+        printed.append([words, f"{figure.value:.3f}", interval, f"{chance:.3f}", *ceiling])
+    return printed

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attribute inference: from profiles, from recommendation lists, or from clients' updates;
+`fedrec.attacks.attribute` has the attacker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.config import Config, did_you_mean
+from fedrec.errors import ExperimentError
+from simulations.attacks.base import TARGET, Attack, Attacked, Outcome, Training, figure_rows
+
+if TYPE_CHECKING:
+    from fedrec.attacks.attribute import Inference, Scaling
+    from fedrec.data.population import Population
+
+
+class AttributeConfig(Config):
+    """Settings of attribute inference."""
+
+    attribute: str = "gender"
+    """User feature to infer."""
+    source: Literal["profiles", "recommendations", "updates"] = "profiles"
+    """What the attacker sees. `profiles`: the items that each device learns from (perturbed, where
+    the experiment perturbs them); `recommendations`: top lists of the trained system; `updates`:
+    what each client uploads in the round after the last."""
+    attacker: Literal["neural", "logistic"] = "neural"
+    """Classifier: neural or logistic."""
+    folds: int = Field(default=5, ge=2)
+    """Number of cross-validation folds over users."""
+    lists: Literal["shared", "fine-tuned"] = "fine-tuned"
+    """Lists of the shared model, or after each user's own fine-tuning."""
+    length: int = Field(default=10, ge=1)
+    """Items in a list."""
+    include_known: bool = False
+    """Whether lists may contain items of the user's real training rows."""
+    without: tuple[str, ...] = ()
+    """Pattern of parameters to ignore, such as 'user.*'; may repeat."""
+
+
+class Attribute(Attack):
+    """Infers an attribute of users, such as gender, from profiles, recommendations or updates."""
+
+    Config = AttributeConfig
+    config: AttributeConfig
+
+    def trainings(self, attacked: Attacked) -> Mapping[str, Training]:
+        """The attacked experiment itself; profiles need no run.
+
+        Raises:
+            ExperimentError: the attribute is unknown, or has several values per user.
+        """
+        self._labels(attacked.population)
+        needed = self.config.source != "profiles"
+        return {TARGET: Training(evaluation={"every": 0})} if needed else {}
+
+    def outcome(self, attacked: Attacked) -> Outcome:
+        """Infer the attribute of the training clients with a known one.
+
+        Raises:
+            ExperimentError: a class has too few users.
+        """
+        from fedrec.attacks.attribute import infer_attribute
+
+        users, labels, categories = self._labels(attacked.population)
+        scaling: Scaling = "columns" if self.config.source == "updates" else "rows"
+        found = infer_attribute(
+            self._described(attacked, users),
+            labels,
+            attacker=self.config.attacker,
+            scaling=scaling,
+            folds=self.config.folds,
+            seed=self.seed,
+        )
+        sizes = ", ".join(
+            f"{n} {label}" for n, label in zip(found.classes, categories, strict=True)
+        )
+        folds = f"{min(found.folds):.3f} to {max(found.folds):.3f}"
+        said = f"{found.users} users ({sizes}); balanced accuracy in the folds {folds}."
+        table = {"categories": categories, "success": found.table()}
+        return Outcome(found, table, _rows(found), [said])
+
+    def _described(self, attacked: Attacked, users: np.ndarray) -> np.ndarray:
+        """`float32 [users, columns]`: what the attacker sees of each user."""
+        from fedrec.attacks.membership import one_hot
+
+        config = self.config
+        items = attacked.population.interactions.num_items
+        if config.source == "updates":
+            return np.stack(list(attacked.target.updates(users, config.without)))
+        if config.source == "recommendations":
+            lists = attacked.target.lists(
+                users,
+                config.length,
+                fine_tune=config.lists == "fine-tuned",
+                exclude_known=not config.include_known,
+            )
+            return one_hot(lists, items)
+        profiles = np.zeros((len(users), items), dtype=np.float32)
+        for row, user in zip(profiles, users.tolist(), strict=True):
+            row[attacked.population.client(user).items] = 1.0
+        return profiles
+
+    def _labels(self, population: Population) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+        """Training clients with the attribute, their classes as codes from 0 without gaps, and the
+        classes' labels."""
+        features = population.interactions.user_features
+        name = self.config.attribute
+        known = features.names
+        if name not in known or features[name].width != 1:
+            raise ExperimentError(
+                f"{name!r} is not an attribute that can be inferred",
+                expected=(
+                    f"a user feature with one category per user, of {', '.join(known) or 'none'}"
+                ),
+                got=name,
+                fix=did_you_mean(name, known) if known else "choose another dataset",
+            )
+        users = population.partition.training_clients
+        codes = features[name].padded()[users, 0]
+        present, labels = np.unique(codes[codes >= 0], return_inverse=True)
+        categories = tuple(features[name].categories[code] for code in present)
+        return users[codes >= 0], labels.astype(np.int64), categories
+
+
+def _rows(found: Inference) -> list[list[str]]:
+    rows = figure_rows(
+        [
+            ("balanced accuracy", found.balanced_accuracy, found.chance, ""),
+            ("accuracy", found.accuracy, found.majority, ""),
+        ],
+        {},
+    )
+    return rows if found.auc is None else [*rows, ["AUC", f"{found.auc:.3f}", "-", "0.500"]]

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PrivRec's membership attack (section 4.6): a shadow and a target federation, lists, a forest;
+`fedrec.attacks.membership` has the forest, and what the paper leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.attacks.membership import Describer, Encoding, forest_scores, train_forest
+from simulations.attacks.base import (
+    TARGET,
+    Attacked,
+    MembershipAttack,
+    MembershipConfig,
+    Training,
+)
+from simulations.attacks.members import shadow_parts
+
+if TYPE_CHECKING:
+    from simulations.attacks.system import System
+
+_SHADOW = "shadow"
+
+
+class PrivRecAttackConfig(MembershipConfig):
+    """Settings of PrivRec's membership attack."""
+
+    shadow_users: int = Field(default=1000, ge=1)
+    """Number of users whose data the attacker has."""
+    used: float = Field(default=0.8, gt=0, lt=1)
+    """Share of these users that train the shadow system."""
+    members: float = Field(default=0.5, gt=0, lt=1)
+    """Share of the other users that train the target system."""
+    encoding: Encoding = "both"
+    """Encoding of a list: multi-hot, pooled or both."""
+    lists: Literal["shared", "fine-tuned"] = "shared"
+    """Lists of the shared model, or after each user's own fine-tuning (an attacker who has the
+    user's data)."""
+    exclude_known: bool = False
+    """Whether lists leave out items of the user's training rows (likewise)."""
+    length: int = Field(default=10, ge=1)
+    """Items in a list."""
+    trees: int = Field(default=100, ge=1)
+    """Number of trees in the random forest."""
+    balanced: bool = False
+    """Whether members and non-members among the shadow users have equal weight."""
+    judged: int = Field(default=200, ge=0)
+    """Number of random test users on whom the target's recommendations are evaluated; 0: all. With
+    fine-tuning, evaluating all takes longer than the attack itself."""
+
+
+class PrivRecAttack(MembershipAttack):
+    """Shadow system, top-10 lists, random forest."""
+
+    Config = PrivRecAttackConfig
+    paper = "PrivRec (Wang et al. 2021), section 4.6"
+    config: PrivRecAttackConfig
+
+    def trainings(self, attacked: Attacked) -> Mapping[str, Training]:
+        """The shadow system and the target.
+
+        Raises:
+            ExperimentError: there are too few users.
+        """
+        used, _, members, _ = self._parts(attacked)
+        judged = {"final-users": self.config.judged} if self.config.judged else {}
+        users = attacked.users
+        return {
+            _SHADOW: Training(np.isin(users, used), attacked.seed_of("attack-run", 0)),
+            TARGET: Training(np.isin(users, members), evaluation={"every": 0, **judged}),
+        }
+
+    def victims(self, attacked: Attacked) -> np.ndarray:
+        """All but the shadow users."""
+        return np.sort(np.concatenate(self._parts(attacked)[2:]))
+
+    def suspicion(self, attacked: Attacked) -> np.ndarray:
+        """`float64 [users]`: the forest's probability of "member"."""
+        population = attacked.population
+        shadow = attacked.systems[_SHADOW]
+        known = np.setdiff1d(population.partition.training_clients, attacked.users)
+        _, items = population.liked(known)
+        data = population.interactions
+        popularity = np.bincount(items, minlength=data.num_items)
+        describer = Describer(
+            data.user_features, data.item_features, popularity, self.config.encoding
+        )
+        forest = train_forest(
+            describer.describe(known, self._lists(shadow, known)),
+            np.isin(known, shadow.members),
+            seed=self.seed,
+            trees=self.config.trees,
+            balanced=self.config.balanced,
+        )
+        there = describer.describe(attacked.users, self._lists(attacked.target, attacked.users))
+        # equal descriptions cannot be distinguished
+        self.details["descriptions"] = len(np.unique(there, axis=0))
+        return forest_scores(forest, there)
+
+    def threshold(self, suspicion: np.ndarray) -> float:
+        """The forest's answer is "member" above 1/2."""
+        return 0.5
+
+    def _parts(self, attacked: Attacked) -> list[np.ndarray]:
+        config = self.config
+        return shadow_parts(
+            attacked.users,
+            shadow_users=config.shadow_users,
+            used=config.used,
+            members=config.members,
+            seed=self.seed,
+        )
+
+    def _lists(self, system: System, users: np.ndarray) -> np.ndarray:
+        return system.lists(
+            users,
+            self.config.length,
+            fine_tune=self.config.lists == "fine-tuned",
+            exclude_known=self.config.exclude_known,
+        )

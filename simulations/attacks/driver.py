@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks an experiment: trains the runs that an attack needs, unless they are there, and saves
+what the attack found."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedrec.components.errors import component_errors
+from fedrec.components.registry import ATTACK, resolve
+from fedrec.data.cache import POPULATIONS
+from fedrec.errors import RunError
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section, component_settings
+from fedrec.runs.folder import RunFolder
+from fedrec.runtime.atomic_files import write_atomically
+from server.callbacks.base import Callback
+from simulations.attacks.base import TARGET, Attack, Attacked, Outcome, Training
+from simulations.attacks.members import Members
+from simulations.attacks.system import System, section
+
+
+def run_attack(
+    experiment: Experiment,
+    chosen: Mapping[str, Any],
+    output: Path,
+    callbacks: Sequence[Callback] = (),
+) -> Outcome:
+    """Attack an experiment.
+
+    Args:
+        experiment: the attacked experiment, resolved.
+        chosen: name and settings of the attack, as in TOML.
+        output: folder of the runs and of the outcome; finished runs in it are reused, interrupted
+            ones continued.
+        callbacks: called on each event of the runs.
+
+    Raises:
+        ExperimentError: the attack is unknown, one of its settings is wrong, or the experiment
+            cannot be attacked in this way.
+        ComponentError: the attack failed, or its answer is of the wrong form.
+        RunError: the folder holds a run of another experiment.
+        FedrecError: see `simulations.runner.run`.
+    """
+    given = Section.model_validate(chosen)
+    attack_class = resolve(ATTACK, given.name)
+    settings = component_settings(ATTACK, given)
+    with component_errors(ATTACK.name, attack_class, "when it was made"):
+        attack: Attack = attack_class(settings, experiment.seed)
+    POPULATIONS.renew(experiment)
+    population = POPULATIONS.population(experiment)
+    users = population.partition.training_clients
+    attacked = Attacked(experiment, population, users, output)
+    with component_errors(ATTACK.name, attack, "in trainings"):
+        trainings = attack.trainings(attacked)
+    systems = {}
+    for name, training in trainings.items():
+        run = _run_once(_derived(experiment, name, training), output / name, training, callbacks)
+        members = users if training.members is None else users[training.members]
+        systems[name] = System(experiment, run, members)
+    with component_errors(ATTACK.name, attack, "in its outcome"):
+        found = attack.outcome(replace(attacked, systems=systems))
+    recommends = {"recommends": systems[TARGET].metrics} if TARGET in systems else {}
+    options = settings.model_dump(mode="json")
+    table = {"attack": given.name, "options": options, **found.table, **recommends}
+    write_atomically(output / attack.file, json.dumps(_finite(table), indent=2) + "\n")
+    return replace(found, table=table)
+
+
+def _derived(experiment: Experiment, name: str, training: Training) -> Experiment:
+    """An experiment like the attacked one."""
+    table = experiment.table()
+    split = {}
+    if training.members is not None:
+        base = section(experiment, "split")
+        split = {"split": Members.section(base, experiment.seed, training.members)}
+    own = {
+        "name": f"{experiment.name}-{name}",
+        "seed": experiment.seed if training.seed is None else training.seed,
+        "evaluation": {**table["evaluation"], "baselines": [], **training.evaluation},
+    }
+    return load({**table, **own, **split, **training.changes})
+
+
+def _run_once(
+    experiment: Experiment, folder: Path, training: Training, callbacks: Sequence[Callback]
+) -> RunFolder:
+    """Run an experiment, or continue or reuse the run in the folder."""
+    from simulations import runner
+
+    watching = [*training.callbacks, *callbacks]
+    settled = runner.settle(experiment)
+    if not (folder / "run.json").is_file():
+        runner.run(settled, output=folder, callbacks=watching)
+        return RunFolder(folder)
+    found = RunFolder(folder)
+    if found.experiment.digest() != settled.digest():
+        raise RunError(
+            f"{folder} holds another run",
+            expected=f"the run {settled.name!r} with the same settings",
+            got=f"{found.experiment.name!r} with digest {found.experiment.digest()[:12]}",
+            fix="choose another --output",
+        )
+    runner.resume(folder, callbacks=watching)
+    return found
+
+
+def _finite(value: Any) -> Any:
+    """The same with infinities as text, because JSON has none."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

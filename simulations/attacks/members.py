@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who trains which system of an attack: drawn from the attack's seed, and a split that lets only
+them train.
+
+Held-out users and rows are those of the other split, so that a system under attack is evaluated
+like any other. Users that are not drawn keep their training rows, which are not used for training.
+
+Where this differs from PrivRec section 4.6: there all users of the dataset are shadow users,
+members or others; here the test users of the other split are not attacked.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedrec.components.registry import SPLIT, resolve
+from fedrec.config import Config
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Partition, Split
+from fedrec.errors import ExperimentError
+from fedrec.experiment.sections import Section, component_settings
+from fedrec.rng import stream
+
+
+class MembersConfig(Config):
+    """Settings of a split with fewer training clients."""
+
+    base: dict[str, Any]
+    """The other split: its name and settings."""
+    seed: int
+    """Its seed, apart from the experiment's, which differs between the systems of an attack."""
+    members: str
+    """Which of its training clients train: a bit each, in base64."""
+
+
+class Members(Split):
+    """Lets a part of the training clients of another split train."""
+
+    Config = MembersConfig
+    config: MembersConfig
+
+    @classmethod
+    def section(cls, base: dict[str, Any], seed: int, members: np.ndarray) -> dict[str, Any]:
+        """Name and settings; `members` is `bool [training clients]`."""
+        bits = base64.b64encode(np.packbits(members).tobytes()).decode()
+        name = f"{cls.__module__}:{cls.__name__}"
+        return {"name": name, "base": base, "seed": seed, "members": bits}
+
+    def split(self, interactions: Interactions) -> Partition:
+        """Divide the interactions like the other split, and choose among the training clients.
+
+        Raises:
+            ExperimentError: there are more or fewer training clients than bits.
+        """
+        section = Section.model_validate(self.config.base)
+        base = resolve(SPLIT, section.name)(
+            component_settings(SPLIT, section, at="split.base"), self.config.seed
+        )
+        partition = base.split(interactions)
+        users = partition.training_clients
+        packed = np.frombuffer(base64.b64decode(self.config.members), dtype=np.uint8)
+        if len(packed) != -(-len(users) // 8):
+            raise ExperimentError(
+                "the members of a system were drawn from other users",
+                expected=f"a bit for each of {len(users)} training clients",
+                got=f"{8 * len(packed)} bits",
+                fix="choose another --output",
+            )
+        chosen = np.unpackbits(packed, count=len(users)).astype(bool)
+        return replace(partition, training_clients=users[chosen])
+
+
+def shadow_parts(
+    users: np.ndarray, *, shadow_users: int, used: float, members: float, seed: int
+) -> list[np.ndarray]:
+    """Divide users for the attack of PrivRec (section 4.6).
+
+    Args:
+        users: `int64 [users]`, all users.
+        shadow_users: number of shadow users of the attacker (paper: 1000).
+        used: share of these that train the shadow system (paper: .8).
+        members: share of the remaining users that train the target system (paper: .5).
+        seed: of the stream `"attack-shadow"`.
+
+    Returns:
+        `int64 [n]`, ascending, each: shadow users that train the shadow system, shadow users that
+        train nothing, users that train the target system, all others.
+
+    Raises:
+        ExperimentError: one of the four parts would be empty.
+    """
+    shuffled = stream(seed, "attack-shadow").permutation(np.sort(users))
+    cuts = [
+        round(used * shadow_users),
+        shadow_users,
+        shadow_users + round(members * (len(users) - shadow_users)),
+    ]
+    parts = np.split(shuffled, cuts) if shadow_users < len(users) else []
+    if not parts or any(len(part) == 0 for part in parts):
+        raise ExperimentError(
+            "too few users for the attack",
+            expected="shadow users of both kinds, and members and others beside them",
+            got=f"{len(users)} users, {shadow_users} of them shadow users",
+            fix=f"--shadow-users {max(2, len(users) // 3)}",
+        )
+    return [np.sort(part) for part in parts]
+
+
+def half_memberships(users: int, runs: int, seed: int) -> np.ndarray:
+    """`bool [runs, users]`: which users train which shadow system; every user trains exactly half
+    of them.
+
+    Raises:
+        ExperimentError: the number of runs is odd or below 4 (both halves need a mean and a
+            variance).
+    """
+    if runs < 4 or runs % 2:
+        raise ExperimentError(
+            "wrong number of shadow systems",
+            expected="an even number, at least 4",
+            got=str(runs),
+            fix="--shadows 16",
+        )
+    order = stream(seed, "attack-halves").random((runs, users)).argsort(axis=0)
+    return order.argsort(axis=0) < runs // 2
+
+
+def half_members(users: int, seed: int) -> np.ndarray:
+    """`bool [users]`: which users train the target system, half of them (rounded down)."""
+    member = np.zeros(users, dtype=bool)
+    member[stream(seed, "attack-target").permutation(users)[: users // 2]] = True
+    return member

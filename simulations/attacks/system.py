@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained system as an attacker sees it: parameters, scores, lists, and clients' updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedrec.attacks.membership import top_lists
+from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section
+from fedrec.rng import stream
+from fedrec.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from clients.hosting.node import Node
+
+_BLOCK = 256  # users whose scores or generated parameters are in memory at a time
+
+
+class System:
+    """A finished run.
+
+    Args:
+        experiment: the attacked experiment; its data, model, `engine.device` and `engine.threads`
+            are used.
+        run: the run.
+        members: `int64 [n]`, ascending: the users who trained it.
+    """
+
+    def __init__(self, experiment: Experiment, run: RunFolder, members: np.ndarray) -> None:
+        self.experiment = experiment
+        self.run = run
+        self.members = members
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of its recommendations."""
+        return dict(self.run.read_result().metrics)
+
+    @cached_property
+    def parameters(self) -> Mapping[str, np.ndarray]:
+        """Global parameters that the run ended with, read-only.
+
+        Raises:
+            RunError: there is no checkpoint.
+        """
+        from server.checkpoint import Checkpoints
+        from server.early_stopping import ending
+
+        state = Checkpoints.of(self.run).latest()
+        if state is None:
+            raise RunError(
+                f"{self.run.path} has no checkpoint",
+                expected="the parameters after the last round",
+                got="none",
+                fix="remove the folder and start again",
+            )
+        parameters = ending(state)[1]
+        for value in parameters.values():
+            value.setflags(write=False)
+        return parameters
+
+    def scores(
+        self, users: np.ndarray, *, fine_tune: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Scores of the catalogue.
+
+        Args:
+            users: `int64 [users]`.
+            fine_tune: whether each user first fine-tunes on its own data, as in the experiment's
+                evaluation.
+
+        Yields:
+            A block of the users, and `float32 [block, items]`.
+
+        Raises:
+            ExperimentError: the system has private parameters.
+        """
+        from clients.evaluation import client_scores
+
+        node = self._node
+        tuned = self.experiment.fine_tune_step()
+        untuned = Section.model_validate({**tuned.options, "name": tuned.name, "epochs": 0})
+        step = node.step(tuned if fine_tune else untuned)
+        if step.private_names(list(self.parameters)):
+            raise ExperimentError(
+                "private parameters cannot be attacked",
+                expected="a system whose parameters are all shared",
+                got=", ".join(step.private_names(list(self.parameters))),
+                fix="--set step.private-parameters=[]",
+            )
+        for start in range(0, len(users), _BLOCK):
+            part = users[start : start + _BLOCK]
+            if node.model.generated:
+                scores = _generated_scores(node, self._tensors, part)
+            else:
+                scores = client_scores(node, step, self._tensors, part, self.experiment.rounds)
+            yield part, scores.cpu().numpy()
+
+    def lists(
+        self,
+        users: np.ndarray,
+        length: int,
+        *,
+        fine_tune: bool = False,
+        exclude_known: bool = False,
+    ) -> np.ndarray:
+        """Recommendation lists, `int64 [users, length]`, best item first.
+
+        Args:
+            users: `int64 [users]`.
+            length: items in a list, at most those of the catalogue.
+            fine_tune: see `scores`.
+            exclude_known: whether lists leave out items of the users' real training rows.
+        """
+        population = self._node.population
+        codes = population.feature_codes(users)
+        # Users with equal features are made adjacent, because those of a block are scored once.
+        order = np.lexsort(np.concatenate(codes, axis=1).T) if codes else np.arange(len(users))
+        blocks = []
+        for part, scores in self.scores(users[order], fine_tune=fine_tune):
+            if exclude_known:
+                held_out = population.held_out(part, self.experiment.evaluation.held_out)
+                scores = np.where(held_out.known, -np.inf, scores)
+            blocks.append(top_lists(scores, length))
+        return np.concatenate(blocks)[np.argsort(order)]
+
+    def updates(self, users: np.ndarray, without: tuple[str, ...] = ()) -> Iterator[np.ndarray]:
+        """Descriptions of each client's upload in one more round, `float32 [columns]`: for a table
+        or matrix the norms of its rows' changes, for a vector its changes. Which rows change, and
+        by how much, is most informative; directions are left out to keep a description short.
+
+        Args:
+            users: `int64 [users]`.
+            without: patterns of parameters that are left out.
+        """
+        from clients.training.one_client import update_of
+
+        def seen(name: str) -> bool:
+            return not any(fnmatchcase(name, pattern) for pattern in without)
+
+        node = self._node
+        if node.model.generated:
+            for table in _generated_updates(node, self._tensors, users):
+                yield np.concatenate([value for name, value in table.items() if seen(name)])
+            return
+        step = node.step(self.experiment.step)
+        private = set(step.private_names(list(self.parameters)))
+        names = [name for name in self.parameters if name not in private and seen(name)]
+        for user in users.tolist():
+            drawn = stream(self.experiment.seed, "client", user, self.experiment.rounds + 1)
+            delta = update_of(step, self._tensors, node.population.client(user), drawn).delta
+            parts = [
+                delta[name].norm(dim=-1).flatten() if delta[name].dim() > 1 else delta[name]
+                for name in names
+            ]
+            yield np.concatenate([part.cpu().numpy() for part in parts])
+
+    @cached_property
+    def _node(self) -> Node:
+        """All clients of the attacked experiment."""
+        from clients.hosting.node import Node
+
+        return Node(self.experiment, 0, 1, None)
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        from clients.training.one_client import to_device
+
+        copies = {name: value.copy() for name, value in self.parameters.items()}
+        return to_device(copies, self._node.device)
+
+
+def _generated_scores(node: Node, parameters: Mapping[str, Tensor], users: np.ndarray) -> Tensor:
+    """Scores of the catalogue, `float32 [users, items]`, with the parameters that the server
+    generates for each."""
+    import torch
+
+    from fedrec.models.metamf import generate
+
+    with torch.no_grad():
+        values, low = generate(parameters, torch.from_numpy(users.copy()).to(node.device), None)
+        return node.model.scores({**values, "item.low": low}, ())
+
+
+def _generated_updates(
+    node: Node, parameters: Mapping[str, Tensor], users: np.ndarray
+) -> Iterator[dict[str, np.ndarray]]:
+    """Each client's upload by name if the server generates its parameters: updates of
+    these."""
+    import torch
+
+    from clients.generated import requested_items
+    from clients.training.round import train_each
+    from fedrec.models.metamf import generate
+    from fedrec.protocol.client_arrays import ClientArrays
+    from fedrec.protocol.orders import ItemQuery, TrainOrder
+
+    rows = node.population.interactions.num_items
+    round_ = node.experiment.rounds + 1
+    step = section(node.experiment, "step")
+    for part in np.array_split(users, -(-len(users) // _BLOCK)):
+        clients = np.sort(part)
+        requests = requested_items(node, ItemQuery(round_, clients, "train", step))
+        with torch.no_grad():
+            values, low = generate(parameters, torch.from_numpy(requests.clients), requests)
+        sent = ClientArrays(
+            requests,
+            {name: value.numpy() for name, value in values.items()},
+            {"item.low": low.numpy()},
+        )
+        order = TrainOrder(round_, clients, step=step, each=True)
+        found = train_each(node, sent.arrays(), order).updates
+        for client in part.tolist():
+            one = found.take(np.searchsorted(clients, [client]))
+            tables = {name: np.zeros(rows, dtype=np.float32) for name in one.rows}
+            for name, gradient in one.rows.items():
+                tables[name][one.requests.items] = np.linalg.norm(gradient, axis=-1)
+            heads = {
+                n: v[0] if v.ndim < 3 else np.linalg.norm(v[0], axis=-1)
+                for n, v in one.values.items()
+            }
+            yield heads | tables
+
+
+def section(experiment: Experiment, kind: str) -> dict[str, Any]:
+    """A section as a table: name and settings."""
+    found = getattr(experiment, kind)
+    return {"name": found.name, **found.options}

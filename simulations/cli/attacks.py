@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec attack NAME EXPERIMENT`, for every attack, built-in or from a plug-in, and `fedrec
+audit`. An attack's settings are options of its command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+import typer
+import typer.core
+
+from simulations.cli.help_texts import command_of
+
+if TYPE_CHECKING:
+    from fedrec.errors import FedrecError
+    from simulations.attacks.base import Outcome
+
+AUDIT = """Run an experiment with canary clients and test its privacy claim; the exit status is 1 on
+FAIL.
+
+The claim is what the run's privacy ledger states for each phase with noise, or the one given by
+--clip and --noise-std.
+"""
+_COLOURS = {"PASS": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typer.colors.RED}
+
+
+def attack(
+    ctx: typer.Context,
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            metavar="EXPERIMENT", help="A TOML file, or the name of a shipped experiment."
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Option("--with", "-w", help="A setting: --with signal=positives")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", "-s", help="Override a key: --set rounds=20")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="serial or ray.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of the runs; finished runs in it are reused."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Attack an experiment; the exit status is 1 if a claim is refuted."""
+    from fedrec.experiment.loading import load
+    from fedrec.experiment.overrides import override
+    from fedrec.runs.directory import default_folder
+    from server.callbacks.progress import Progress
+    from simulations.attacks.driver import run_attack
+
+    name = str(ctx.command.name)
+    chosen = dict(ctx.obj or {})
+    for text in settings or []:
+        chosen = override(chosen, text)
+    loaded = load(experiment, [*(overrides or []), *([f"engine.name={engine}"] if engine else [])])
+    default = default_folder(loaded)
+    folder = output or default.with_name(f"{name.rpartition(':')[2]}-{default.name}")
+    progress = Progress()
+    try:
+        callbacks = [] if quiet or as_json else [progress]
+        found = run_attack(loaded, {**chosen, "name": name}, folder, callbacks)
+    finally:
+        progress.close()
+    if as_json:
+        typer.echo(json.dumps(found.table, indent=2))
+    else:
+        _print(found, folder)
+    if found.verdict == "FAIL":
+        raise typer.Exit(1)
+
+
+def _print(found: Outcome, folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    titles, *rows = found.rows
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for title, *cells in zip(titles, *rows, strict=True):
+        words = all(cell[:1].isalpha() for cell in cells if cell)
+        shown.add_column(title, justify="left" if words else "right")
+    for row in rows:
+        shown.add_row(*row)
+    console = Console()
+    console.print(shown)
+    for line in found.lines:
+        console.print(line, highlight=False)
+    typer.echo(folder)
+    if found.verdict:
+        colour = _COLOURS[found.verdict]
+        typer.secho(found.verdict, fg=colour, bold=True)
+        for reason in found.reasons:
+            typer.secho(f"  {reason}", fg=colour, err=found.verdict == "FAIL")
+
+
+class AttackCommand(typer.core.TyperCommand):
+    """The command of the attack of its name."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The arguments, the attack's settings, and the options of all attacks."""
+        from simulations.cli.attack_options import options_of
+
+        first, *others = super().get_params(ctx)
+        return [first, *options_of(_class_of(str(self.name)).Config), *others]
+
+
+class AttackGroup(typer.core.TyperGroup):
+    """A command for each attack."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of the attacks."""
+        from fedrec.components.registry import ATTACK, available_names
+
+        return available_names(ATTACK)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """The command of an attack, also if it is named by module and class; of one that is unknown
+        or broken, a command that says so."""
+        from inspect import getdoc
+
+        from fedrec.errors import ExperimentError
+
+        try:
+            about = getdoc(_class_of(cmd_name)) or ""
+        except ExperimentError as error:
+            return _broken(cmd_name, error)
+        short = " ".join(about.partition("\n\n")[0].split())
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(cmd_name, cls=AttackCommand, help=about, short_help=short)(attack)
+        return command_of(app)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """`fedrec attack run NAME` is `fedrec attack NAME`."""
+        named = args[1:] if args[0] == "run" else args
+        if not named or named[0] in ctx.help_option_names:
+            typer.echo(ctx.get_help())
+            ctx.exit()
+        return super().resolve_command(ctx, named)
+
+
+def _broken(name: str, error: FedrecError) -> click.Command:
+    """A command that raises an error, whatever its arguments are."""
+
+    def fail() -> None:
+        raise error
+
+    lenient = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    about = f"BROKEN: {error.problem}"
+    return click.Command(name, context_settings=lenient, callback=fail, short_help=about)
+
+
+app = typer.Typer(cls=AttackGroup, no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _attack() -> None:
+    """Membership and attribute inference attacks, and audits."""
+
+
+def _class_of(name: str) -> type:
+    from fedrec.components.registry import ATTACK, resolve
+
+    return resolve(ATTACK, name)
