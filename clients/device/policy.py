@@ -190,9 +190,9 @@ class Policy(Config):
             raise _no_step(order.step, "that of fine-tuning, or none")
 
     def _examine(self, at: str, kind: registry.Kind, section: Section) -> None:
-        """Refuse a component (or one within it) from a package that the owner did not allow, such as
-        `simulations` with those of attacks, or with a file in its settings; none is imported before
-        its name is checked."""
+        """Refuse a component (or one within it) from a package that the owner did not allow, such
+        as `simulations` with those of attacks, or with a file in its settings; none is imported
+        before its name is checked."""
         if not self._runs(kind, section.name):
             raise RefusalError(
                 f"this node does not run {section.name!r} ({at})",

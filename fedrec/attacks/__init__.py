@@ -2,7 +2,7 @@
 """Attacks on trained systems, as statistics on what an attacker sees.
 
 Membership inference (`membership`, `lira`), and whether a run leaks more than its epsilon allows
-(`audit`). Everything here works on arrays; `simulations.attacks` and `simulations.attacks.audit`
-train the federations that the arrays come from. `docs/attacks.md` explains what each of them
+(`audit`). Everything here works on arrays; `simulations.attacks` trains the federations that the
+arrays come from. `docs/attacks.md` explains what each of them
 measures and what it does not.
 """

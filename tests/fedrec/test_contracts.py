@@ -19,12 +19,7 @@ from simulations.contracts.base import SMALL, RunContract
 
 VAE = {"model": {"name": "vae", "hidden": 6, "latent": 3}}
 COHORT = {"settings": {"cohort": 6}}
-PLAN = {"first": 24, "count": 8, "magnitude": 3.0}
-AUDIT = {
-    "dataset": {"name": "canaries", "base": SMALL["dataset"], "count": 8},
-    "split": {"name": "canaries", "base": SMALL["split"], "count": 8},
-    "model": {"name": "reserved", "base": SMALL["model"], "rows": 8},
-}
+PRIVATE = {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
 STAGES = {
     "stage-one": {"rounds": 1, "step": {"name": "sgd", "epochs": 1}},
     "main": {"name": "reptile"},
@@ -99,22 +94,18 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "dpvae"): {"experiment": VAE},
     ("model", "vae"): {"experiment": {"step": {"name": "vae"}}},
     ("model", "ae"): {"experiment": {"step": {"name": "vae"}}},
-    ("model", "reserved"): {"settings": {"base": SMALL["model"], "rows": 5}},
     ("sampler", "fixed-size"): COHORT,
     ("sampler", "limited"): {"settings": {"cohort": 6, "participations": 30}},
     ("sampler", "poisson"): COHORT,
     ("strategy", "two-stage"): {"settings": STAGES},
-    ("step", "canary"): {"settings": {"base": "sgd", "canaries": PLAN}, "experiment": AUDIT},
-    ("split", "canaries"): {"settings": {"count": 8}, "experiment": {"dataset": AUDIT["dataset"]}},
-    ("dataset", "canaries"): {
-        "settings": {"base": SMALL["dataset"], "count": 8},
-        "has_files": False,
-    },
+    ("attack", "audit"): {"settings": {"canaries": 20}, "experiment": PRIVATE},
+    ("attack", "attribute"): {"settings": {"folds": 2, "source": "recommendations"}},
+    ("attack", "lira"): {"settings": {"shadows": 4}},
+    ("attack", "membership"): {"settings": {"shadow-users": 8, "judged": 2, "trees": 5}},
     ("dataset", "synthetic"): {
         "settings": {"users": 24, "items": 30, "mean-interactions": 8},
         "has_files": False,
     },
-    ("split", "members"): {"settings": {"draw": "half", "runs": 4}, "random": False},
     ("split", "leave-one-out"): {"random": False},
     ("split", "published"): {"settings": {"validation": 0.25}},
     ("sampler", "full"): {"random": False},

@@ -395,8 +395,8 @@ def test_arguments_have_their_help_texts_once():
 
     def visit(one, path):
         pages.append(one.get_help(click.Context(one, info_name=path)))
-        for name, inner in getattr(one, "commands", {}).items():
-            visit(inner, f"{path} {name}")
+        for name in one.list_commands(click.Context(one)) if isinstance(one, click.Group) else ():
+            visit(one.get_command(click.Context(one), name), f"{path} {name}")
 
     visit(command, "fedrec")
     (new,) = [page for page in pages if page.startswith("Usage: fedrec new ")]

@@ -36,7 +36,9 @@ LEFT_OUT = {"doctor", "data fetch"}
 
 def commands(group, before=()):
     """Every command with its names."""
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from commands(command, (*before, name))
         elif " ".join((*before, name)) not in LEFT_OUT:
@@ -51,7 +53,7 @@ def lines(draw):
     """A command line: a command, with or without a value for each of its parameters."""
     name = draw(st.sampled_from(sorted(COMMANDS)))
     line = list(name)
-    for parameter in COMMANDS[name].params:
+    for parameter in COMMANDS[name].get_params(click.Context(COMMANDS[name])):
         if isinstance(parameter, click.Argument):
             if draw(st.integers(0, 9)):
                 line.append(draw(WORDS))

@@ -12,7 +12,7 @@ from fedrec.evaluation.lists import ranking_metrics
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from simulations import runner
-from simulations.attacks.federations import parameters_of, scores_of
+from simulations.attacks.system import System
 
 SAME = ("split={name='ratio'}", "evaluation.fine-tune={epochs=0}")
 METAMF = (
@@ -135,10 +135,7 @@ def test_attackers_see_the_scores_that_users_are_ranked_by(run_metamf):
     experiment, folder = (result := run_metamf()).experiment, result.folder
     population = Population.of(experiment)
     users = result.users.index.to_numpy()
-    (scores,) = (
-        s
-        for _, s in scores_of(experiment, parameters_of(RunFolder(folder)), users, fine_tune=False)
-    )
+    ((_, scores),) = System(experiment, RunFolder(folder), users).scores(users)
     held_out = population.held_out(users, "test")
     masks = {
         name: torch.from_numpy(getattr(held_out, name)) for name in ("seen", "known", "relevant")

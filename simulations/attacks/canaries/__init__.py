@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canary clients of an audit: what is added to an experiment, what rounds release, and the claim."""
+"""Canary clients of an audit: what is added to an experiment, releases, and the claim."""

@@ -466,43 +466,25 @@ def test_a_package_that_the_owner_did_not_name_is_not_even_imported(victim, plug
     assert plug_in.exists()
 
 
-def wrapped(kind, name, settings):
-    """A section that names another one within its settings, as the components of attacks do."""
-    if kind == "step":
-        plan = {"first": 24, "count": 8, "magnitude": 3.0}
-        return {"step": {"name": "canary", "base": name, "canaries": plan, **settings}}
-    own = {"model": ["reserved"], "split": ["members", "canaries"]}[kind]
-    return [{kind: {"name": one, "base": {"name": name, **settings}}} for one in own]
+ATTACKS = "simulations.attacks"
+WRAPPED = {
+    "step": ("canaries.step:Canary", {"canaries": {"first": 24, "count": 8, "magnitude": 3.0}}),
+    "model": ("canaries.reserved:Reserved", {"rows": 8}),
+    "split": ("members:Members", {"seed": 0, "members": ""}),
+}
 
 
-def test_components_of_attacks_read_no_file(victim, secret):
-    """They name the components within them by other keys than all others do."""
-    priors = {"source": f"glove:{secret}/words", "noise": False}
-    folds = {"shipped": True, "folder": str(secret), "folds": 5}
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_components_of_attacks_are_refused(victim, plug_in, kind):
+    """They name the components within them by other keys than all others do: they could read files,
+    import packages, and lift the rules about noise."""
+    name, settings = WRAPPED[kind]
+    base = "foreign_package.step:Foreign"
+    own = {"base": base if kind == "step" else {"name": base}, **settings}
+    changes = {kind: {"name": f"{ATTACKS}.{name}", **own}}
     node = victim()
-    for changes in (
-        {
-            "model": VAE,
-            **wrapped("step", "dpvae", {"noise": "secure", "epochs": 1, "priors": priors}),
-        },
-        *wrapped("split", "kfold", folds),
-    ):
-        refused(lambda c=changes: node.theta(changes=c), "simulations of attacks")
-
-
-@pytest.mark.parametrize("kind", ["step", "model", "split"])
-def test_components_of_attacks_import_no_package(victim, plug_in, kind):
-    found = wrapped(kind, "foreign_package.step:Foreign", {})
-    node = victim()
-    for changes in found if isinstance(found, list) else [found]:
-        refused(lambda c=changes: node.theta(changes=c), "simulations of attacks")
+    refused(lambda: node.theta(changes=changes), "does not run")
     assert not plug_in.exists()
-
-
-def test_components_of_attacks_lift_no_rule_about_noise(victim):
-    node = victim()
-    changes = {"model": VAE, **wrapped("step", "dpvae", {"epochs": 1})}
-    refused(lambda: node.theta(changes=changes), "simulations of attacks")
 
 
 @pytest.mark.parametrize("kind", [registry.MODEL, registry.SPLIT, registry.STEP, registry.STRATEGY])
@@ -511,12 +493,11 @@ def test_components_within_settings_are_known_as_such(kind):
     setting takes just anything."""
     for name in registry.builtin_names(kind):
         component = registry.resolve(kind, name)
-        if not getattr(component, "simulations_only", False):
-            assert component.Config.model_config["extra"] == "forbid", name
-            for field, within in settings_below(component.Config):
-                section = "Section" in str(within.annotation)
-                assert not section or any(isinstance(k, registry.Kind) for k in within.metadata)
-                assert "Any" not in str(within.annotation), (name, field)
+        assert component.Config.model_config["extra"] == "forbid", name
+        for field, within in settings_below(component.Config):
+            section = "Section" in str(within.annotation)
+            assert not section or any(isinstance(k, registry.Kind) for k in within.metadata)
+            assert "Any" not in str(within.annotation), (name, field)
 
 
 def settings_below(config):

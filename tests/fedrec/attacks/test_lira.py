@@ -9,7 +9,7 @@ from scipy import stats
 
 from fedrec.attacks.lira import lira_scores, undecided
 from fedrec.attacks.success import measure
-from fedrec.data.memberships import half_members, half_memberships
+from simulations.attacks.members import half_members, half_memberships
 
 
 def planted(shift, users=400, runs=16, seed=7):

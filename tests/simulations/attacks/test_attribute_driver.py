@@ -136,9 +136,7 @@ def test_an_update_reveals_the_features_of_the_user(tmp_path):
 
 
 def test_items_independent_of_gender_reveal_nothing(tmp_path):
-    found = attack(
-        tmp_path, "dataset.users=400", attribute="occupation", attacker="logistic"
-    ).found
+    found = attack(tmp_path, "dataset.users=400", attribute="occupation", attacker="logistic").found
     assert abs(found.balanced_accuracy.value - found.chance) < 0.1
 
 

@@ -21,9 +21,9 @@ from fedrec.privacy.ledger import Charge
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from simulations import cli
-from simulations.attacks.audit import audit_experiment, expected_cohort
-from simulations.attacks.claims import Claim, charged_claim, noisy_plans
-from simulations.attacks.planting import with_canaries
+from simulations.attacks.canaries.claims import charged_claim, expected_cohort, noisy_plans
+from simulations.attacks.canaries.planting import changes_for
+from simulations.attacks.driver import run_attack
 from strategies.base import CohortStrategy
 
 CLIP, STD, COHORT, CANARIES = 0.5, 0.05, 20, 200
@@ -95,9 +95,15 @@ def audited(*overrides):
     return load(AUDITED, overrides)
 
 
-def audit(output, *overrides, claim=None, **options):
-    settings = {"canaries": CANARIES, "overshoot": 1.0, **options}
-    return audit_experiment(audited(*overrides), claim or Claim(CLIP, STD), output, **settings)
+def run_audit(experiment, output, **settings):
+    """Without a claim in the settings, that of the experiment's ledger."""
+    chosen = {"name": "audit", "canaries": CANARIES, **settings}
+    return run_attack(experiment, chosen, output).found
+
+
+def audit(output, *overrides, std=STD, **settings):
+    claim = {"clip": CLIP, "noise-std": std, "overshoot": 1.0}
+    return run_audit(audited(*overrides), output, **{**claim, **settings})
 
 
 def check(found, name):
@@ -116,7 +122,7 @@ def test_a_correct_strategy_is_not_refuted(tmp_path):
 
 
 def test_what_is_watched_is_what_was_planted(tmp_path):
-    audit(tmp_path, "strategy.std=0.0", claim=Claim(CLIP, 0.0))
+    audit(tmp_path, "strategy.std=0.0", std=0.0)
     with np.load(tmp_path / "run-01" / "canaries.npz") as file:
         released = file["main/released"]
     run = RunFolder(tmp_path / "run-01")
@@ -152,7 +158,7 @@ PRIVATE = {
 
 
 def test_our_own_private_training_passes_with_canaries_that_test_the_clip(tmp_path):
-    found = audit_experiment(load({**AUDITED, **PRIVATE}), None, tmp_path, canaries=CANARIES)
+    found = run_audit(load({**AUDITED, **PRIVATE}), tmp_path)
     assert found.verdict != "FAIL"
     claimed = found.runs[0].mechanism
     assert (claimed.clip, claimed.denominator) == (
@@ -170,12 +176,12 @@ def test_a_server_rate_that_falls_is_taken_out_of_what_is_watched(tmp_path):
     own = {**AUDITED, "rounds": 5}
     rule = {"name": "reptile", "server-lr": 0.5}
     for privacy in ({"privacy": PRIVATE["privacy"]}, {}):
-        claim = None if privacy else Claim(CLIP, 0.0)
+        claim = {} if privacy else {"clip": CLIP, "noise-std": 0.0}
         released = []
         for falling in ({}, {"anneal-rounds": 5}):
             folder = tmp_path / f"{len(privacy)}{len(falling)}"
             experiment = load({**own, **privacy, "strategy": {**rule, **falling}})
-            audit_experiment(experiment, claim, folder, canaries=CANARIES, overshoot=1.0)
+            run_audit(experiment, folder, overshoot=1.0, **claim)
             with np.load(folder / "run-01" / "canaries.npz") as file:
                 released.append(file["main/released"])
         assert released[1] == pytest.approx(released[0], abs=1e-4 * np.abs(released[0]).max())
@@ -186,7 +192,7 @@ def test_full_participation_can_be_audited_too(tmp_path):
     """Full participation: the claim is that of the analytic Gaussian mechanism, and all observers
     know the cohort."""
     everybody = {**AUDITED, **PRIVATE, "rounds": 3, "sampler": {"name": "full"}}
-    found = audit_experiment(load(everybody), None, tmp_path / "right", canaries=CANARIES)
+    found = run_audit(load(everybody), tmp_path / "right")
     claimed = found.runs[0].mechanism
     assert (
         found.verdict != "FAIL"
@@ -196,11 +202,8 @@ def test_full_participation_can_be_audited_too(tmp_path):
     assert claimed.epsilon == pytest.approx(claimed.known_epsilon(3), rel=1e-3)
     assert check(found, "noise-std").measured == pytest.approx(2 * CLIP / (48 + CANARIES), rel=0.1)
     assert check(found, "reach").measured == pytest.approx(CLIP / (48 + CANARIES), rel=0.5)
-    wrong = Claim(CLIP, claimed.noise_std * 2)
-    assert (
-        audit_experiment(load(everybody), wrong, tmp_path / "right", canaries=CANARIES).verdict
-        == "FAIL"
-    )
+    wrong = {"clip": CLIP, "noise-std": claimed.noise_std * 2}
+    assert run_audit(load(everybody), tmp_path / "right", **wrong).verdict == "FAIL"
 
 
 def test_our_own_private_training_without_its_clip_or_with_less_noise_fails(tmp_path, monkeypatch):
@@ -218,9 +221,7 @@ def test_our_own_private_training_without_its_clip_or_with_less_noise_fails(tmp_
     ):
         with monkeypatch.context() as patch:
             patch.setattr(*broken)
-            found = audit_experiment(
-                load({**AUDITED, **PRIVATE}), None, tmp_path / name, canaries=CANARIES
-            )
+            found = run_audit(load({**AUDITED, **PRIVATE}), tmp_path / name)
         assert found.verdict == "FAIL" and not check(found, failed).passed
 
 
@@ -236,7 +237,7 @@ def test_a_ledger_that_states_more_noise_than_is_drawn_is_refuted(tmp_path, monk
         return dataclasses.replace(event, noise_multiplier=2 * event.noise_multiplier)
 
     monkeypatch.setattr(DpFedAvg, "event", property(doubled))
-    found = audit_experiment(load({**AUDITED, **PRIVATE}), None, tmp_path, canaries=CANARIES)
+    found = run_audit(load({**AUDITED, **PRIVATE}), tmp_path)
     assert found.runs[0].mechanism.noise_multiplier == pytest.approx(2.0)
     assert found.verdict == "FAIL" and not check(found, "noise-std").passed
 
@@ -249,7 +250,7 @@ def test_rounds_that_the_ledger_does_not_hold_are_found(tmp_path, monkeypatch):
         Guard, "_charge", lambda self, number, event: number % 2 and charge(self, number, event)
     )
     monkeypatch.setattr(Guard, "after_training", lambda *a: None)
-    found = audit_experiment(load({**AUDITED, **PRIVATE}), None, tmp_path, canaries=CANARIES)
+    found = run_audit(load({**AUDITED, **PRIVATE}), tmp_path)
     missing = check(found, "charged-rounds")
     assert (missing.measured, missing.claimed, missing.passed) == (13, 25, False)
     assert found.verdict == "FAIL" and "ledger does not hold" in found.reasons()[-1]
@@ -270,14 +271,14 @@ def test_a_run_that_its_budget_ends_early_is_audited_for_the_rounds_it_had(tmp_p
     def bounded(budget):
         return load({**AUDITED, **PRIVATE, "privacy": {**PRIVATE["privacy"], "budget": budget}})
 
-    found = audit_experiment(bounded(3.0), None, tmp_path / "some", canaries=CANARIES)
+    found = run_audit(bounded(3.0), tmp_path / "some")
     assert (
         1 < found.runs[0].mechanism.rounds < 25
         and found.verdict != "FAIL"
         and 2.0 < found.runs[0].mechanism.epsilon <= 3.0
     )
     with pytest.raises(ExperimentError, match="no rounds to audit"):
-        audit_experiment(bounded(0.01), None, tmp_path / "none", canaries=CANARIES)
+        run_audit(bounded(0.01), tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -293,25 +294,22 @@ def test_claims_that_canaries_cannot_test_are_explained(change):
 
 def test_an_experiment_without_a_claim_needs_one(tmp_path):
     with pytest.raises(ExperimentError, match="makes no privacy claim"):
-        audit_experiment(audited(), None, tmp_path)
+        run_audit(audited(), tmp_path)
 
 
 def test_a_claim_far_below_the_truth_is_refuted_by_a_bound(tmp_path):
-    found = audit(tmp_path, "strategy.std=0.001", claim=Claim(CLIP, STD, epsilon=1.0))
+    found = audit(tmp_path, "strategy.std=0.001", epsilon=1.0)
     assert found.runs[0].epsilon_verdict == "FAIL"
     assert any("lower bound" in reason and "final" in reason for reason in found.reasons())
 
 
-def test_without_canaries_clients_train_as_ever():
-    experiment = with_canaries(
-        audited(), {"main": CanaryPlan(first=60, count=8, magnitude=1.0)}, seed=4
-    )
+def test_only_what_the_canaries_need_is_changed():
+    changes = changes_for(audited(), {"main": CanaryPlan(first=60, count=8, magnitude=1.0)})
+    experiment = load({**audited().table(), **changes})
     population = Population.of(experiment)
     assert population.partition.training_clients[-8:].tolist() == list(range(60, 68))
-    assert (
-        experiment.step.options["base"] == "sgd"
-        and experiment.step.options["learning-rate"] == 0.01
-    )
+    assert experiment.step.options["base"] == "sgd"
+    assert experiment.step.options["learning-rate"] == 0.01
     assert experiment.strategy == audited().strategy and experiment.sampler == audited().sampler
 
 
@@ -508,6 +506,10 @@ def test_attack_commands_print_tables_and_json(fedrec, tmp_path):
 
 def test_wrong_options_are_explained(fedrec):
     code, _, err = fedrec("attack", "membership", "FILE", "--encoding", "pool")
-    assert code == 2 and "did you mean 'pooled'" in err
+    assert code == 2 and "--encoding" in err and "'pooled'" in err
+    code, _, err = fedrec("attack", "membrship", "FILE", "--encoding", "pool")
+    assert code == 2 and "did you mean 'membership'" in err
+    code, _, err = fedrec("audit", "FILE", "--clip", 1)
+    assert code == 2 and "--clip and --noise-std" in err
     code, _, err = fedrec("attack", "lira", "FILE", "--shadows", 5)
     assert code == 2 and "shadow systems" in err

@@ -17,7 +17,7 @@ from fedrec.experiment.loading import load
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms.base import Mechanism
-from simulations.attacks.audit import audit_experiment
+from simulations.attacks.driver import run_attack
 from strategies.dp import DpFedAvg
 
 CANARIES = 100
@@ -87,7 +87,7 @@ ALL = {"gram": GRAM, "fold-in": FOLD_IN, "reptile": COUNTED, "two stages": STAGE
 
 
 def audit(table, folder):
-    return audit_experiment(load(table), None, folder, canaries=CANARIES)
+    return run_attack(load(table), {"name": "audit", "canaries": CANARIES}, folder).found
 
 
 def failed(found):

@@ -125,7 +125,7 @@ def test_its_attack_runs(installed, capsys, monkeypatch, tmp_path):
     found = json.loads(out)
     assert (
         found["attack"] == name
-        and found["settings"] == {"length": 5}
+        and found["options"]["length"] == 5
         and 0 <= found["success"]["auc"]["value"] <= 1
     )
 
