@@ -68,8 +68,8 @@ def run_attack(
         found = attack.outcome(replace(attacked, systems=systems))
     recommends = {"recommends": systems[TARGET].metrics} if TARGET in systems else {}
     options = settings.model_dump(mode="json")
-    table = {"attack": given.name, "options": options, **found.table, **recommends}
-    write_atomically(output / attack.file, json.dumps(_finite(table), indent=2) + "\n")
+    table = _finite({"attack": given.name, "options": options, **found.table, **recommends})
+    write_atomically(output / attack.file, json.dumps(table, indent=2) + "\n")
     return replace(found, table=table)
 
 

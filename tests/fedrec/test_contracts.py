@@ -101,7 +101,10 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("attack", "audit"): {"settings": {"canaries": 20}, "experiment": PRIVATE},
     ("attack", "attribute"): {"settings": {"folds": 2, "source": "recommendations"}},
     ("attack", "lira"): {"settings": {"shadows": 4}},
-    ("attack", "membership"): {"settings": {"shadow-users": 8, "judged": 2, "trees": 5}},
+    ("attack", "membership"): {
+        "settings": {"shadow-users": 8, "judged": 2, "trees": 5},
+        "experiment": {"sampler": {"name": "fixed-size", "cohort": 3}},
+    },
     ("dataset", "synthetic"): {
         "settings": {"users": 24, "items": 30, "mean-interactions": 8},
         "has_files": False,

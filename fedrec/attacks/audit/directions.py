@@ -7,8 +7,8 @@ two are as far apart as two clients can be: 2S, or sqrt(2) S where contributions
 opposite directions (`fedrec.privacy.adjacency`).
 
 `signed`: a row of a trained parameter each, of the last rows, which nothing depends on
-(`simulations.attacks.canaries.reserved`): `up = (1, ..., 1) / sqrt(d)` there, `down = -up`. Directions are
-orthonormal, and no other client's update has a component along them. Every trained parameter with
+(`simulations.attacks.canaries.reserved`): `up = (1, ..., 1) / sqrt(d)` there, `down = -up`.
+Directions are orthonormal, and no other client's update has a component along them. Every trained parameter with
 such rows has canaries, so that one that is not clipped is found.
 
 `rows`: two rows each, of which one gets the upload, among the last 2k rows of tables with one

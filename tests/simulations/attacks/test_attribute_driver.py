@@ -60,7 +60,7 @@ def attack(tmp_path, *overrides, table=ATTACKED, **settings):
 def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
     outcome = attack(tmp_path, attacker="logistic")
     clear = outcome.found
-    assert clear.balanced_accuracy.value > 0.8 and outcome.table["categories"] == ("F", "M")
+    assert clear.balanced_accuracy.value > 0.8 and outcome.table["categories"] == ["F", "M"]
     assert "recommends" not in outcome.table
     assert [file.name for file in tmp_path.iterdir()] == ["attack.json"]
     targeted = ("perturb.name=targeted", "perturb.attribute=gender")

@@ -89,7 +89,9 @@ def test_a_feature_keeps_its_categories_and_gets_rows_without_codes():
 def test_wrong_settings_of_what_is_wrapped_are_named():
     base = {"name": "synthetic", "usres": 5}
     with pytest.raises(ExperimentError, match=r"dataset\.base\.usres"):
-        CanaryUsers("canaries", CanaryUsers.Config(base=base, count=1)).read()
+        CanaryUsers(
+            "canaries", CanaryUsers.Config.model_validate({"base": base, "count": 1})
+        ).read()
     with pytest.raises(ExperimentError, match=r"step\.batch-sice"):
         CanaryConfig.parse({"canaries": PLAN, "batch-sice": 4}, at="step")
 
