@@ -14,16 +14,15 @@ from typing import Any
 from fedrec.components.errors import component_errors
 from fedrec.components.registry import ATTACK, resolve
 from fedrec.data.cache import POPULATIONS
-from fedrec.errors import RunError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import write_atomically
 from server.callbacks.base import Callback
 from simulations.attacks.base import TARGET, Attack, Attacked, Outcome, Training
 from simulations.attacks.members import Members
 from simulations.attacks.system import System, section
+from simulations.study.runs import run_once
 
 
 def run_attack(
@@ -61,7 +60,8 @@ def run_attack(
         trainings = attack.trainings(attacked)
     systems = {}
     for name, training in trainings.items():
-        run = _run_once(_derived(experiment, name, training), output / name, training, callbacks)
+        watching = [*training.callbacks, *callbacks]
+        run = run_once(_derived(experiment, name, training), output / name, watching)
         members = users if training.members is None else users[training.members]
         systems[name] = System(experiment, run, members)
     with component_errors(ATTACK.name, attack, "in its outcome"):
@@ -86,29 +86,6 @@ def _derived(experiment: Experiment, name: str, training: Training) -> Experimen
         "evaluation": {**table["evaluation"], "baselines": [], **training.evaluation},
     }
     return load({**table, **own, **split, **training.changes})
-
-
-def _run_once(
-    experiment: Experiment, folder: Path, training: Training, callbacks: Sequence[Callback]
-) -> RunFolder:
-    """Run an experiment, or continue or reuse the run in the folder."""
-    from simulations import runner
-
-    watching = [*training.callbacks, *callbacks]
-    settled = runner.settle(experiment)
-    if not (folder / "run.json").is_file():
-        runner.run(settled, output=folder, callbacks=watching)
-        return RunFolder(folder)
-    found = RunFolder(folder)
-    if found.experiment.digest() != settled.digest():
-        raise RunError(
-            f"{folder} holds another run",
-            expected=f"the run {settled.name!r} with the same settings",
-            got=f"{found.experiment.name!r} with digest {found.experiment.digest()[:12]}",
-            fix="choose another --output",
-        )
-    runner.resume(folder, callbacks=watching)
-    return found
 
 
 def _finite(value: Any) -> Any:

@@ -8,8 +8,8 @@ opposite directions (`fedrec.privacy.adjacency`).
 
 `signed`: a row of a trained parameter each, of the last rows, which nothing depends on
 (`simulations.attacks.canaries.reserved`): `up = (1, ..., 1) / sqrt(d)` there, `down = -up`.
-Directions are orthonormal, and no other client's update has a component along them. Every trained parameter with
-such rows has canaries, so that one that is not clipped is found.
+Directions are orthonormal, and no other client's update has a component along them. Every trained
+parameter with such rows has canaries, so that one that is not clipped is found.
 
 `rows`: two rows each, of which one gets the upload, among the last 2k rows of tables with one
 number per item; these rows are of items that nobody has. So the other row is noise alone.
