@@ -338,6 +338,14 @@ def test_an_order_changes_no_setting_of_the_step(victim, change):
     )
 
 
+def test_sums_over_the_lists_of_its_users_are_refused(victim):
+    """Those of a phone are its owner's list."""
+    node = victim()
+    order = EvaluateOrder(1, np.arange(24), node.order().step, sums=True)
+    content = pack_evaluate(to_record(node.theta()), order)
+    refused(lambda: node.ask("evaluate", content), "sums over the lists")
+
+
 @pytest.mark.parametrize("number", [0, -1, 3, 10**9])
 def test_rounds_are_those_of_the_experiment(victim, number):
     node = victim()  # of two rounds
