@@ -231,7 +231,8 @@ class Central(ExamplesBaseline, RatingBaseline):
         given = known.items[mine], known.values[mine], 1 / counts[known.users[mine]]
         for column, values in zip(columns, given, strict=True):
             column[place, within] = values
-        step = tuple(torch.from_numpy(column).to(self.device) for column in columns)
+        rows, labels, weights = (torch.from_numpy(column).to(self.device) for column in columns)
+        step = (rows, labels, weights)
         return self.descended(
             np.ones(len(new), bool), new, lambda: iter([step] * self.config.fold_in_steps)
         )

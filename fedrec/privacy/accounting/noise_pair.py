@@ -82,8 +82,8 @@ class NoisePair(ABC):
         raise self._without("Rényi curve")
 
     def positive_losses(self, order: int, knee: float) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes u = ln(P/Q) > 0, and the logarithms of their weights under Q, to integrate r^order
-        with r = 1 - q + q e^u.
+        """Nodes u = ln(P/Q) > 0, and the logarithms of their weights under Q, both `[nodes]`, to
+        integrate r^order with r = 1 - q + q e^u.
 
         Args:
             order: Rényi order, >= 2.
@@ -110,7 +110,8 @@ def pair_of(release: Release) -> NoisePair:
 
 
 def nodes_of(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Legendre nodes and weights on every interval between edges."""
+    """Gauss-Legendre nodes and weights, `[intervals * nodes]` each, on every interval between edges
+    `[intervals + 1]`."""
     points, weights = np.polynomial.legendre.leggauss(_NODES)
     middle = (edges[1:] + edges[:-1]) / 2
     half = (edges[1:] - edges[:-1]) / 2

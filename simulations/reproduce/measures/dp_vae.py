@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -131,7 +132,9 @@ def noisy_popularity(
     population = POPULATIONS.population(job.experiment(experiment))
     clients = population.evaluated_clients("test")
     lists = population.held_out(clients, "test")
-    masks = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")}
+    masks: dict[str, Any] = {
+        name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")
+    }
     histories = population.histories(population.partition.training_clients)
     total = (histories / np.linalg.norm(histories, axis=1, keepdims=True)).sum(0)
     for epsilon in _EPSILONS:
