@@ -89,7 +89,9 @@ def one_hot(codes: np.ndarray, categories: int) -> np.ndarray:
 def top_lists(scores: np.ndarray, length: int = 10) -> np.ndarray:
     """`int64 [n, length]`: items with the highest scores `float [n, items]`, best first; ties go to
     the lower index."""
-    return best_items(torch.from_numpy(scores), min(length, scores.shape[1])).numpy()
+    return best_items(
+        torch.from_numpy(np.ascontiguousarray(scores)), min(length, scores.shape[1])
+    ).numpy()
 
 
 def train_forest(

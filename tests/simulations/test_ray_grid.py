@@ -98,7 +98,7 @@ def test_a_failing_client_is_an_error_reply_with_its_own_words(grid, theta):
     assert failed.error.reason.startswith(
         f"client {clients[0]} failed in step 'Sgd' (round 1, node 0)"
     )
-    assert "got: RuntimeError" in failed.error.reason
+    assert "got: ValueError: Expected parameter 'layer1.bias'" in failed.error.reason
 
 
 def test_a_defect_is_an_error_reply_with_its_traceback(grid):

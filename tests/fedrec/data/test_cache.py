@@ -14,7 +14,7 @@ from simulations import runner
 DATASETS = {
     "table": lambda path: {"name": "table", "path": str(path)},
     "canaries": lambda path: {
-        "name": "canaries",
+        "name": "simulations.attacks.canaries.population:CanaryUsers",
         "base": {"name": "table", "path": str(path)},
         "count": 3,
     },

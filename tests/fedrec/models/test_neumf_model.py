@@ -36,9 +36,9 @@ def pair(tiny_experiment):
         start = {name: value.double() for name, value in node.initial().items()}
         central = Neumf(NeumfConfig(factors=factors, tower=tower))
         layers = range(max(0, len(tower) - 1))
-        central._parameters = {"h": start["output.weight"][:, 0], "b": start["output.bias"][0]}
-        central._parameters |= {f"W{n}": start[f"tower{n}.weight"].T for n in layers}
-        central._parameters |= {f"b{n}": start[f"tower{n}.bias"] for n in layers}
+        central.shared = {"h": start["output.weight"][:, 0], "b": start["output.bias"][0]}
+        central.shared |= {f"W{n}": start[f"tower{n}.weight"].T for n in layers}
+        central.shared |= {f"b{n}": start[f"tower{n}.bias"] for n in layers}
         parts = [part for part, there in (("factors", factors), ("tower", tower)) if there]
         user, items = (
             torch.cat([start[f"{who}.{part}"] for part in parts], -1) for who in ("user", "item")
@@ -53,7 +53,7 @@ def test_logits_are_those_of_the_centralised_model(pair, factors, tower):
     node, start, central, user, items = pair(factors, tower)
     stacked = {name: value.unsqueeze(0) for name, value in start.items()}
     found = node.model.scores(stacked, ())[0]
-    torch.testing.assert_close(found, central.logits(user, items))
+    torch.testing.assert_close(found, central.joined_logits(user, items))
 
 
 @pytest.mark.parametrize(("factors", "tower"), PARTS)
@@ -64,10 +64,8 @@ def test_one_clients_step_is_the_gradient_of_the_centralised_loss(pair, factors,
     step, data = node.step(node.experiment.step), node.population.client(int(node.training[0]))
     own, labels = step._examples(data, stream(0, "client", data.client, 1))
     user, items = user.requires_grad_(), items.requires_grad_()
-    central._parameters = {
-        name: value.requires_grad_() for name, value in central._parameters.items()
-    }
-    logits = central.logits(user, items[torch.from_numpy(own)])
+    central.shared = {name: value.requires_grad_() for name, value in central.shared.items()}
+    logits = central.joined_logits(user, items[torch.from_numpy(own)])
     torch.nn.functional.binary_cross_entropy_with_logits(
         logits, torch.from_numpy(labels).double()
     ).backward()
@@ -80,7 +78,7 @@ def test_one_clients_step_is_the_gradient_of_the_centralised_loss(pair, factors,
         if f"user.{part}" in delta:
             torch.testing.assert_close(delta[f"user.{part}"], -rate * user.grad[piece])
             torch.testing.assert_close(delta[f"item.{part}"], -rate * items.grad[:, piece])
-    grads = {name: value.grad for name, value in central._parameters.items()}
+    grads = {name: value.grad for name, value in central.shared.items()}
     torch.testing.assert_close(delta["output.weight"][:, 0], -rate * grads["h"])
     torch.testing.assert_close(delta["output.bias"][0], -rate * grads["b"])
     for n in range(max(0, len(tower) - 1)):

@@ -281,7 +281,7 @@ def test_the_shipped_phases_compose_to_the_target():
         privacy = load(name).privacy
         assert privacy is not None and privacy.epsilon is not None
         factor = privacy.noise_factor("popularity")
-        mix = Counter({factor: 1, 1.0: main})
+        mix = ((factor, 1), (1.0, main))
         plans = [
             Plan.of(
                 privacy.in_phase(phase),

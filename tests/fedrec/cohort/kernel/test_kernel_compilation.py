@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import fedrec.cohort.kernel as kernel
+from fedrec.neighbours import NEIGHBOURS
 from fedrec.runtime import compilation
 
 ADDITION = """
@@ -47,12 +48,14 @@ def test_the_second_process_and_a_copy_of_fedrec_find_what_the_first_compiled(tm
     assert add(cache) == "[2.0, 2.0, 2.0] 0 1"
     assert add(cache) == "[2.0, 2.0, 2.0] 1 0"
     copy = tmp_path / "copy"
-    shutil.copytree(
-        Path(kernel.__file__).parents[2],
-        copy / "fedrec",
-        ignore=shutil.ignore_patterns("__pycache__"),
-        copy_function=shutil.copy,
-    )
+    root = Path(kernel.__file__).parents[3]
+    for package in ("fedrec", *NEIGHBOURS):
+        shutil.copytree(
+            root / package,
+            copy / package,
+            ignore=shutil.ignore_patterns("__pycache__"),
+            copy_function=shutil.copy,
+        )
     assert add(cache, copy) == "[2.0, 2.0, 2.0] 1 0"
     source = copy / "fedrec" / "nn" / "layers.py"  # another file than that of the function
     source.write_text(source.read_text() + "\n")
