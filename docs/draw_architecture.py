@@ -10,8 +10,11 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 960, 560
-INK, LINE, PAPER = "#1f2933", "#52606d", "#ffffff"
+WIDTH = 960
+HEIGHT = 560
+INK = "#1f2933"
+LINE = "#52606d"
+PAPER = "#ffffff"
 FILLS = {"simulations": "#e3f2fd", "server": "#fff3e0", "clients": "#e8f5e9", "fedrec": "#f3f4f6"}
 
 
@@ -91,9 +94,11 @@ def box(one: Box) -> str:
 
 def arrow(one: Arrow) -> str:
     """The SVG of an arrow and its label."""
-    (x1, y1), (x2, y2) = one.start, one.end
+    x1, y1 = one.start
+    x2, y2 = one.end
     beside = x1 == x2
-    x, y = ((x1 + x2) / 2 + (8 if beside else 0), (y1 + y2) / 2 + (4 if beside else -7))
+    x = (x1 + x2) / 2 + (8 if beside else 0)
+    y = (y1 + y2) / 2 + (4 if beside else -7)
     anchor = "start" if beside else "middle"
     return (
         f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{LINE}" stroke-width="1.6"'

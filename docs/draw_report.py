@@ -23,7 +23,10 @@ from fedrec.report.summary import deciding_metric, early_stopping_line
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 
-WIDTH, ROW, LEFT, BAR = 960, 34, 190, 430  # pixels
+WIDTH = 960
+ROW = 34
+LEFT = 190
+BAR = 430  # pixels
 _SVG = re.compile(r"<svg viewBox=.*?</svg>", re.S)
 _RULES = (".grid {", ".tick", ".c", ".b", ".line")
 _COLOUR = re.compile(r"(--\w+): (#\w+);")
@@ -71,8 +74,10 @@ def _bars(names: list[str], values: list[np.ndarray]) -> list[str]:
     scale = BAR / max(high for _, high in intervals)
     parts = []
     for place, (name, own, (low, high)) in enumerate(zip(names, values, intervals, strict=True)):
-        y, mean = 84 + place * ROW, float(own.mean())
-        start, end = LEFT + low * scale, LEFT + high * scale
+        y = 84 + place * ROW
+        mean = float(own.mean())
+        start = LEFT + low * scale
+        end = LEFT + high * scale
         colour = "b0" if place == 0 else "b7"
         parts += [
             _text(LEFT - 12, y + 17, name, "name end"),

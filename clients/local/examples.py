@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedrec.cohort.batches import Batches
 from fedrec.data.client_data import ClientData
 from fedrec.data.negatives import draw_negatives
 from fedrec.data.schema import Schema
@@ -65,3 +66,16 @@ def shuffled_epochs(
     for _ in range(epochs if len(items) else 0):
         order = random.permutation(len(items))
         yield items[order], labels[order]
+
+
+def shuffled_batches(
+    data: ClientData,
+    schema: Schema,
+    random: np.random.Generator,
+    *,
+    negatives: int,
+    epochs: int,
+    batch_size: int,
+) -> Batches:
+    """The batches of `shuffled_epochs`, each of at most `batch_size` examples."""
+    return Batches.cut(list(shuffled_epochs(data, schema, negatives, epochs, random)), batch_size)

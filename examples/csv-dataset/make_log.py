@@ -24,7 +24,8 @@ def write_log(data: Interactions, file: Path) -> None:
         table = csv.writer(text)
         table.writerow(["time", "listener", "track", "genre"])
         for row in range(len(data)):
-            user, item = data.users[row], data.items[row]
+            user = data.users[row]
+            item = data.items[row]
             genre = names[genres[item]] if genres is not None and genres[item] >= 0 else ""
             when = 0 if data.times is None else int(data.times[row])
             plays = 1 if data.ratings is None else int(data.ratings[row])

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from clients.local.examples import shuffled_epochs
 from clients.local.one_by_one import Update, one_by_one
 from clients.local.own_noise import clipped_mean
 from clients.steps import contrastive, dpvae, joint, sgd, vae
@@ -298,11 +299,16 @@ class Als(OneByOne, als.Als):
         return Update(delta, len(liked), float(loss))
 
 
+def epochs_of(step, data, random):
+    config = step.config
+    return shuffled_epochs(data, step.model.schema, config.negatives, config.epochs, random)
+
+
 class Fedrap(OneByOne, fedrap.FedrapStep):
     def alone(self, parameters, data, random):
         values = {name: value.clone() for name, value in parameters.items()}
         examples, loss = in_batches(
-            self._epochs(data, random),
+            epochs_of(self, data, random),
             self.config.batch_size,
             self.device,
             functools.partial(self._descend, values),
@@ -331,7 +337,7 @@ class Pfedrec(OneByOne, pfedrec.PfedrecStep):
     def alone(self, parameters, data, random):
         values = {name: value.clone() for name, value in parameters.items()}
         examples, loss = in_batches(
-            self._epochs(data, random),
+            epochs_of(self, data, random),
             self.config.batch_size,
             self.device,
             functools.partial(self._turns, values),

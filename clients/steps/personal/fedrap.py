@@ -21,7 +21,7 @@ parts diverge, and the run ends with an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.examples import shuffled_epochs
+from clients.local.examples import shuffled_batches
 from clients.local.model_check import require_ranking_model
 from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
@@ -116,7 +116,15 @@ class FedrapStep(Step):
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All batches of one client's local work."""
-        return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
+        config = self.config
+        return shuffled_batches(
+            data,
+            self.model.schema,
+            random,
+            negatives=config.negatives,
+            epochs=config.epochs,
+            batch_size=config.batch_size,
+        )
 
     def train_block(
         self,
@@ -188,12 +196,6 @@ class FedrapStep(Step):
             if rates[name]:
                 flat[name].index_add_(0, places[name], move.flatten(0, 1), alpha=-rates[name])
         return losses
-
-    def _epochs(
-        self, data: ClientData, random: np.random.Generator
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        config = self.config
-        return shuffled_epochs(data, self.model.schema, config.negatives, config.epochs, random)
 
 
 def _refuse_divergence(values: Mapping[str, Tensor], client: int | None) -> None:

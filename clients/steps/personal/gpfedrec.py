@@ -19,14 +19,14 @@ plain factor; there it is 80 times the network's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.examples import shuffled_epochs
+from clients.local.examples import shuffled_batches
 from clients.local.model_check import require_ranking_model
 from clients.local.updates import Updates
 from clients.step import Step, StepConfig
@@ -92,7 +92,15 @@ class GpfedrecStep(Step):
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """One client's examples; they name the rows that it needs."""
-        return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
+        config = self.config
+        return shuffled_batches(
+            data,
+            self.model.schema,
+            random,
+            negatives=config.negatives,
+            epochs=config.epochs,
+            batch_size=config.batch_size,
+        )
 
     def train_block(
         self,
@@ -166,9 +174,3 @@ class GpfedrecStep(Step):
         for name, gradient in found.items():
             values[name][:active].sub_(gradient, alpha=self._rate(name))
         return losses.detach()
-
-    def _epochs(
-        self, data: ClientData, random: np.random.Generator
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        config = self.config
-        return shuffled_epochs(data, self.model.schema, config.negatives, config.epochs, random)

@@ -14,14 +14,14 @@ row: here the strategy corrects for that, by its server rate or by `fed-adam`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.examples import shuffled_epochs
+from clients.local.examples import shuffled_batches
 from clients.local.model_check import require_ranking_model
 from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
@@ -82,7 +82,15 @@ class PfedrecStep(Step):
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All batches of one client's local work."""
-        return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
+        config = self.config
+        return shuffled_batches(
+            data,
+            self.model.schema,
+            random,
+            negatives=config.negatives,
+            epochs=config.epochs,
+            batch_size=config.batch_size,
+        )
 
     def train_block(
         self,
@@ -129,9 +137,3 @@ class PfedrecStep(Step):
         moved = (error.unsqueeze(-1) * weight.transpose(1, 2)).flatten(0, 1)
         flat.index_add_(0, places, moved, alpha=-rate * self.config.item_rate)
         return losses
-
-    def _epochs(
-        self, data: ClientData, random: np.random.Generator
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        config = self.config
-        return shuffled_epochs(data, self.model.schema, config.negatives, config.epochs, random)

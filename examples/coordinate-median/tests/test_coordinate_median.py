@@ -55,7 +55,8 @@ def test_dense_medians_are_numpys():
 
 
 def test_rows_take_the_median_of_the_clients_that_touched_them():
-    shape, table = (6, 2), np.zeros((6, 2))
+    shape = (6, 2)
+    table = np.zeros((6, 2))
     touched = [([0, 2], 1.0), ([0, 5], 9.0), ([0, 2], 2.0), ([2, 5], 4.0)]
     changes = [
         SparseUpdate(shape, np.array(rows), np.full((2, 2), value)) for rows, value in touched

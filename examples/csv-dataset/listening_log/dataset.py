@@ -120,7 +120,8 @@ class ListeningLog(Reader):
     def _summed(self, file: Path) -> _Log:
         log = _Log()
         for number, row in _lines(file):
-            listener, track = row["listener"], row["track"]
+            listener = row["listener"]
+            track = row["track"]
             played = log.pairs.setdefault((listener, track), _Played())
             played.plays += 1
             played.last = max(played.last, _seconds(row["time"], file, number))

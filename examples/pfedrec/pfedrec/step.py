@@ -33,7 +33,9 @@ from fedrec.data.negatives import draw_negatives
 from fedrec.models.base import Model
 from pfedrec.model import LinearScore
 
-WEIGHT, BIAS, ITEMS = "score.weight", "score.bias", "item.id"
+WEIGHT = "score.weight"
+BIAS = "score.bias"
+ITEMS = "item.id"
 
 
 class DualPersonalConfig(StepConfig):
@@ -98,9 +100,11 @@ class DualPersonal(Step):
         touched, places = np.unique(items, return_inverse=True)
         rows = torch.from_numpy(touched).to(self.device)
         start = parameters[ITEMS][rows]
-        table, loss = start.clone(), float("nan")
+        table = start.clone()
+        loss = float("nan")
         for _ in range(self.config.epochs):
-            order, losses = random.permutation(len(items)), []
+            order = random.permutation(len(items))
+            losses = []
             for begin in range(0, len(order), self.config.batch_size):
                 batch = order[begin : begin + self.config.batch_size]
                 where = torch.from_numpy(places[batch]).to(self.device)

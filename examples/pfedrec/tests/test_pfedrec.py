@@ -59,15 +59,14 @@ def node():
 
 def test_one_epoch_is_autograds(node):
     """Score function first, with items held; then items, under the new score function."""
-    step, data = (
-        node.step(node.experiment.step.model_copy(update={"epochs": 1})),
-        node.population.client(3),
-    )
+    step = node.step(node.experiment.step.model_copy(update={"epochs": 1}))
+    data = node.population.client(3)
     step = DualPersonal(step.config.model_copy(update={"epochs": 1}), node.model, node.device)
     start = node.initial()
     update = update_of(step, start, data, stream(0, "client", 3, 1))
     items, labels = step._examples(data, stream(0, "client", 3, 1))
-    items, labels = torch.from_numpy(items), torch.from_numpy(labels)
+    items = torch.from_numpy(items)
+    labels = torch.from_numpy(labels)
 
     def loss(values):
         predicted = node.model.predict({n: v[None] for n, v in values.items()}, (), items[None])[0]
@@ -122,10 +121,12 @@ def touches(node, rounds, monkeypatch, leaking):
     """How often each client's updates moved each item's row, `[clients, items]`."""
     from pfedrec import step as module
 
-    population, honest = node.population, module.draw_negatives
+    population = node.population
+    honest = module.draw_negatives
     counts = np.zeros((len(node.training), population.interactions.num_items), dtype=int)
     settings = node.experiment.settings(STEP).model_copy(update={"epochs": 1, "negatives": 1})
-    step, start = DualPersonal(settings, node.model, node.device), node.initial()
+    step = DualPersonal(settings, node.model, node.device)
+    start = node.initial()
     for place, client in enumerate(node.training.tolist()):
         everything = np.unique(
             population.interactions.items[population.interactions.rows_of(client)]
@@ -148,7 +149,9 @@ def test_touched_rows_do_not_reveal_the_held_out_item(node, monkeypatch, leaking
     """Ranked by how seldom it was touched, the test item stands where chance puts it; in the
     leaking protocol it is first among the unseen items every time, without anything having been
     learned."""
-    counts, population, places = touches(node, 40, monkeypatch, leaking), node.population, []
+    counts = touches(node, 40, monkeypatch, leaking)
+    population = node.population
+    places = []
     for row, client in zip(counts, node.training.tolist(), strict=True):
         held_out = population.held_out(np.array([client]), "test")
         validation = population.held_out(np.array([client]), "validation").relevant[0]
