@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
 from fedrec.experiment.overrides import override
 from fedrec.experiment.schema import Experiment
+from fedrec.runtime.toml_files import read_toml
 
 
 def load(
@@ -116,9 +116,4 @@ def _read(source: str | Path) -> dict[str, Any]:
                 fix=did_you_mean(str(source), shipped),
             )
         path = shipped[str(source)]
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:  # those of TOML and text: ValueErrors
-        raise ExperimentError(
-            f"{path} is not TOML", expected="TOML text", got=str(error), fix="correct it"
-        ) from None
+    return read_toml(path, ExperimentError)

@@ -18,11 +18,12 @@ from pathlib import Path
 
 from clients.device.own_data import read_own
 from clients.device.policy import Policy
-from fedrec.errors import DataError, EngineError
+from fedrec.errors import DataError, EngineError, RunError
 from fedrec.experiment.overrides import override
+from fedrec.runtime.toml_files import read_toml
 from simulations.deployment.flower.unfinished import UNFINISHED
 from simulations.deployment.flower.work_signal import WORK_SIGNAL
-from simulations.deployment.layout import CATALOGUE, DATA, read_settings, refuse_unwritable
+from simulations.deployment.layout import CATALOGUE, DATA, refuse_unwritable
 from simulations.deployment.pki.certificates import RENEWED_DAYS, Authority, days_left
 from simulations.deployment.pki.keys import new_secret, private_folder, write_private
 from simulations.deployment.processes.commands import (
@@ -169,7 +170,7 @@ def plan_of(
     join = join.expanduser().resolve()
     found = join / "data.csv" if data is None and (join / "data.csv").is_file() else data
     file = join / "node.toml"
-    table = read_settings(file) if file.is_file() else {}
+    table = read_toml(file, RunError) if file.is_file() else {}
     for text in settings:
         table = override(table, text)
     return ClientPlan(

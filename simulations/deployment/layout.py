@@ -6,9 +6,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import tomli_w
 from pydantic import Field, field_validator, model_validator
@@ -16,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from fedrec.config import Config
 from fedrec.errors import RunError
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.toml_files import read_toml
 from fedrec.secure.identity import REVOKED
 
 DATA = "FEDREC_NODE_DATA"
@@ -79,24 +79,6 @@ class DeploymentConfig(Config):
         return self
 
 
-def read_settings(file: Path) -> dict[str, Any]:
-    """The table in a TOML file.
-
-    Raises:
-        RunError: it cannot be read.
-    """
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # those of TOML and of text are ValueErrors
-        raise RunError(
-            f"{file} cannot be read", expected="TOML text", got=str(error), fix="correct it"
-        ) from None
-
-
 def refuse_unwritable(path: Path) -> None:
     """Refuse a path with characters that the files and command lines of other programs do not
     allow.
@@ -151,7 +133,9 @@ class Deployment:
                 got=got,
                 fix="create one with fedrec deploy init FOLDER",
             )
-        self.settings = DeploymentConfig.parse(read_settings(self.settings_file), at="deployment")
+        self.settings = DeploymentConfig.parse(
+            read_toml(self.settings_file, RunError), at="deployment"
+        )
 
     @classmethod
     def create(cls, path: Path, settings: DeploymentConfig) -> Deployment:

@@ -26,13 +26,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
+from fedrec.runtime.toml_files import read_toml
 from simulations.study.study import Study, Task
 from simulations.study.templates import filled
 
@@ -47,12 +47,7 @@ def declared(file: Path) -> Iterator[Study]:
     Raises:
         ExperimentError: the file is missing or not TOML, or a study is not complete.
     """
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ExperimentError(
-            f"{file} cannot be read", expected="TOML text", got=str(error), fix="correct it"
-        ) from None
+    document = read_toml(file, ExperimentError)
     defaults = document.pop("defaults", {})
     names = _Names(document.pop("sets", {}), document.pop("parts", {}))
 

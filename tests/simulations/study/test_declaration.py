@@ -91,6 +91,7 @@ def test_a_section_takes_over_what_it_is_like(written):
     ("before", "after", "words"),
     [
         ("[sets]", "[sets", "cannot be read"),
+        ("[sets]", "[sets]\ndeep = " + "[" * 100_000, "is not TOML"),
         ('like = "table1"', 'like = "tabel1"', "did you mean 'table1'"),
         ('set = ["@both"]', 'set = ["@bot"]', "did you mean 'both'"),
         ('"@mf"', '"@fm"', "nothing is named 'fm'"),
