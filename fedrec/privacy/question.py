@@ -31,8 +31,8 @@ class Question(Config):
     add-remove."""
     epsilon: float | None = Field(default=None, gt=0)
     """Target for all rounds, > 0."""
-    delta: float | None = Field(default=None, ge=0, lt=1)
-    """A probability, 0 <= delta < 1; default: the smaller of N^-1.1 and 1e-5."""
+    delta: float | None = Field(default=None, ge=0, le=0.1)
+    """A probability, 0 <= delta <= 0.1; default: the smaller of N^-1.1 and 1e-5."""
     sampler: Literal["fixed-size", "poisson"] = "fixed-size"
     """How cohorts are drawn: fixed-size (without replacement) goes with replace-one, poisson with
     add-remove."""

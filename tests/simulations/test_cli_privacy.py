@@ -123,6 +123,7 @@ def test_explain_takes_options_or_an_experiment(fedrec):
         (("epsilon", *ROUNDS, "--noise-multiplier", "1e30"), "from 1e-09 to 1e+09"),
         (("epsilon", *ROUNDS, "--noise-multiplier", "1e-30"), "from 1e-09 to 1e+09"),
         (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--delta", 1), "delta"),
+        (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--delta", 0.3), "0.1"),
         (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--clients", 29), "1 to 29"),
         (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--clients", 0), "clients"),
         (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--cohort", 2.5), "whole number"),
