@@ -87,6 +87,7 @@ def _refuse_strange_keys(message: Message) -> None:
             f"the order has a setting {strange[0]!r}",
             expected="those of fedrec's own orders",
             got=", ".join(map(repr, strange[:5])),
+            fix="run the same version of fedrec on server and node, without settings of others",
         )
 
 

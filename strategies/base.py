@@ -321,6 +321,7 @@ class CohortStrategy(Strategy):
                     "a node answered for other clients than it was asked for",
                     expected="each client of the message once",
                     got=f"clients {', '.join(map(str, clients))}",
+                    fix="run the same version of fedrec on server and nodes",
                 )
             self._open -= set(clients)
         answers = [reply for reply in answers if len(reply.clients)]

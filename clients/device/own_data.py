@@ -197,6 +197,7 @@ def _read_own(
             f"{data} has no item of the catalogue",
             expected="items of the catalogue",
             got="none of them",
+            fix="give this deployment's catalogue, and name items as it does",
         )
     column = {name: values[kept].reset_index(drop=True) for name, values in frame.items()}
     codes, names = pd.factorize(column["user"].astype(str), sort=True)
@@ -221,7 +222,10 @@ def _parts(column: Columns, data: Path) -> np.ndarray | None:
     wrong = sorted(set(part.tolist()) - set(PARTS))
     if wrong:
         raise DataError(
-            f"{data}: a row is in no part", expected=", ".join(PARTS), got=repr(wrong[0])
+            f"{data}: a row is in no part",
+            expected=", ".join(PARTS),
+            got=repr(wrong[0]),
+            fix="correct the column part, or leave it out",
         )
     return part
 

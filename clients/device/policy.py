@@ -175,6 +175,7 @@ class Policy(Config):
                 "the order evaluates other rows than the experiment does",
                 expected="no held-out rows of its own",
                 got=repr(order.held_out),
+                fix="set evaluation.held-out in the experiment",
             )
         if order.sums:
             raise RefusalError(
@@ -283,12 +284,20 @@ def experiment_of(run_config: Mapping[str, Any]) -> Experiment:
     """
     if not run_config.get("resolved"):
         raise RefusalError(
-            "there is no experiment", expected="a resolved experiment in the run configuration"
+            "there is no experiment",
+            expected="a resolved experiment in the run configuration",
+            got="none",
+            fix="start the run with fedrec deploy run",
         )
     try:
         return from_run_config({"resolved": run_config["resolved"]})
     except (ExperimentError, ValueError, TypeError, RecursionError) as error:
-        raise RefusalError("the experiment is invalid", got=str(error)[:500]) from None
+        raise RefusalError(
+            "the experiment is invalid",
+            expected="one that this node's version of fedrec can read",
+            got=str(error)[:500],
+            fix="run the same version of fedrec on server and node",
+        ) from None
 
 
 def run_key(run_config: Mapping[str, Any]) -> str:
@@ -300,7 +309,10 @@ def run_key(run_config: Mapping[str, Any]) -> str:
     key = str(run_config.get("run", ""))
     if RUN_KEY.fullmatch(key) is None:
         raise RefusalError(
-            "the run has no run key", expected="16 hexadecimal digits", got=repr(key[:100])
+            "the run has no run key",
+            expected="16 hexadecimal digits",
+            got=repr(key[:100]),
+            fix="start the run with fedrec deploy run",
         )
     return key
 
@@ -322,6 +334,7 @@ def _refuse_round(number: int, first: int, last: int) -> None:
             "the order is for a round that the experiment does not have",
             expected=f"a round from {first} to {last}",
             got=str(number),
+            fix="start a separate run with more rounds",
         )
 
 
@@ -333,6 +346,7 @@ def _refuse_overrides(experiment: Experiment, overrides: Mapping[str, float]) ->
                 f"the order has a setting {key!r}",
                 expected="the experiment's own",
                 got=f"{value:g}",
+                fix="set it in the experiment",
             )
 
 

@@ -27,6 +27,7 @@ def refuse_idle(names: Iterable[str], patterns: Iterable[str], key: str) -> None
                 f"no parameter fits step.{key}",
                 expected=f"a pattern of {', '.join(names)}",
                 got=repr(pattern),
+                fix="correct the pattern, or leave it out",
             )
 
 

@@ -163,7 +163,12 @@ def _add_one_by_one(
             try:
                 ((_, found),) = _trained(node, worker, parameters, alone, round_, own)
                 if not bool(found.norms().isfinite().all()):
-                    raise ClientError(f"client {client} diverged", expected="a finite update")
+                    raise ClientError(
+                        f"client {client} diverged",
+                        expected="a finite update",
+                        got="infinities or NaN",
+                        fix="lower the learning rate of the step",
+                    )
             except Exception as error:
                 message = "round %d: client %d failed and counts like one without rows"
                 log.error(message, round_, client, exc_info=error)

@@ -106,6 +106,7 @@ class Central(ExamplesBaseline, RatingBaseline):
                 f"{type(self.model).__name__} is not trained on single ratings in one place",
                 expected="a model that predicts them, such as 'mf'",
                 got=f"model.name = {self.config.model.name!r}",
+                fix="choose such a model, or set task = 'ranking'",
             )
         random = stream(self.config.seed, "baseline-central-ratings")
         values = ratings.values.astype(np.float32)

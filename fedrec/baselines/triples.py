@@ -41,7 +41,10 @@ class Triples:
         self._pairs = np.flatnonzero(self._free[self._owner] > 0)
         if not len(self._users):
             raise DataError(
-                "there is nothing to rank", expected="a user with liked and other items", got="none"
+                "there is nothing to rank",
+                expected="a user with liked and other items",
+                got="none",
+                fix="lower positive-above, or choose another split or dataset",
             )
 
     @property

@@ -99,6 +99,7 @@ class Vae(HistoryModel):
                 "the variational autoencoder ranks items and predicts no ratings",
                 expected="task = 'ranking'",
                 got=f"task = {schema.task!r}",
+                fix="set task = 'ranking', or choose a model that predicts ratings, such as 'mf'",
             )
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:

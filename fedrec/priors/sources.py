@@ -83,11 +83,15 @@ def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
             f"there is no file {path}",
             expected=f"vectors of words, for {config.source!r}",
             got="no file",
+            fix="correct the path in priors.source, or download the vectors first",
         )
     digest = _digest(path)
     if config.sha256 is not None and digest != config.sha256:
         raise DataError(
-            f"{path} is another file", expected=f"sha256 {config.sha256}", got=f"sha256 {digest}"
+            f"{path} is another file",
+            expected=f"sha256 {config.sha256}",
+            got=f"sha256 {digest}",
+            fix="name the file that was used before, or remove priors.sha256",
         )
     log.info("vectors of words from %s, sha256 %s", path, digest)
     found = read_glove(path, words) if kind == "glove" else _read_table(path, words)
@@ -107,7 +111,10 @@ def _read_table(path: Path, words: list[str]) -> dict[str, np.ndarray]:
         found = {word: _numbers(table[word], path, word) for word in words if word in table}
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path} is no table of vectors", expected="a JSON object of lists", got=str(error)
+            f"{path} is no table of vectors",
+            expected="a JSON object of lists",
+            got=str(error),
+            fix="write it with fedrec data glove-subset",
         ) from None
     return _equally_long(found, path)
 
@@ -119,7 +126,10 @@ def _numbers(values: Sequence[object], path: Path, word: str) -> np.ndarray:
         vector = np.zeros(0)
     if not len(vector) or not np.isfinite(vector).all():
         raise DataError(
-            f"{path} has no vector for {word!r}", expected="finite numbers", got=repr(values)[:80]
+            f"{path} has no vector for {word!r}",
+            expected="finite numbers",
+            got=repr(values)[:80],
+            fix="correct its line, or get the file again",
         )
     return vector
 
@@ -128,7 +138,10 @@ def _equally_long(found: dict[str, np.ndarray], path: Path) -> dict[str, np.ndar
     lengths = sorted({len(vector) for vector in found.values()})
     if len(lengths) > 1:
         raise DataError(
-            f"{path} has vectors of several lengths", expected="one length", got=str(lengths)
+            f"{path} has vectors of several lengths",
+            expected="one length",
+            got=str(lengths),
+            fix="take all vectors from one file",
         )
     return found
 

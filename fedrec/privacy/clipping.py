@@ -57,6 +57,7 @@ class Clip:
                 "invalid clip",
                 expected="a finite clip norm > 0, in L1 or L2",
                 got=f"{self.norm} in L{self.order}",
+                fix="set privacy.clip-norm to a positive number",
             )
 
     def at(self, norm: float) -> Clip:

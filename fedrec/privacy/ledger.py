@@ -136,7 +136,10 @@ def _read(path: Path) -> Iterator[tuple[Charge, int]]:
         end = 0
     except OSError as error:
         raise RunError(
-            f"cannot read {path}", expected="a ledger", got=error.strerror or str(error)
+            f"cannot read {path}",
+            expected="a ledger",
+            got=error.strerror or str(error),
+            fix="make the file readable, or restore it from a backup",
         ) from None
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         end += len(line)

@@ -119,6 +119,7 @@ class Plan:
                 "no clients or no rounds",
                 expected="at least one client and one round",
                 got=f"{clients} and {rounds}",
+                fix="set rounds, or choose a split with training clients",
             )
         mechanism = config.noise()
         sampling, denominator = samplings.of_sampler(sampler, dict(settings), clients, schedule)

@@ -113,7 +113,10 @@ def _refuses_malformed(
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
             got = f"{type(error).__name__}: {error}"[:300]
             raise RefusalError(
-                "the order cannot be decoded", expected="one that fedrec sent", got=got
+                "the order cannot be decoded",
+                expected="one that fedrec sent",
+                got=got,
+                fix="run the same version of fedrec on server and node",
             ) from None
 
     return unpacked

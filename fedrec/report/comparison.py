@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fedrec.attacks.leaky_negatives import marked
+from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import lower_is_better, main_metric
 from fedrec.report.bootstrap import bootstrap_intervals
@@ -214,6 +215,7 @@ def _refuse_different(results: Sequence[Result]) -> None:
                 f"{result.folder.name} cannot be compared with {results[0].folder.name}",
                 expected=f"evaluation.held-out = {one!r}",
                 got=repr(other),
+                fix="compare runs that were evaluated on the same rows",
             )
 
 
@@ -240,5 +242,8 @@ def _differing(one: Any, other: Any) -> tuple[str, str]:
 
 def _unknown(kind: str, name: str, known) -> ExperimentError:
     return ExperimentError(
-        f"there is no {kind} {name!r} in these runs", expected=", ".join(known), got=repr(name)
+        f"there is no {kind} {name!r} in these runs",
+        expected=", ".join(known),
+        got=repr(name),
+        fix=did_you_mean(name, known),
     )

@@ -47,5 +47,8 @@ def _read(file: Path) -> np.ndarray:
         return np.array([str(one) for one in json.loads(f"[{','.join(lines)}]")], dtype=object)
     except (OSError, ValueError) as error:
         raise RunError(
-            f"{file} cannot be read", expected="one JSON text per line", got=str(error)
+            f"{file} cannot be read",
+            expected="one JSON text per line",
+            got=str(error),
+            fix="restore it from a backup, or start the run anew",
         ) from None

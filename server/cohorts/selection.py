@@ -101,6 +101,7 @@ class SampledCohorts:
                 "the cohorts have no grid to ask nodes with",
                 expected="cohorts with a grid",
                 got="cohorts without one",
+                fix="give SampledCohorts the grid of the run",
             )
         step = {"name": self.experiment.step.name, **self.experiment.step.options}
         return request_items(self.grid, self.experiment.engine, groups, round_number, "train", step)

@@ -267,5 +267,8 @@ def _read(file: Path) -> dict[int, Presence]:
         }
     except _DAMAGE as error:
         raise RunError(
-            f"{file} is not a roster", expected="JSON as written by fedrec", got=str(error)
+            f"{file} is not a roster",
+            expected="JSON as written by fedrec",
+            got=str(error),
+            fix="restore it from a backup, or delete it: the nodes are asked again",
         ) from None

@@ -252,7 +252,10 @@ class Guard(RunExtension):
             }
         except _DAMAGE as error:
             raise RunError(
-                f"{file} is damaged", expected="JSON as written by fedrec", got=str(error)
+                f"{file} is damaged",
+                expected="JSON as written by fedrec",
+                got=str(error),
+                fix="restore it from a backup; the guarantee depends on these numbers of clients",
             ) from None
 
     def memory(self) -> dict[str, np.ndarray]:

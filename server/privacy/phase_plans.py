@@ -359,4 +359,5 @@ def _refuse_hidden_strategies(strategy: CohortStrategy) -> None:
                 f"phase {phase!r} delegates its rounds to other strategies, which have no plan",
                 expected="by_phase of the outer strategy, with those of all inner strategies",
                 got=type(part).__name__,
+                fix=f"correct by_phase of {type(part).__name__}, or use it without [privacy]",
             )

@@ -66,6 +66,7 @@ class Mechanism:
                     " in (0, 1)"
                 ),
                 got=repr(self),
+                fix=f"give {wrong[0]} a value in its range",
             )
 
     @property

@@ -105,6 +105,7 @@ class Bprmf(UserRowsBaseline):
                 "there is nothing to rank",
                 expected="a user with positives and other items",
                 got="none",
+                fix="lower positive-above, or choose another split or dataset",
             )
         triples = Triples(liked.csr(), "pairs", random)
         keys = own_users * histories.num_items + own_items

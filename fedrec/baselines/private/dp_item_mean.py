@@ -84,7 +84,10 @@ class DpItemMean(RatingBaseline):
         present = int((profiles.counts > 0).sum())
         if not present:
             raise ExperimentError(
-                "there are no users to learn from", expected="ratings", got="none"
+                "there are no users to learn from",
+                expected="ratings",
+                got="none",
+                fix="choose a dataset with ratings, or a split with training rows",
             )
         plan = self._plan = self.plan(present)
         squares = np.square(scaled(profiles.values, config.scale)) + 1

@@ -85,7 +85,10 @@ class Accountant:
         """
         if n < 0:
             raise ExperimentError(
-                "a negative number of events", expected="a count >= 0", got=str(n)
+                "a negative number of events",
+                expected="a count >= 0",
+                got=str(n),
+                fix="give the number of releases so far",
             )
         _refuse_mixed([*self._counts, event])
         self._counts[event] += n
@@ -229,5 +232,8 @@ def _refuse_mixed(events: Iterable[Event]) -> None:
 def _check(delta: float) -> None:
     if not 0 <= delta < 1:
         raise ExperimentError(
-            "wrong value for delta", expected="a probability, 0 <= delta < 1", got=f"{delta}"
+            "wrong value for delta",
+            expected="a probability, 0 <= delta < 1",
+            got=f"{delta}",
+            fix="set a delta well below 1 / number of users, such as 1e-5",
         )

@@ -217,6 +217,7 @@ def from_record(record: dict[str, Any]) -> Event:
             "this is not a privacy event",
             expected="a record written by fedrec",
             got=f"{record!r} ({error})",
+            fix="restore the ledger from a backup: without it nobody knows what was spent",
         ) from None
 
 

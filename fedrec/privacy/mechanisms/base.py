@@ -136,6 +136,7 @@ class Mechanism(ABC):
                 "invalid noise",
                 expected="a finite scale >= 0, and the round it is for",
                 got=f"scale {scale}, address {address}",
+                fix="give both; a scale of 0 adds no noise",
             )
         memory = {} if memory is None else memory
         noisy = {}
@@ -173,6 +174,7 @@ def _made(text: str) -> Mechanism:
             f"missing key '{MECHANISM.key}.name'",
             expected="the name of a mechanism (fedrec list mechanism)",
             got=repr(name),
+            fix="{ name = 'gaussian' }",
         )
     found = resolve(MECHANISM, name)
     return found(found.Config.parse(settings, at=MECHANISM.key), name)

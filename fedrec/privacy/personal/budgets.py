@@ -60,6 +60,7 @@ class PersonalBudget:
                 "invalid budget",
                 expected="a finite epsilon > 0, and delta in (0, 1)",
                 got=f"epsilon {self.epsilon}, delta {self.delta}",
+                fix="correct step.epsilon or step.delta",
             )
 
     @property

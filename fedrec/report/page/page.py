@@ -59,7 +59,12 @@ def page_of(results: Sequence[Result], *, title: str | None = None) -> Page:
         RunError: there is no run.
     """
     if not results:
-        raise RunError("nothing to report", expected="one run or more", got="none")
+        raise RunError(
+            "nothing to report",
+            expected="one run or more",
+            got="none",
+            fix="name folders of finished runs",
+        )
     import fedrec
 
     names = list(dict.fromkeys(marked(result.experiment) for result in results))
