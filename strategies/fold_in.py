@@ -31,18 +31,18 @@ from fedrec.models.fold_in import LEARNED, PRODUCTS, PUBLIC
 from strategies._products import Products, ProductsStrategy
 
 
-class FoldInConfig(LearnedConfig):
+class FoldInStrategyConfig(LearnedConfig):
     """Settings of the learned coordinates; their largest number is the model's `factors`."""
 
 
-class FoldIn(ProductsStrategy):
+class FoldInStrategy(ProductsStrategy):
     """Sums the products and computes the items' learned coordinates."""
 
-    Config = FoldInConfig
+    Config = FoldInStrategyConfig
     paper = "fold-in of iALS (Hu et al. 2008) and EASE's Gram matrix (Steck 2019), from one release"
     products = PRODUCTS
     model = "fold-in"
-    config: FoldInConfig
+    config: FoldInStrategyConfig
 
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
         """The learned coordinates of all items, `float32 [items, factors]`."""

@@ -30,7 +30,7 @@ from fedrec.models.item_weights import WEIGHTS
 from strategies._products import Products, ProductsStrategy
 
 
-class GramConfig(Config):
+class GramStrategyConfig(Config):
     """Settings of the linear model."""
 
     solution: Solution = "ease"
@@ -44,14 +44,14 @@ class GramConfig(Config):
     """Amount added to lambda under noise, in units of the noise edge."""
 
 
-class Gram(ProductsStrategy):
+class GramStrategy(ProductsStrategy):
     """Sums the products and solves for the weights."""
 
-    Config = GramConfig
+    Config = GramStrategyConfig
     paper = "EASE (Steck 2019), equation 8"
     products = WEIGHTS
     model = "item-weights"
-    config: GramConfig
+    config: GramStrategyConfig
 
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
         """The weights, in the items' own scale, `float32 [items, items]` of the chosen items."""

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from benchmarks.contestants.shipped import Numbers, initial, node_of, orders, trained
 from clients.hosting.node import Node
 from clients.steps.counts import Counts
-from clients.steps.gram import Gram
+from clients.steps.gram import GramStep
 from clients.steps.sgd import Sgd
 from fedrec.experiment.sections import Section
 from fedrec.factors.chosen_items import BIAS, chosen_items, item_scale
@@ -187,18 +187,18 @@ class SumLoop:
         start: the global parameters.
     """
 
-    def __init__(self, node: Node, step: Counts | Gram, start: Numbers) -> None:
+    def __init__(self, node: Node, step: Counts | GramStep, start: Numbers) -> None:
         self.node = node
         self.step = step
         self.start = start
-        products = isinstance(step, Gram)
+        products = isinstance(step, GramStep)
         self.name = step.products if products else str(step.config.parameter)
         bias = torch.from_numpy(start[BIAS][:, 0]) if BIAS in start else None
         size = len(start[self.name])
         chosen = torch.arange(size) if bias is None or not products else chosen_items(bias, size)
         self.rows = np.full(node.population.interactions.num_items, -1)
         self.rows[chosen.numpy()] = np.arange(size)
-        exponent = step.config.exponent if isinstance(step, Gram) else 0.0
+        exponent = step.config.exponent if isinstance(step, GramStep) else 0.0
         self.scale = np.ones(size)
         if bias is not None and exponent:
             self.scale = item_scale(bias[chosen], exponent).numpy()
@@ -231,7 +231,7 @@ def rounds_of(
     arrays = initial(node)
     given = orders(node, step, users, rounds, **changes)
     made = node.step(Section.model_validate(given[0].step))
-    if isinstance(made, Counts | Gram):
+    if isinstance(made, Counts | GramStep):
         sums = SumLoop(node, made, arrays)
         return [sums.round(order) for order in given]
     if type(made) is not Sgd or not isinstance(node.model, PrivRec | Mf):

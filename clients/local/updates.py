@@ -102,7 +102,7 @@ class Updates(Outcome):
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ChangedPart:
     """The change of a part of a parameter by one client.
 
     Attributes:
@@ -138,7 +138,7 @@ class PartialUpdates(Outcome):
 
     start: Mapping[str, Tensor]
     block: Block
-    changes: Sequence[Mapping[str, Part]]
+    changes: Sequence[Mapping[str, ChangedPart]]
     last_losses: tuple[float, ...]
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:

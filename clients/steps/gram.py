@@ -27,24 +27,24 @@ from fedrec.factors.chosen_items import BIAS, ItemScaleConfig, chosen_items, ite
 from fedrec.models.base import Model
 
 
-class GramConfig(SufficientStatisticsConfig, ItemScaleConfig):
+class GramStepConfig(SufficientStatisticsConfig, ItemScaleConfig):
     """Settings of a client's products."""
 
 
-class Gram(SufficientStatistics):
+class GramStep(SufficientStatistics):
     """Sends the products of one history.
 
     Raises:
         ExperimentError: the model is not computed from products of items.
     """
 
-    Config = GramConfig
+    Config = GramStepConfig
     contributions = "non-negative"
     paper = "EASE (Steck 2019), equation 8: X^T X as a sum over users"
     outer: ClassVar[bool] = True
-    config: GramConfig
+    config: GramStepConfig
 
-    def __init__(self, config: GramConfig, model: Model, device: torch.device) -> None:
+    def __init__(self, config: GramStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
         if not model.products:
             raise ExperimentError(

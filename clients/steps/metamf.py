@@ -41,7 +41,7 @@ class MetaMfStepConfig(StepConfig):
     """What a training row that is not positive counts as (ranking only)."""
 
 
-class MetaMf(Step):
+class MetaMfStep(Step):
     """Gradients with respect to generated parameters."""
 
     Config = MetaMfStepConfig

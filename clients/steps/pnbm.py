@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.local.model_check import require_model
-from clients.local.updates import Part, PartialUpdates
+from clients.local.updates import ChangedPart, PartialUpdates
 from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
@@ -81,7 +81,7 @@ class PnbmStep(Step):
 
     def _trained(
         self, shared: _Shared, items: np.ndarray, ratings: np.ndarray
-    ) -> tuple[dict[str, Part], float]:
+    ) -> tuple[dict[str, ChangedPart], float]:
         """What a client changes, and its mean squared error before the last step."""
         if not self.config.epochs or not len(items):
             return {}, math.nan
@@ -109,7 +109,7 @@ class _Shared:
 
     def trained(
         self, items: np.ndarray, ratings: np.ndarray, epochs: int, rate: float
-    ) -> tuple[dict[str, Part], float]:
+    ) -> tuple[dict[str, ChangedPart], float]:
         """The change of a client's parts after some steps, and its mean squared error before the
         last one."""
         slots = self._slots[items]
@@ -137,7 +137,7 @@ class _Shared:
         placed = torch.from_numpy(rows)
         columns = placed if self._config.rank is None else None
         parts = {
-            name: Part(placed, columns, torch.from_numpy(value - before[name]))
+            name: ChangedPart(placed, columns, torch.from_numpy(value - before[name]))
             for name, value in after.items()
         }
         return parts, float(np.square(errors).mean())

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from clients.storage.private_file import PrivateFile
-from fedrec.protocol.serialization import Part, opened, packed
+from fedrec.protocol.serialization import PackedArray, opened, packed
 
 _ROWS = "rows"  # format of a table of which only rows that are not zero are written
 
@@ -95,19 +95,19 @@ def _encode(arrays: Mapping[str, np.ndarray]) -> bytes:
     return packed(_part(name, np.asarray(value)) for name, value in arrays.items())
 
 
-def _part(name: str, value: np.ndarray) -> Part:
+def _part(name: str, value: np.ndarray) -> PackedArray:
     filled = np.flatnonzero(value.any(axis=1)) if value.ndim == 2 else None
     if filled is None or 2 * len(filled) > len(value):
-        return Part(name, value.dtype.str, value.shape, "raw", value.tobytes())
+        return PackedArray(name, value.dtype.str, value.shape, "raw", value.tobytes())
     rows = filled.astype(np.int64).tobytes() + value[filled].tobytes()
-    return Part(name, value.dtype.str, value.shape, _ROWS, rows)
+    return PackedArray(name, value.dtype.str, value.shape, _ROWS, rows)
 
 
 def _decode(blob: bytes) -> dict[str, np.ndarray]:
     return {part.name: _array(part) for part in opened(blob)}
 
 
-def _array(part: Part) -> np.ndarray:
+def _array(part: PackedArray) -> np.ndarray:
     if part.stype != _ROWS:
         return np.frombuffer(part.data, part.dtype).reshape(part.shape).copy()
     whole = np.zeros(part.shape, part.dtype)

@@ -65,14 +65,14 @@ def train_in_blocks(
         FedrecError: the step raised one; of the same kind, with the client named before it.
     """
     before = round_ if before_round is None else before_round
-    work = _Work(node, step, path.name, parameters, stream_name, round_, before, given)
+    work = _NodeTraining(node, step, path.name, parameters, stream_name, round_, before, given)
     for start in range(0, len(clients), _CLIENTS_AT_ONCE):
         for places, trained in work.blocks(clients[start : start + _CLIENTS_AT_ONCE]):
             yield [start + place for place in places], trained
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
+class _NodeTraining:
     """What the clients of a node do; see `train_in_blocks`."""
 
     node: Node

@@ -13,7 +13,7 @@ from typing import NamedTuple
 _LENGTH_BYTES = 8
 
 
-class Part(NamedTuple):
+class PackedArray(NamedTuple):
     """One array: its name, type and shape, the format of its bytes, and the bytes."""
 
     name: str
@@ -23,7 +23,7 @@ class Part(NamedTuple):
     data: bytes
 
 
-def packed(parts: Iterable[Part]) -> bytes:
+def packed(parts: Iterable[PackedArray]) -> bytes:
     """The parts as bytes, in order."""
     parts = list(parts)
     table = [
@@ -35,7 +35,7 @@ def packed(parts: Iterable[Part]) -> bytes:
     )
 
 
-def opened(data: bytes) -> list[Part]:
+def opened(data: bytes) -> list[PackedArray]:
     """The arrays from the result of `packed`, which is untrusted input.
 
     Raises:
@@ -43,14 +43,14 @@ def opened(data: bytes) -> list[Part]:
         Exception: the table of contents is malformed.
     """
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-    parts: list[Part] = []
+    parts: list[PackedArray] = []
     for name, dtype, shape, stype, length in json.loads(data[_LENGTH_BYTES:start]):
         if not isinstance(length, int) or not 0 <= length <= len(data) - start:
             raise ValueError(
                 f"array {name!r} is cut off: expected {length} bytes, got {len(data) - start}"
             )
         parts.append(
-            Part(
+            PackedArray(
                 str(name),
                 str(dtype),
                 tuple(map(int, shape)),

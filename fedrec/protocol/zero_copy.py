@@ -144,7 +144,7 @@ def from_the_network(content: RecordDict) -> RecordDict:
 
 def _packed_record(record: ArrayRecord) -> ArrayRecord:
     parts = [
-        serialization.Part(name, a.dtype, tuple(a.shape), a.stype, a.data)
+        serialization.PackedArray(name, a.dtype, tuple(a.shape), a.stype, a.data)
         for name, a in record.items()
     ]
     whole = serialization.packed(parts)

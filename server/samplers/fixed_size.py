@@ -17,7 +17,7 @@ class FixedSizeConfig(Config):
     """Clients per round (M in PrivRec)."""
 
 
-class FixedSize(Sampler):
+class FixedSizeSampler(Sampler):
     """Uniform sampling without replacement.
 
     Raises:

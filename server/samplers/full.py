@@ -17,7 +17,7 @@ class FullConfig(Config):
     """Full participation has no settings."""
 
 
-class Full(Sampler):
+class FullSampler(Sampler):
     """All clients."""
 
     Config = FullConfig

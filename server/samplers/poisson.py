@@ -21,7 +21,7 @@ class PoissonConfig(Config):
     """Expected number of clients per round."""
 
 
-class Poisson(Sampler):
+class PoissonSampler(Sampler):
     """Independent sampling with probability cohort / clients.
 
     Raises:

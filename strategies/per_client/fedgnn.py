@@ -43,7 +43,7 @@ TOKENS = "third.tokens"
 EMBEDDING = "third.user"
 
 
-class FedgnnConfig(ServerRate):
+class FedgnnStrategyConfig(ServerRate):
     """Settings of FedGNN's server and third party."""
 
     optimiser: Literal["adam", "sgd"] = "adam"
@@ -58,18 +58,20 @@ class FedgnnConfig(ServerRate):
     neighbours."""
 
 
-class Fedgnn(PerClientStrategy):
+class FedgnnStrategy(PerClientStrategy):
     """Averages gradients of local graphs; the third party finds neighbours."""
 
-    Config = FedgnnConfig
+    Config = FedgnnStrategyConfig
     paper = "FedGNN (Wu et al. 2021), algorithm 1"
-    config: FedgnnConfig
+    config: FedgnnStrategyConfig
     system = "FedGNN"
     sees = "strategy 'fedgnn': its server needs each client's message separately"
     instead = "set step.noise and step.clip"
     own_step = "fedgnn"
 
-    def __init__(self, config: FedgnnConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
+    def __init__(
+        self, config: FedgnnStrategyConfig, cohorts: Cohorts, step: dict[str, Any]
+    ) -> None:
         super().__init__(config, cohorts, step)
         self._third = ThirdParty(config.neighbours)
         self._optimiser = Optimiser(config.optimiser, 0.0)

@@ -46,7 +46,7 @@ ITEMS = "item.id"
 GUIDE = "item.guide"
 
 
-class GpfedrecConfig(ServerRate):
+class GpfedrecStrategyConfig(ServerRate):
     """Settings of GPFedRec's server."""
 
     optimiser: Literal["adam", "sgd"] = "adam"
@@ -68,12 +68,12 @@ class GpfedrecConfig(ServerRate):
     an item table for each."""
 
 
-class Gpfedrec(PerClientStrategy):
+class GpfedrecStrategy(PerClientStrategy):
     """Guides each client by similar clients; sees each client's update separately."""
 
-    Config = GpfedrecConfig
+    Config = GpfedrecStrategyConfig
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
-    config: GpfedrecConfig
+    config: GpfedrecStrategyConfig
     system = "GPFedRec"
     sees = (
         "strategy 'gpfedrec': its server keeps each client's item embeddings, under the client's id"
@@ -81,7 +81,9 @@ class Gpfedrec(PerClientStrategy):
 
     own_step = "gpfedrec"
 
-    def __init__(self, config: GpfedrecConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
+    def __init__(
+        self, config: GpfedrecStrategyConfig, cohorts: Cohorts, step: dict[str, Any]
+    ) -> None:
         super().__init__(config, cohorts, step)
         self._uploads = Uploads(config.remembered)
         self._optimiser = Optimiser(config.optimiser, 0.0)

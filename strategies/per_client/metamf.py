@@ -44,7 +44,7 @@ from strategies.base import Aggregate, Cohorts, GeneratingStrategy
 from strategies.per_client.base import Memory, PerClientStrategy
 
 
-class MetaMfConfig(ServerRate):
+class MetaMfStrategyConfig(ServerRate):
     """Settings of the server in meta matrix factorization."""
 
     optimiser: Literal["adam", "sgd"] = "adam"
@@ -65,19 +65,21 @@ class MetaMfConfig(ServerRate):
     """Weight of a client: its number of examples, or uniform."""
 
 
-class MetaMf(PerClientStrategy, GeneratingStrategy):
+class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
     """Generates each client's parameters and learns from each client's gradient."""
 
-    Config = MetaMfConfig
+    Config = MetaMfStrategyConfig
     paper = "MetaMF (Lin et al. 2020)"
-    config: MetaMfConfig
+    config: MetaMfStrategyConfig
     system = "meta matrix factorization"
     sees = (
         "strategy 'metamf': its server needs each client's gradient separately, under the client's"
         " user id"
     )
 
-    def __init__(self, config: MetaMfConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
+    def __init__(
+        self, config: MetaMfStrategyConfig, cohorts: Cohorts, step: dict[str, Any]
+    ) -> None:
         super().__init__(config, cohorts, step)
         self.weighting = config.weighting
         self._optimiser = Optimiser(config.optimiser, config.momentum)

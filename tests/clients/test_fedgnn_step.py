@@ -15,7 +15,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.graphs.third_party import tokens
 from fedrec.rng import stream
-from strategies.per_client.fedgnn import Fedgnn, FedgnnConfig
+from strategies.per_client.fedgnn import FedgnnStrategy, FedgnnStrategyConfig
 from tests.clients.oracles import update_under
 
 WIDTH, SLOTS = 4, 20
@@ -148,10 +148,13 @@ def test_the_cost_of_the_noise_is_composed():
     assert whole.spent(1000, 10) == pytest.approx(10)
     assert math.isinf(FedgnnStepConfig().spent(1, 1))
     sizes = {"item.id": np.zeros((30, 4)), "items.weight": np.zeros((4, 4)), "user.id": np.zeros(4)}
-    lines = Fedgnn.remarks(FedgnnConfig(), paper, sizes, 5)
+    lines = FedgnnStrategy.remarks(FedgnnStrategyConfig(), paper, sizes, 5)
     assert "2 S / b = 1." in lines[1] and "up to 136 numbers cost 136" in lines[1]
     assert "5 rounds 680 " in lines[1]
-    assert "no noise" in Fedgnn.remarks(FedgnnConfig(), FedgnnStepConfig(), sizes, 5)[1]
+    assert (
+        "no noise"
+        in FedgnnStrategy.remarks(FedgnnStrategyConfig(), FedgnnStepConfig(), sizes, 5)[1]
+    )
 
 
 def test_the_epsilon_is_reported_with_the_results(run_tiny):

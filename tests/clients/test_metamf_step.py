@@ -12,7 +12,7 @@ import torch
 
 from clients.generated import requested_items
 from clients.hosting.node import Node
-from clients.steps.metamf import MetaMf
+from clients.steps.metamf import MetaMfStep
 from clients.training.round import train_each
 from fedrec.errors import ClientError
 from fedrec.models.metamf import generate
@@ -107,8 +107,8 @@ def test_evaluation_requests_held_out_items_once(nodes):
 
 def test_an_error_in_a_block_is_that_of_the_client_at_fault(nodes, monkeypatch):
     node = nodes("rating")["auto"]
-    batches = MetaMf.batches
-    train_block = MetaMf.train_block
+    batches = MetaMfStep.batches
+    train_block = MetaMfStep.train_block
 
     def marked(self, data, random):
         found = batches(self, data, random)
@@ -119,10 +119,11 @@ def test_an_error_in_a_block_is_that_of_the_client_at_fault(nodes, monkeypatch):
             raise RuntimeError("no such row" if len(block) == 1 else "something in this block")
         return train_block(self, parameters, block, own)
 
-    monkeypatch.setattr(MetaMf, "batches", marked)
-    monkeypatch.setattr(MetaMf, "train_block", failing)
+    monkeypatch.setattr(MetaMfStep, "batches", marked)
+    monkeypatch.setattr(MetaMfStep, "train_block", failing)
     with pytest.raises(
-        ClientError, match=r"(?s)client 1 failed in step 'MetaMf' \(round 1, node 0\).*no such row"
+        ClientError,
+        match=r"(?s)client 1 failed in step 'MetaMfStep' \(round 1, node 0\).*no such row",
     ):
         train_each(node, message(node).arrays(), order())
     others = np.array([0, 2])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clients.hosting.node import Node
-from clients.steps.gram import Gram
+from clients.steps.gram import GramStep
 from clients.training.blocks import train_in_blocks
 from clients.training.one_client import update_of
 from clients.training.round import train_clients
@@ -124,13 +124,15 @@ def test_a_round_gives_the_reference_sum_with_and_without_clipping(node, paramet
 
 
 def test_a_subclass_with_another_update_is_asked_client_by_client(node):
-    class Doubled(Gram):
+    class Doubled(GramStep):
         def train_block(self, parameters, block, own=None):
             raise NotImplementedError
 
-    class Scaled(Gram):
+    class Scaled(GramStep):
         def entries(self, parameters, items, weights):
             raise NotImplementedError
 
-    made = [cls(cls.Config(), node.model, torch.device("cpu")) for cls in (Gram, Doubled, Scaled)]
+    made = [
+        cls(cls.Config(), node.model, torch.device("cpu")) for cls in (GramStep, Doubled, Scaled)
+    ]
     assert [step.whole for step in made] == [True, False, True]

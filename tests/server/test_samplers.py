@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 
 from fedrec.errors import ExperimentError
-from server.samplers.fixed_size import FixedSize, FixedSizeConfig
-from server.samplers.full import Full, FullConfig
-from server.samplers.poisson import Poisson, PoissonConfig
+from server.samplers.fixed_size import FixedSizeConfig, FixedSizeSampler
+from server.samplers.full import FullConfig, FullSampler
+from server.samplers.poisson import PoissonConfig, PoissonSampler
 
 CLIENTS = np.arange(5, 205, 5)  # 40 clients, ids with gaps
 
 
 def fixed(cohort=10, clients=CLIENTS, seed=0):
-    return FixedSize(FixedSizeConfig(cohort=cohort), clients, seed)
+    return FixedSizeSampler(FixedSizeConfig(cohort=cohort), clients, seed)
 
 
 def poisson(cohort=10.0, clients=CLIENTS, seed=0):
-    return Poisson(PoissonConfig(cohort=cohort), clients, seed)
+    return PoissonSampler(PoissonConfig(cohort=cohort), clients, seed)
 
 
 @pytest.mark.parametrize("make", [fixed, poisson])
@@ -87,5 +87,5 @@ def test_more_than_there_are_is_refused_with_the_number(make):
 
 
 def test_full_is_all_clients_in_every_round():
-    sampler = Full(FullConfig(), CLIENTS, 0)
+    sampler = FullSampler(FullConfig(), CLIENTS, 0)
     assert all(sampler.sample(number).tolist() == CLIENTS.tolist() for number in (1, 2))

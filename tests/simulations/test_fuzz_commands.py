@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from clients.storage.participation import Participation
 from clients.storage.session_secrets import SessionSecrets
 from fedrec.protocol import messages
-from fedrec.protocol.serialization import Part, opened, packed
+from fedrec.protocol.serialization import PackedArray, opened, packed
 from server.deployed.discovery import Discovery
 from simulations import cli
 from tests.simulations.fuzzing import fuzzed, told
@@ -128,7 +128,7 @@ ENTRY = st.sampled_from([0, -1, 2**70, 1.5, "x", None, [], [1], {}, True, "float
 @given(st.data())
 def test_packed_arrays(data):
     """An invalid message body is an error that the reader of the message catches."""
-    arrays = [Part("w", "float32", (2,), "numpy.ndarray", b"\0" * 8)]
+    arrays = [PackedArray("w", "float32", (2,), "numpy.ndarray", b"\0" * 8)]
     body = bytearray(packed(arrays))
     for _ in range(data.draw(st.integers(0, 3))):
         place = data.draw(st.integers(0, len(body)))

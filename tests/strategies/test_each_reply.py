@@ -93,11 +93,11 @@ def test_it_is_refused_beside_a_user_level_guarantee_and_secure_sums(run_tiny):
 
 
 def test_answers_that_were_not_asked_for_are_refused(load_tiny):
-    from strategies.per_client.gpfedrec import Gpfedrec, GpfedrecConfig
+    from strategies.per_client.gpfedrec import GpfedrecStrategy, GpfedrecStrategyConfig
 
     node = Node(load_tiny(), 0, 1, None)
     reply = train_each(node, start_of(node), TrainOrder(1, CLIENTS, each=True))
-    server = Gpfedrec(GpfedrecConfig(), None, {"name": "gpfedrec"})  # type: ignore[arg-type]
+    server = GpfedrecStrategy(GpfedrecStrategyConfig(), None, {"name": "gpfedrec"})  # type: ignore[arg-type]
     server._open = {1, 4}
     with pytest.raises(ClientError, match="other clients"):
         server._aggregate_each(1, [reply])

@@ -17,7 +17,7 @@ from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.zero_copy import from_record
 from strategies.base import Aggregate
 from strategies.per_client._user_graph import Uploads, edges
-from strategies.per_client.gpfedrec import Gpfedrec, GpfedrecConfig
+from strategies.per_client.gpfedrec import GpfedrecStrategy, GpfedrecStrategyConfig
 
 GUIDED = (
     "model={name='gpfedrec', embedding=4, hidden=[6]}",
@@ -33,7 +33,7 @@ COSINES = np.array(
 
 def strategy(**settings):
     nobody: Any = None
-    made = Gpfedrec(GpfedrecConfig(**settings), nobody, {"name": "gpfedrec"})
+    made = GpfedrecStrategy(GpfedrecStrategyConfig(**settings), nobody, {"name": "gpfedrec"})
     made._theta = {"item.id": np.zeros((2, 1), dtype=np.float32)}
     return made
 

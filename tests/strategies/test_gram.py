@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedrec
-from clients.steps.gram import Gram, GramConfig
+from clients.steps.gram import GramStep, GramStepConfig
 from fedrec.baselines.factorisation.ease import item_weights
 from fedrec.data.cache import POPULATIONS
 from fedrec.errors import ExperimentError
@@ -93,11 +93,11 @@ def test_scaled_products_are_solved_in_their_scale_and_returned_to_the_items_own
     np.testing.assert_allclose(result.parameters["item.weights"], expected, atol=1e-4)
 
 
-class ScaledConfig(GramConfig):
+class ScaledConfig(GramStepConfig):
     exponent: float = 0.5
 
 
-class Scaled(Gram):
+class Scaled(GramStep):
     """A step whose own default scales the items."""
 
     Config = ScaledConfig

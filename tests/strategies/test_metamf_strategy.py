@@ -20,7 +20,7 @@ from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.zero_copy import from_record
 from fedrec.rng import stream, torch_stream
-from strategies.per_client.metamf import MetaMf, MetaMfConfig
+from strategies.per_client.metamf import MetaMfStrategy, MetaMfStrategyConfig
 
 MODEL = {
     "name": "metamf",
@@ -221,7 +221,7 @@ def test_some_parameters_do_not_decay(experiment, saved_parameters, tmp_path):
 
 def test_rates_and_annealing(experiment, saved_parameters, tmp_path):
     """Each parameter's own rate; the second of two rounds at half the rate."""
-    strategy = MetaMf(MetaMfConfig(server_lr=0.4, anneal_rounds=2), None, {})
+    strategy = MetaMfStrategy(MetaMfStrategyConfig(server_lr=0.4, anneal_rounds=2), None, {})
     assert [strategy.config.rate(number) for number in (1, 2, 3, 9)] == [0.4, 0.2, 0, 0]
     table = experiment(optimiser="sgd", rates={"user.id": 3.0, "item.low.*": 0.0}) | {"rounds": 1}
     expected, start = central_training(table, 1, lambda p: torch.optim.SGD(p, lr=0.05))
@@ -276,7 +276,7 @@ def test_gradients_are_weighted_by_examples_and_answers_for_others_refused():
         }
     )  # fmt: skip
     nobody: Any = None
-    server = MetaMf(MetaMfConfig(), nobody, {"name": "metamf"})
+    server = MetaMfStrategy(MetaMfStrategyConfig(), nobody, {"name": "metamf"})
     reply = TrainEach(generated, np.array([4]), np.array([0.5]))
     for client, open_ in ((2, set()), (1, {2}), (7, {2})):
         server._open = open_

@@ -17,7 +17,7 @@ from fedrec.nn.declaration import KernelModel
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class ParameterLayout:
     """Places of the dense parameters in one vector per client.
 
     Attributes:
@@ -135,7 +135,7 @@ class Layout:
 
 
 def dense_vectors(
-    layout: Layout, start: Mapping[str, Tensor], own: Mapping[str, Tensor], clients: int
+    layout: ParameterLayout, start: Mapping[str, Tensor], own: Mapping[str, Tensor], clients: int
 ) -> np.ndarray:
     """The dense parameters of every client, `float32 [C, P]`; initial values are from `own`, `[C,
     ...]`, if given there, else from the start."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
-from fedrec.cohort.kernel.layout import Layout, dense_vectors
+from fedrec.cohort.kernel.layout import ParameterLayout, dense_vectors
 from fedrec.cohort.kernel.steps import train_clients
 from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import SgdSettings
@@ -39,7 +39,7 @@ def train_block(
     users = block.users if model.user_tables else ()
     _refuse_misfits(model, start, block, users)
     shapes = {name: tuple(value.shape) for name, value in start.items()}
-    layout = Layout(model, shapes, tuple(codes.shape[1] for codes in users))
+    layout = ParameterLayout(model, shapes, tuple(codes.shape[1] for codes in users))
     dense = dense_vectors(layout, start, own or {}, len(block))
     rows, biases = (_rows(start, name, block) for name in (model.item_table, model.item_bias))
     losses = np.full(len(block), np.nan)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedrec.protocol.serialization import Part, opened, packed
+from fedrec.protocol.serialization import PackedArray, opened, packed
 from fedrec.protocol.zero_copy import for_the_network, from_record, from_the_network, to_record
 
 PARTS = [
-    Part("a.b", "float32", (2, 3), "numpy.ndarray", b"\x00\xff" * 12),
-    Part("é#/", "int64", (), "x", b""),
+    PackedArray("a.b", "float32", (2, 3), "numpy.ndarray", b"\x00\xff" * 12),
+    PackedArray("é#/", "int64", (), "x", b""),
 ]
 
 

@@ -22,7 +22,7 @@ from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.models.privrec import PrivRec
 from fedrec.perturb.members.random_replacement import RandomReplacement
 from server.callbacks.base import Callback
-from server.samplers.fixed_size import FixedSize
+from server.samplers.fixed_size import FixedSizeSampler
 from simulations.attacks.builtin.fit import Fit
 from strategies.reptile import Reptile
 from tests.clients import oracles
@@ -229,17 +229,17 @@ class Wavering(RandomReplacement):
         return Perturbed(data.rows.with_rows(rows), rows)
 
 
-class Ordered(FixedSize):
+class Ordered(FixedSizeSampler):
     def sample(self, round_number):
         return np.sort(self.draw(np.random.default_rng(counted())))
 
 
-class Favourites(FixedSize):
+class Favourites(FixedSizeSampler):
     def draw(self, random):
         return random.choice(self.clients[:10], size=self.config.cohort, replace=False)
 
 
-class Generous(FixedSize):
+class Generous(FixedSizeSampler):
     def __init__(self, config, clients, seed):
         self.config, self.clients, self.seed = config, clients, seed
 
