@@ -62,20 +62,21 @@ def size_of(source: str) -> Size:
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     return Size(
         files=1,
-        lines=len(code_lines(source)),
+        lines=len(code_lines(source, tree)),
         public=sum(not node.name.startswith("_") for node in [*functions, *classes]),
         packed=len(list(packed_assignments(tree))),
         longest_body=max((body_length(node) for node in functions), default=0),
     )
 
 
-def code_lines(source: str) -> set[int]:
-    """Numbers of the lines that hold code: no blank lines, comments or docstrings."""
+def code_lines(source: str, tree: ast.Module) -> set[int]:
+    """Numbers of the lines of a source, parsed to `tree`, that hold code: no blank lines, comments
+    or docstrings."""
     found: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:
             found.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         for text in _docstrings(node):
             found -= set(range(text.lineno, (text.end_lineno or text.lineno) + 1))
     return found

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from benchmarks import size
 from benchmarks.size import size_of
 
@@ -49,9 +46,11 @@ def test_only_independent_assignments_are_two_statements():
     assert [size_of(text).packed for text in single] == [0, 0, 0, 0]
 
 
-def test_the_table_has_a_line_for_each_package(tmp_path):
-    done = subprocess.run(
-        [sys.executable, size.__file__], capture_output=True, text=True, cwd=tmp_path, check=True
-    )
-    rows = [line.split()[0] for line in done.stdout.splitlines()[1:]]
-    assert rows == [*size.PACKAGES, "source", "tests", "benchmarks"]
+def test_the_table_has_a_line_for_each_package(tmp_path, monkeypatch, capsys):
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "box.py").write_text(SOURCE)
+    monkeypatch.setattr("sys.argv", ["size.py", "--root", str(tmp_path)])
+    size.main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[0] for row in rows] == [*size.PACKAGES, "source", "tests", "benchmarks"]
+    assert [row[1:3] for row in rows if row[0] in ("clients", "source")] == [["1", "10"]] * 2

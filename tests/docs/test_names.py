@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -25,14 +26,26 @@ def known() -> set[str]:
     found: set[str] = set()
     for file in (file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")):
         found.update(*(part.split(".") for part in file.relative_to(ROOT).parts))
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            for field in ("name", "arg", "id", "attr", "module"):
-                value = getattr(node, field, None)
-                found.update(value.split(".") if isinstance(value, str) else ())
-            own = file != Path(__file__)  # the names below are nowhere else
-            if own and isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value)
+        own = file == Path(__file__)  # the names below are nowhere else
+        code = compile(file.read_text(encoding="utf-8"), str(file), "exec")
+        found.update(names_of(code, texts=not own))
     return found
+
+
+def names_of(code: CodeType, *, texts: bool) -> Iterator[str]:
+    """Names in compiled code, those of its functions and classes included, and texts."""
+    yield from (code.co_name, *code.co_varnames, *code.co_cellvars)
+    for name in code.co_names:  # a module's is dotted
+        yield from name.split(".")
+    values = list(code.co_consts)
+    while values:
+        value = values.pop()
+        if isinstance(value, CodeType):
+            yield from names_of(value, texts=texts)
+        elif isinstance(value, tuple | frozenset):  # such as the names of keyword arguments
+            values.extend(value)
+        elif texts and isinstance(value, str):
+            yield value
 
 
 def unknown_names(text: str, known: set[str]) -> list[str]:
