@@ -3,8 +3,10 @@
 
 import copy
 import gc
+import logging
 import os
 import signal
+import sys
 import types
 
 import pytest
@@ -123,6 +125,37 @@ def run_tiny(tiny_experiment, tmp_path):
         )
 
     return run
+
+
+@pytest.fixture
+def tiny_file(tiny_experiment, tmp_path):
+    """The tiny experiment as a TOML file."""
+    import tomli_w
+
+    file = tmp_path / "tiny.toml"
+    file.write_text(tomli_w.dumps(tiny_experiment()))
+    return file
+
+
+@pytest.fixture
+def fedrec(capsys, monkeypatch):
+    """Calls the command line in this process: exit status, standard output, standard error."""
+    from simulations import cli
+
+    # they may have a stream of an earlier test
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+            raise SystemExit(0)
+        captured = capsys.readouterr()
+        code = ended.value.code
+        code = code if isinstance(code, int) else int(code is not None)
+        return code, captured.out, captured.err
+
+    return call
 
 
 @pytest.fixture(scope="session")

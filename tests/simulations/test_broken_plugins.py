@@ -8,7 +8,6 @@ returns NaN, it returns wrong shapes, it changes its input.
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import textwrap
 from importlib.metadata import EntryPoint
@@ -17,7 +16,6 @@ from uuid import uuid4
 import pytest
 
 from fedrec.components import registry
-from simulations import cli
 
 HEAD = """
 import numpy as np
@@ -323,35 +321,6 @@ def plugin(monkeypatch, tmp_path):
     return write
 
 
-@pytest.fixture
-def experiment(tiny_experiment, tmp_path):
-    import tomli_w
-
-    file = tmp_path / "tiny.toml"
-    table = tiny_experiment()
-    table["engine"]["nodes"] = 2
-    file.write_text(tomli_w.dumps({**table, "sampler": {"name": "fixed-size", "cohort": 6}}))
-    return file
-
-
-@pytest.fixture
-def fedrec(capsys, monkeypatch):
-    """Calls the command line in this process: exit status, standard output, standard error."""
-
-    # they may have a stream of an earlier test
-    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-            raise SystemExit(0)
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
-
-
 def chosen(kind):
     """The override by which an experiment uses the plug-in."""
     lists = {"baseline": "evaluation.baselines=['bad']", "callback": "callbacks=[{name='bad'}]"}
@@ -360,11 +329,11 @@ def chosen(kind):
 
 @pytest.mark.parametrize(("kind", "how"), BROKEN)
 def test_a_run_with_a_broken_plug_in_names_it_and_the_reason(
-    kind, how, plugin, experiment, fedrec, tmp_path
+    kind, how, plugin, tiny_file, fedrec, tmp_path
 ):
     body, reason = BROKEN[kind, how]
     file = plugin(kind, body)
-    code, out, err = fedrec("run", experiment, "-o", tmp_path / "run", "-s", chosen(kind))
+    code, out, err = fedrec("run", tiny_file, "-o", tmp_path / "run", "-s", chosen(kind))
     text = " ".join(err.split())
     assert code not in (0, None) and "Traceback" not in out + err
     assert "error:" in err and reason in text, err
@@ -405,7 +374,7 @@ def test_a_wrong_signature_is_seen_in_the_list(kind, how, plugin, fedrec):
     ],
 )
 def test_an_import_error_is_reported_and_the_rest_works(
-    line, reason, plugin, fedrec, experiment, tmp_path
+    line, reason, plugin, fedrec, tiny_file, tmp_path
 ):
     file = plugin("step", line, head="")
     code, out, err = fedrec("list", "--json")
@@ -416,21 +385,21 @@ def test_an_import_error_is_reported_and_the_rest_works(
     assert [e["name"] for e in everything if e["about"].startswith("BROKEN")] == [
         "bad"
     ] and "Traceback" not in err
-    code, out, err = fedrec("run", experiment, "-o", tmp_path / "bad", "-s", "step.name=bad")
+    code, out, err = fedrec("run", tiny_file, "-o", tmp_path / "bad", "-s", "step.name=bad")
     assert code == 2 and reason in err and f"{file}, line 1" in err and "Traceback" not in out + err
-    code, _, _ = fedrec("run", experiment, "-o", tmp_path / "good", "--quiet")
+    code, _, _ = fedrec("run", tiny_file, "-o", tmp_path / "good", "--quiet")
     assert code == 0
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_on_ray_it_is_named_as_well(plugin, experiment, fedrec, tmp_path, monkeypatch):
+def test_on_ray_it_is_named_as_well(plugin, tiny_file, fedrec, tmp_path, monkeypatch):
     """The node is another process, which finds the module by PYTHONPATH and without an entry
     point."""
     file = plugin("step", BROKEN["step", "shapes"][0])
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(sys.path)}")
     arguments = ["--engine", "ray", "--nodes", 1, "-s", f"step.name={file.stem}:Bad"]
-    code, out, err = fedrec("run", experiment, "-o", tmp_path / "run", *arguments)
+    code, out, err = fedrec("run", tiny_file, "-o", tmp_path / "run", *arguments)
     assert (
         code not in (0, None)
         and "Traceback" not in out + err

@@ -51,26 +51,6 @@ def experiment(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.fixture
-def fedrec(capsys, monkeypatch):
-    """Calls the command line in this process: exit status, standard output, standard error."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-            raise SystemExit(0)
-        captured = capsys.readouterr()
-        code = ended.value.code
-        return (
-            (code if isinstance(code, int) else 0 if code is None else 1),
-            captured.out,
-            captured.err,
-        )
-
-    return call
-
-
 def test_run_prints_a_table_and_writes_flat_metrics(fedrec, experiment, tmp_path):
     code, out, _ = fedrec("run", experiment, "--output", tmp_path / "run", "--seed", 3)
     assert code == 0

@@ -10,29 +10,7 @@ import sys
 
 import pytest
 
-from simulations import cli
-
 ROUNDS = ("--clients", 4800, "--cohort", 30, "--rounds", 1000, "--delta", 1e-5)
-
-
-@pytest.fixture
-def fedrec(capsys, monkeypatch):
-    """Calls the command line in this process: exit status, standard output, standard error."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-            raise SystemExit(0)
-        captured = capsys.readouterr()
-        code = ended.value.code
-        return (
-            (code if isinstance(code, int) else 0 if code is None else 1),
-            captured.out,
-            captured.err,
-        )
-
-    return call
 
 
 @pytest.mark.parametrize(

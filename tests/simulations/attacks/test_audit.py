@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from fedrec.experiment.loading import load
 from fedrec.privacy.ledger import Charge
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
-from simulations import cli
 from simulations.attacks.canaries.claims import charged_claim, expected_cohort, noisy_plans
 from simulations.attacks.canaries.planting import changes_for
 from simulations.attacks.driver import run_attack
@@ -419,36 +417,27 @@ class Odd(Sampler):
 
 
 @pytest.fixture
-def fedrec(capsys, monkeypatch, tmp_path):
-    """Calls the command line in this process: exit status, standard output, standard error."""
-    file = tmp_path / "audited.toml"
-    file.write_text(load(AUDITED).toml())
-
-    def call(*arguments):
-        monkeypatch.setattr(
-            sys, "argv", ["fedrec", *(str(file) if a == "FILE" else str(a) for a in arguments)]
-        )
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-            raise SystemExit(0)
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
+def file(tmp_path):
+    (tmp_path / "audited.toml").write_text(load(AUDITED).toml())
+    return tmp_path / "audited.toml"
 
 
-AUDIT = ("audit", "FILE", "--clip", CLIP, "--noise-std", STD, "--canaries", CANARIES)
+AUDIT = ("--clip", CLIP, "--noise-std", STD, "--canaries", CANARIES)
 
 
-def test_command_fails_loudly(fedrec, tmp_path):
-    code, out, err = fedrec(*AUDIT, "--output", tmp_path / "out", "--quiet", "--set", "rounds=10")
+def test_command_fails_loudly(fedrec, file, tmp_path):
+    code, out, err = fedrec(
+        "audit", file, *AUDIT, "--output", tmp_path / "out", "--quiet", "--set", "rounds=10"
+    )
     assert code == 1 and "FAIL" in out and "no clip" in err and "WRONG run 1 reach" in out
     saved = json.loads((tmp_path / "out" / "audit.json").read_text())
     assert saved["verdict"] == "FAIL" and saved["runs"][0]["mechanism"]["clip"] == CLIP
 
 
-def test_command_gives_json_and_a_clean_exit(fedrec, tmp_path):
+def test_command_gives_json_and_a_clean_exit(fedrec, file, tmp_path):
     code, out, _ = fedrec(
+        "audit",
+        file,
         *AUDIT,
         "--overshoot",
         1,
@@ -470,7 +459,7 @@ def test_command_gives_json_and_a_clean_exit(fedrec, tmp_path):
 
 
 @pytest.mark.slow
-def test_attack_commands_print_tables_and_json(fedrec, tmp_path):
+def test_attack_commands_print_tables_and_json(fedrec, file, tmp_path):
     plain = (
         "--set",
         "strategy.name=reptile",
@@ -481,7 +470,7 @@ def test_attack_commands_print_tables_and_json(fedrec, tmp_path):
         "-q",
     )
     code, out, _ = fedrec(
-        "attack", "lira", "FILE", "--shadows", 4, "-o", tmp_path / "lira", "--epsilon", 1, *plain
+        "attack", "lira", file, "--shadows", 4, "-o", tmp_path / "lira", "--epsilon", 1, *plain
     )
     assert code == 0 and "balanced accuracy" in out and "DP ceiling" in out and "0.731" in out
     assert json.loads((tmp_path / "lira" / "attack.json").read_text())["options"]["shadows"] == 4
@@ -495,7 +484,7 @@ def test_attack_commands_print_tables_and_json(fedrec, tmp_path):
         "--json",
         *plain,
     )
-    code, out, _ = fedrec("attack", "membership", "FILE", *arguments)
+    code, out, _ = fedrec("attack", "membership", file, *arguments)
     found = json.loads(out)
     assert (
         code == 0
@@ -504,12 +493,12 @@ def test_attack_commands_print_tables_and_json(fedrec, tmp_path):
     )
 
 
-def test_wrong_options_are_explained(fedrec):
-    code, _, err = fedrec("attack", "membership", "FILE", "--encoding", "pool")
+def test_wrong_options_are_explained(fedrec, file):
+    code, _, err = fedrec("attack", "membership", file, "--encoding", "pool")
     assert code == 2 and "--encoding" in err and "'pooled'" in err
-    code, _, err = fedrec("attack", "membrship", "FILE", "--encoding", "pool")
+    code, _, err = fedrec("attack", "membrship", file, "--encoding", "pool")
     assert code == 2 and "did you mean 'membership'" in err
-    code, _, err = fedrec("audit", "FILE", "--clip", 1)
+    code, _, err = fedrec("audit", file, "--clip", 1)
     assert code == 2 and "--clip and --noise-std" in err
-    code, _, err = fedrec("attack", "lira", "FILE", "--shadows", 5)
+    code, _, err = fedrec("attack", "lira", file, "--shadows", 5)
     assert code == 2 and "shadow systems" in err

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -18,23 +17,12 @@ import pytest
 from fedrec.components.registry import KINDS
 from fedrec.experiment.schema import SECTIONS
 from fedrec.runs.folder import RunFolder
-from simulations import cli
 from simulations.engines import flower
 
 pytestmark = [pytest.mark.install, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = {kind.name: f"trial-{kind.name}" for kind in KINDS}
-
-
-def call(capsys, monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
-    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-        raise SystemExit(0)
-    captured = capsys.readouterr()
-    return ended.value.code or 0, captured.out, captured.err
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +58,8 @@ def installed(packages, monkeypatch):
     return packages
 
 
-def test_each_appears_in_the_list_by_its_entry_point(installed, capsys, monkeypatch):
-    code, out, _ = call(capsys, monkeypatch, "list", "--json")
+def test_each_appears_in_the_list_by_its_entry_point(installed, fedrec):
+    code, out, _ = fedrec("list", "--json")
     found = json.loads(out)
     for kind, name in NAMES.items():
         (entry,) = [entry for entry in found[kind] if entry["name"] == name]
@@ -81,7 +69,7 @@ def test_each_appears_in_the_list_by_its_entry_point(installed, capsys, monkeypa
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NAMES if kind != "attack"])
-def test_its_experiment_runs(kind, installed, capsys, monkeypatch, tmp_path):
+def test_its_experiment_runs(kind, installed, fedrec, tmp_path):
     name = NAMES[kind]
     quick = [
         "-s",
@@ -95,14 +83,14 @@ def test_its_experiment_runs(kind, installed, capsys, monkeypatch, tmp_path):
         quick += ["-s", "sampler.cohort=3"]
     small = [] if kind == "dataset" else ["-s", "dataset.users=24", "-s", "dataset.items=30"]
     file = installed / name / f"{name}.toml"
-    code, out, err = call(capsys, monkeypatch, "run", file, "-o", tmp_path / "run", *quick, *small)
+    code, out, err = fedrec("run", file, "-o", tmp_path / "run", *quick, *small)
     assert code == 0, err
     text = (tmp_path / "run" / "experiment.toml").read_text()
     assert f'"{name}"' in text
     assert kind != "baseline" or name in out
 
 
-def test_its_attack_runs(installed, capsys, monkeypatch, tmp_path):
+def test_its_attack_runs(installed, fedrec, tmp_path):
     name, quick = (
         NAMES["attack"],
         ["-s", "rounds=2", "-s", "dataset.users=40", "-s", "sampler.cohort=3"],
@@ -120,7 +108,7 @@ def test_its_attack_runs(installed, capsys, monkeypatch, tmp_path):
         "--json",
         *quick,
     ]
-    code, out, err = call(capsys, monkeypatch, *arguments)
+    code, out, err = fedrec(*arguments)
     assert code == 0, err
     found = json.loads(out)
     assert (
@@ -130,11 +118,11 @@ def test_its_attack_runs(installed, capsys, monkeypatch, tmp_path):
     )
 
 
-def test_its_name_may_be_a_module_and_a_class(installed, capsys, monkeypatch, tmp_path):
+def test_its_name_may_be_a_module_and_a_class(installed, fedrec, tmp_path):
     file = installed / NAMES["strategy"] / f"{NAMES['strategy']}.toml"
     path = "strategy.name=trial_strategy.strategy:TrialStrategy"
     arguments = ["run", file, "-s", path, "-s", "rounds=1", "-s", "evaluation.final-users=2"]
-    code, _, err = call(capsys, monkeypatch, *arguments, "-o", tmp_path / "run")
+    code, _, err = fedrec(*arguments, "-o", tmp_path / "run")
     assert code == 0, err
     assert (
         RunFolder(tmp_path / "run").experiment.strategy.name
@@ -207,17 +195,15 @@ def test_flwr_run_takes_the_plug_in_along_in_the_bundle(installed, tmp_path):
         (["strategy", "a" * 33], ["not a valid name of a package", "at most 32"]),
     ],
 )
-def test_the_error_for_a_bad_name_states_the_reason(
-    arguments, words, capsys, monkeypatch, tmp_path
-):
-    code, _, err = call(capsys, monkeypatch, "new", *arguments, "--into", tmp_path)
+def test_the_error_for_a_bad_name_states_the_reason(arguments, words, fedrec, tmp_path):
+    code, _, err = fedrec("new", *arguments, "--into", tmp_path)
     assert code == 2 and all(word in err for word in words), err
     assert not any(tmp_path.iterdir())
 
 
-def test_a_package_is_not_overwritten(capsys, monkeypatch, tmp_path):
-    assert call(capsys, monkeypatch, "new", "sampler", "in-turn", "--into", tmp_path)[0] == 0
-    code, _, err = call(capsys, monkeypatch, "new", "step", "in-turn", "--into", tmp_path)
+def test_a_package_is_not_overwritten(fedrec, tmp_path):
+    assert fedrec("new", "sampler", "in-turn", "--into", tmp_path)[0] == 0
+    code, _, err = fedrec("new", "step", "in-turn", "--into", tmp_path)
     assert code == 2 and "exists already" in err
 
 

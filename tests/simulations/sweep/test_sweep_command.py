@@ -3,39 +3,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-import tomli_w
-
-from simulations import cli
 
 
-@pytest.fixture
-def fedrec(capsys, monkeypatch):
-    """Calls the command line in this process: exit status, standard output, standard error."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
-def experiment(tiny_experiment, tmp_path):
-    file = tmp_path / "tiny.toml"
-    file.write_text(tomli_w.dumps(tiny_experiment()))
-    return file
-
-
-def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, experiment, tmp_path):
+def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, tiny_file, tmp_path):
     folder = tmp_path / "sweep"
     vary = ("--vary", "strategy.server-lr=[0.1, 1.0]")
-    code, out, err = fedrec("sweep", experiment, *vary, "-o", folder)
+    code, out, err = fedrec("sweep", tiny_file, *vary, "-o", folder)
     assert code == 0 and "server-lr" in out and "No setting was selected" in out
     assert "run 2/2" in err and "left" in err
     lines = err.splitlines()  # before the first run ends
@@ -51,11 +25,11 @@ def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, experiment,
     assert code == 0 and "server-lr=0.1" in (folder / "report.html").read_text("utf-8")
 
 
-def test_the_spread_in_a_sweeps_table_is_named(fedrec, experiment, tmp_path):
+def test_the_spread_in_a_sweeps_table_is_named(fedrec, tiny_file, tmp_path):
     ks = ("--set", "evaluation.ks=[10]", "--set", 'evaluation.baselines=["popularity"]')
     for seeds, named in ((1, False), (2, True)):
         folder = tmp_path / f"sweep-{seeds}"
-        code, out, _ = fedrec("sweep", experiment, "--seeds", seeds, *ks, "-o", folder)
+        code, out, _ = fedrec("sweep", tiny_file, "--seeds", seeds, *ks, "-o", folder)
         assert code == 0 and ("+-: standard deviation over seeds" in out) is named
     code, out, _ = fedrec("compare", folder)
     assert code == 0 and "± sd over seeds" in out and "t over seeds, Holm" in out
@@ -67,19 +41,19 @@ def test_a_sweep_without_a_finished_run_is_not_reported(fedrec, tmp_path):
     assert code != 0 and "no finished run" in err
 
 
-def test_a_varied_key_whose_last_word_is_a_metric_has_its_full_name(fedrec, experiment, tmp_path):
+def test_a_varied_key_whose_last_word_is_a_metric_has_its_full_name(fedrec, tiny_file, tmp_path):
     private = '{clip-norm=1.0, epsilon=3.0, backend="pld"}'
     code, out, _ = fedrec(
-        *("sweep", experiment, "--set", f"privacy={private}", "-v", "privacy.epsilon=[3.0, 9.0]"),
+        *("sweep", tiny_file, "--set", f"privacy={private}", "-v", "privacy.epsilon=[3.0, 9.0]"),
         *("-o", tmp_path / "sweep"),
     )
     heads = next(line for line in out.splitlines() if "setting" in line)
     assert code == 0 and "privacy.epsilon" in heads and heads.count("epsilon") == 2
 
 
-def test_a_dry_run_prints_the_settings_and_runs_nothing(fedrec, experiment, tmp_path):
+def test_a_dry_run_prints_the_settings_and_runs_nothing(fedrec, tiny_file, tmp_path):
     code, out, _ = fedrec(
-        "sweep", experiment, "-v", "rounds=[1, 2]", "--seeds", 3, "--dry-run", "-o", tmp_path / "s"
+        "sweep", tiny_file, "-v", "rounds=[1, 2]", "--seeds", 3, "--dry-run", "-o", tmp_path / "s"
     )
     assert code == 0 and "2 settings (grid), 3 seeds: 6 runs" in out and "rounds=2" in out
     assert not (tmp_path / "s").exists()
@@ -98,7 +72,7 @@ def test_a_dry_run_prints_the_settings_and_runs_nothing(fedrec, experiment, tmp_
         (["-v", "rounds=[1]", "--optimise", "a", "--choose", "b"], "both --optimise and --choose"),
     ],
 )
-def test_bad_input_gives_an_error_with_a_fix(fedrec, experiment, tmp_path, arguments, words):
-    code, out, err = fedrec("sweep", experiment, *arguments, "-o", tmp_path / "sweep")
+def test_bad_input_gives_an_error_with_a_fix(fedrec, tiny_file, tmp_path, arguments, words):
+    code, out, err = fedrec("sweep", tiny_file, *arguments, "-o", tmp_path / "sweep")
     assert code == 2 and words in " ".join(err.split()) and "Traceback" not in err + out
     assert not (tmp_path / "sweep").exists()
