@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedrec.privacy.accounting.sampling import Full, Poisson
+from fedrec.privacy.accounting.sampling import Full, Poisson, Scheduled
 from fedrec.privacy.plan import Plan
 
 SIMULATION = "This is a simulation, not a release."
@@ -86,7 +86,9 @@ def _about_the_number(plan: Plan) -> Iterator[str]:
 def _about_the_system(plan: Plan) -> Iterator[str]:
     settings = plan.config
     yield _TRUST[settings.placement].format(dropouts=settings.max_dropouts, rounds=plan.rounds)
-    if not isinstance(plan.sampling, Full):
+    if isinstance(plan.sampling, Scheduled):
+        yield _scheduled(plan.sampling)
+    elif not isinstance(plan.sampling, Full):
         drawn = "independently" if isinstance(plan.sampling, Poisson) else "uniformly"
         yield (
             f"Amplification by sampling assumes that cohorts are drawn {drawn} from all"
@@ -99,6 +101,16 @@ def _about_the_system(plan: Plan) -> Iterator[str]:
             " experiment's seed. Whoever knows the seed can remove the noise; a release needs mode"
             " 'secure'."
         )
+
+
+def _scheduled(sampling: Scheduled) -> str:
+    most = sampling.participations
+    return (
+        "Who takes part in which round may be known: nothing is gained by sampling. Accounted is a"
+        f" client that takes part every {sampling.separation} rounds"
+        + ("" if most is None else f", at most {most} times")
+        + "; the sampler guarantees that none does more often, and clients that join are refused."
+    )
 
 
 def _about_the_rest(plan: Plan) -> Iterator[str]:

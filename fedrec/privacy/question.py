@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedrec.config import Config
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
+from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.caveats import caveats
 from fedrec.privacy.noise_multiplier import default_delta
@@ -33,16 +34,18 @@ class Question(Config):
     """Target for all rounds, > 0."""
     delta: float | None = Field(default=None, ge=0, le=0.1)
     """A probability, 0 <= delta <= 0.1; default: the smaller of N^-1.1 and 1e-5."""
-    sampler: Literal["fixed-size", "poisson"] = "fixed-size"
+    sampler: Literal["fixed-size", "poisson", "scheduled"] = "fixed-size"
     """How cohorts are drawn: fixed-size (without replacement) goes with replace-one, poisson with
-    add-remove."""
+    add-remove; scheduled: known rounds, for mechanisms that need a separation."""
+    separation: int | None = Field(default=None, ge=1)
+    """With the sampler scheduled: smallest distance between two rounds of a client; default: 1."""
     adjacency: Adjacency = "replace-one"
     """replace-one (with fixed-size) or add-remove (with poisson)."""
     backend: BackendName | Literal["paper"] = DEFAULT_BACKEND
     """Accountant: pld is the tightest; paper is the arithmetic of PrivRec's tables, for comparison
     only."""
-    mechanism: str = "gaussian"
-    """Name of the mechanism, see `fedrec list mechanism`."""
+    mechanism: str | dict[str, Any] = "gaussian"
+    """Mechanism, see `fedrec list mechanism`: its name, or a table with its name and settings."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -53,6 +56,8 @@ class Question(Config):
                 "backend autodp, tight-rdp or pld: noise is not calibrated to the paper's"
                 " arithmetic"
             )
+        if self.separation is not None and self.sampler != "scheduled":
+            raise ValueError("separation only with the sampler scheduled")
         return self
 
     @property
@@ -76,8 +81,15 @@ class Question(Config):
             adjacency=self.adjacency,
             backend=DEFAULT_BACKEND if self.backend == "paper" else self.backend,
         )
-        name = self.sampler
-        return Plan.of(config, name, {"cohort": self.cohort}, self.clients, self.rounds)
+        scheduled = self.sampler == "scheduled"
+        return Plan.of(
+            config,
+            self.sampler,
+            {"cohort": self.cohort},
+            self.clients,
+            self.rounds,
+            schedule=Scheduled(self.cohort, self.separation or 1) if scheduled else None,
+        )
 
     def answer(self, plan: Plan) -> Report:
         """Cost of the rounds of a plan, and the epsilon of the best known attack."""

@@ -161,14 +161,16 @@ class Guard(RunExtension):
 
     def _due(self, round_number: int) -> Event:
         """What a round has to be charged for. Of correlated rounds the first one is charged for
-        all; if a round is repeated, its noise and that of all later ones is drawn anew (unless it
-        is a function of the seed), which costs no more than all of them once more."""
+        all that are planned, and so is the first one beyond these if the run is made longer; if a
+        round is repeated, its noise and that of all later ones is drawn anew (unless it is a
+        function of the seed), which costs no more than all of them once more."""
         phase = self.strategy.phase(round_number)
         event = self.phases.events[phase]
         if not isinstance(event, CorrelatedRounds):
             return event
         lines = [line for line in self.ledger.charges if line.event.phase == phase]
-        if not lines:
+        charged = [line.event for line in lines if isinstance(line.event, CorrelatedRounds)]
+        if all(one.rounds < event.rounds for one in charged):
             return event
         repeated = lines[-1].round_number >= round_number and self.config.mode == "secure"
         return event if repeated else CoveredRound(phase)

@@ -20,7 +20,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.privacy import explain
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import Event, Volunteered
-from fedrec.privacy.accounting.sampling import FixedSize, Full
+from fedrec.privacy.accounting.sampling import FixedSize, Full, Scheduled
 from fedrec.privacy.caveats import SIMULATION, caveats
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.noise_source import Source, source_of
@@ -298,7 +298,8 @@ def _drawn(plan: Plan) -> str:
     """Description of the cohort of a plan."""
     if isinstance(plan.sampling, Full):
         return f"all {plan.clients} clients in each"
-    drawn = "" if isinstance(plan.sampling, FixedSize) else "on average "
+    words = {FixedSize: "", Scheduled: "at most "}
+    drawn = words.get(type(plan.sampling), "on average ")
     return f"{drawn}{plan.denominator:g} of {plan.clients} clients in each"
 
 

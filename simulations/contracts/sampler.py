@@ -71,6 +71,27 @@ class SamplerContract(RunContract):
         with refused(ExperimentError, "40", "a cohort of 41 of 40 clients"):
             self.cls(self.config(cohort=41), CLIENTS.copy(), 0)
 
+    def test_its_schedule_is_kept(self) -> None:
+        """No cohort is larger than the schedule states, and no client takes part more often."""
+        schedule = self.sampler().schedule
+        if schedule is None:
+            return
+        sampler = self.sampler()
+        taking_part = np.array(
+            [np.isin(CLIENTS, sampler.sample(number)) for number in range(1, ROUNDS + 1)]
+        )
+        largest = taking_part.sum(axis=1).max()
+        assert_that(largest <= schedule.cohort, f"a cohort of {largest}, not {schedule.cohort:g}")
+        for client, row in zip(CLIENTS.tolist(), taking_part.T, strict=True):
+            rounds = np.flatnonzero(row)
+            near = np.diff(rounds).min(initial=schedule.separation)
+            assert_that(
+                near >= schedule.separation,
+                f"client {client} after {near} rounds, not {schedule.separation}",
+            )
+            most = schedule.most(ROUNDS)
+            assert_that(len(rounds) <= most, f"client {client} in {len(rounds)} rounds, not {most}")
+
     def test_privacy_knows_it_or_refuses_it(self) -> None:
         """Accounting knows it by its name and computes amplification; a sampler that the plan does
         not know is refused."""

@@ -108,7 +108,7 @@ def test_explain_takes_options_or_an_experiment(fedrec):
         (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--rounds", 0), "rounds"),
         (
             ("epsilon", *ROUNDS, "--noise-multiplier", 1, "--sampler", "poison"),
-            "'fixed-size' or 'poisson'",
+            "'fixed-size', 'poisson'",
         ),
         (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--sampler", "poisson"), "no proven bound"),
         (

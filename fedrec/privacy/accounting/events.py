@@ -6,8 +6,8 @@ release of its own (found by reproducing all 36 cells). The server adds noise on
 round is one event here.
 
 An event is a value: equal events have equal cost. Floats survive JSON exactly. Rounds whose noise
-is correlated have a cost only together: the first one is charged for all, and the others are
-recorded as covered.
+is correlated have a cost only together: the first one is charged for all that are planned, and the
+others are recorded as covered.
 """
 
 from __future__ import annotations

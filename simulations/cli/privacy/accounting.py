@@ -24,6 +24,7 @@ Multiplier = Annotated[str | None, setting_option("noise-multiplier", of=_QUESTI
 Epsilon = Annotated[str | None, setting_option("epsilon", of=_QUESTION)]
 Delta = Annotated[str | None, setting_option("delta", of=_QUESTION)]
 Sampler = Annotated[str | None, setting_option("sampler", of=_QUESTION)]
+Separation = Annotated[str | None, setting_option("separation", of=_QUESTION)]
 Adjacency = Annotated[str | None, setting_option("adjacency", of=_QUESTION)]
 Backend = Annotated[str | None, setting_option("backend", of=_QUESTION)]
 Mechanism = Annotated[str | None, setting_option("mechanism", of=_QUESTION)]
@@ -43,6 +44,7 @@ def epsilon(
     noise_multiplier: Multiplier,
     delta: Delta = None,
     sampler: Sampler = None,
+    separation: Separation = None,
     adjacency: Adjacency = None,
     backend: Backend = None,
     mechanism: Mechanism = None,
@@ -60,6 +62,7 @@ def calibrate(
     rounds: Rounds,
     delta: Delta = None,
     sampler: Sampler = None,
+    separation: Separation = None,
     adjacency: Adjacency = None,
     backend: Backend = None,
     mechanism: Mechanism = None,
@@ -87,6 +90,7 @@ def explain(
     noise_multiplier: Multiplier = None,
     delta: Delta = None,
     sampler: Sampler = None,
+    separation: Separation = None,
     adjacency: Adjacency = None,
     backend: Backend = None,
     mechanism: Mechanism = None,
@@ -178,6 +182,7 @@ def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
         "cohort": int(question.cohort) if question.cohort.is_integer() else question.cohort,
         "rounds": question.rounds,
         "sampler": question.sampler,
+        "separation": question.separation,
         "adjacency": question.adjacency,
         "mechanism": question.mechanism,
         "backend": question.backend,

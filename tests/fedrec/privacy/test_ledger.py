@@ -12,8 +12,8 @@ import pytest
 
 from fedrec.errors import ExperimentError, RunError
 from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
-from fedrec.privacy.accounting.sampling import FixedSize, Poisson
+from fedrec.privacy.accounting.events import NoisyRound, NonPrivate, Volunteered
+from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 from fedrec.privacy.ledger import Charge, Ledger
 
 EVENT = NoisyRound("gaussian", FixedSize(7, 90), "replace-one", 1.1, count_multiplier=1 / 3)
@@ -150,3 +150,43 @@ def test_events_that_do_not_add_up_are_refused_before_anything_is_written(path):
     with pytest.raises(ExperimentError, match="adjacencies"):
         ledger.charge(2, NoisyRound("gaussian", Poisson(0.1), "add-remove", 1.0))
     assert path.read_bytes() == before and len(ledger.charges) == 1
+
+
+# as written when Gaussian and Laplace rounds were events of two kinds
+_EARLIER = """\
+{"round": 1, "count": 1, "event": {"kind": "gaussian-round", "sampling": {"name": "fixed-size", \
+"cohort": 7, "clients": 90}, "adjacency": "replace-one", "noise_multiplier": 1.1, \
+"count_multiplier": 0.3333333333333333, "phase": "training"}}
+{"round": 2, "count": 2, "event": {"kind": "gaussian-round", "sampling": {"name": "full"}, \
+"adjacency": "replace-one", "noise_multiplier": 2.0, "count_multiplier": null, "phase": "main"}}
+{"round": 4, "count": 1, "event": {"kind": "laplace-round", "sampling": {"name": "full"}, \
+"adjacency": "replace-one", "noise_multiplier": 3.5, "phase": "popularity"}}
+{"round": 5, "count": 1, "event": {"kind": "volunteered", "who": "3 clients", "phase": "ssl"}}
+{"round": 6, "count": 1, "event": {"kind": "non-private", "reason": "none", "phase": "ssl"}}
+"""
+
+
+def test_a_ledger_of_earlier_code_is_read(path):
+    """Its charges are the same events, and the run goes on with the form of today."""
+    path.parent.mkdir()
+    path.write_text(_EARLIER)
+    ledger = Ledger(path)
+    laplace = NoisyRound("laplace", Full(), "replace-one", 3.5, phase="popularity")
+    assert ledger.charges == [
+        Charge(1, EVENT),
+        Charge(2, NoisyRound("gaussian", Full(), "replace-one", 2.0, phase="main"), 2),
+        Charge(4, laplace),
+        Charge(5, Volunteered("3 clients", "ssl")),
+        Charge(6, NonPrivate("none", "ssl")),
+    ]
+    ledger.charge(7, laplace)
+    assert path.read_text().startswith(_EARLIER) and Ledger(path).charges == ledger.charges
+
+
+def test_an_event_of_earlier_code_that_is_no_more_is_refused_by_its_name(path):
+    """A count of a cohort of its own; left out, the run would have cost less than it did."""
+    path.parent.mkdir()
+    count = '{"kind": "quantile-estimate", "sampling": {"name": "full"}, "phase": "training"}'
+    path.write_text(f'{{"round": 1, "count": 1, "event": {count}}}\n')
+    with pytest.raises(RunError, match="unknown kind 'quantile-estimate'"):
+        Ledger(path)
