@@ -200,8 +200,8 @@ def _delta(run: RunFolder) -> float:
     """The largest delta of the runs; for unfinished runs, that of their settings."""
     settings = run.experiment.privacy
     found = [] if settings is None or settings.delta is None else [settings.delta]
-    for file in (run.path / "result.json", *run.path.glob("baselines/*/result.json")):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            stated = json.loads(file.read_text(encoding="utf-8"))
+    labels = run.experiment.evaluation.baseline_settings()
+    for stated in (run.summary(), *(run.read_baseline(label) or {} for label in labels)):
+        with suppress(ValueError, KeyError, TypeError):
             found.append(float(stated["privacy"]["delta"]))
     return max(found, default=_DELTA)

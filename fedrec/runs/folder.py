@@ -123,11 +123,10 @@ class RunFolder:
 
         # It was resolved when written, so its components need not be imported to read it.
         experiment = Experiment.parse(read(self.path / "experiment.toml"))
-        about = self._read_json("run.json")
         if experiment.digest() not in self.digests:
             raise RunError(
                 f"{self.path / 'experiment.toml'} was changed after the run was started",
-                expected=f"digest {about.get('experiment-sha256')}",
+                expected=f"digest {self.digests[0]}",
                 got=f"digest {experiment.digest()}",
                 fix="undo the change, or start a new run with `fedrec run`",
             )
@@ -136,7 +135,7 @@ class RunFolder:
     @property
     def digests(self) -> tuple[str, ...]:
         """Digests of the experiment: the current one first, then those before amendments."""
-        about = self._read_json("run.json")
+        about = self.about
         return (str(about.get("experiment-sha256")), *map(str, about.get("earlier-sha256", ())))
 
     @property
@@ -279,20 +278,39 @@ class RunFolder:
         }
         write_atomically(self.path / "result.json", _json(summary))
 
+    def summary(self) -> dict[str, Any]:
+        """All of result.json, such as `metrics`, `seconds`, `cost` and `privacy`; empty before the
+        run is finished.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        return self._read_json("result.json") if (self.path / "result.json").is_file() else {}
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """All of run.json: `fedrec`, `experiment-sha256`, `created`, `command`."""
+        return self._read_json("run.json")
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The machine and the packages of the run, see `fedrec.runs.environment`."""
+        return self._read_json("environment.json")
+
     def read_result(self) -> Result:
         """The result of a finished run; `parameters` is left empty.
 
         Raises:
             RunError: the run is not finished.
         """
-        if not (self.path / "result.json").is_file():
+        summary = self.summary()
+        if not summary:
             raise RunError(
                 f"{self.path} has no result",
                 expected="a finished run",
                 got=f"a run that is {self.status()['state']} after round {self.status()['round']}",
                 fix=f"fedrec resume {quote(str(self.path))}",
             )
-        summary = self._read_json("result.json")
         metrics, before, baselines = (summary.get(key) for key in _METRICS)
         if not _are_metrics(metrics) or not _are_metrics(before) or not isinstance(baselines, dict):
             raise self._damaged("result.json", f"no numbers by name under {', '.join(_METRICS)}")

@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from fedrec.report.naming import Run
-from fedrec.report.page.parts import Cell, Row, Table
+from fedrec.report.page.parts import Cell, PageTable, Row
+from fedrec.runs.folder import RunFolder
 
 _HEADS = ("run", "training", "evaluation", "baselines", "model", "sent in all", "peak memory")
 
 
 @dataclass(frozen=True)
-class Repeat:
+class Reproduction:
     """How to reproduce a run: command, experiment and environment, as texts."""
 
     name: str
@@ -26,65 +24,55 @@ class Repeat:
     environment: str
 
 
-def cost_table(runs: Sequence[Run]) -> Table:
+def cost_table(runs: Sequence[Run]) -> PageTable:
     """Seconds, bytes and memory of each run; a dash where it was not measured."""
     rows = tuple(_row(run) for run in runs)
     caption = (
         "Time of this machine; sent in all: parameters down to and updates up from every client of"
         " every round, as dense arrays"
     )
-    return Table(caption, _HEADS, rows)
+    return PageTable(caption, _HEADS, rows)
 
 
 def _row(run: Run) -> Row:
     result = run.result
-    kept = _read(result.folder / "result.json")
-    seconds = kept.get("seconds", {})
-    cost = kept.get("cost", {})
-    fitted = [
-        sum(_read(file).get("seconds", {}).values())
-        for file in sorted(result.folder.glob("baselines/*/result.json"))
-    ]
-    size, sent, memory = (
-        cost.get(key) for key in ("parameter-bytes", "bytes-sent", "peak-memory-mib")
-    )
+    folder = RunFolder(result.folder)
+    summary = folder.summary()
+    seconds = summary.get("seconds", {})
+    cost = summary.get("cost", {})
+    baselines = [folder.read_baseline(label) or {} for label in result.baselines]
+    fitted = [sum(found.get("seconds", {}).values()) for found in baselines]
+    memory = cost.get("peak-memory-mib")
     return Row(
         run.label,
         (
             _seconds(seconds.get("training")),
             _seconds(seconds.get("evaluation")),
             _seconds(sum(fitted) if fitted else None),
-            _bytes(size),
-            _bytes(sent),
+            _bytes(cost.get("parameter-bytes")),
+            _bytes(cost.get("bytes-sent")),
             _bytes(None if memory is None else memory * 2**20),
         ),
         own=result.experiment.federated,
     )
 
 
-def repeats(runs: Sequence[Run]) -> list[Repeat]:
+def reproductions(runs: Sequence[Run]) -> list[Reproduction]:
     """The command and the experiment of each run."""
     found = []
     for _, label, result in runs:
-        about = _read(result.folder / "environment.json")
+        folder = RunFolder(result.folder)
+        machine = folder.environment
         packages = ", ".join(
-            f"{name} {version}" for name, version in about.get("packages", {}).items() if version
+            f"{name} {version}" for name, version in machine.get("packages", {}).items() if version
         )
-        created = _read(result.folder / "run.json").get("created", "")
-        command = f"fedrec run {shlex.quote(str(result.folder / 'experiment.toml'))}"
-        environment = f"Run {created}; Python {about.get('python')}, {packages}"
-        machine = f"{about.get('processor')}, {about.get('cores')} cores"
-        toml = (result.folder / "experiment.toml").read_text(encoding="utf-8")
-        found.append(Repeat(label, command, toml, f"{environment}; {machine}."))
+        environment = (
+            f"Run {folder.about.get('created', '')}; Python {machine.get('python')}, {packages};"
+            f" {machine.get('processor')}, {machine.get('cores')} cores."
+        )
+        command = f"fedrec run {shlex.quote(str(folder.path / 'experiment.toml'))}"
+        found.append(Reproduction(label, command, result.experiment.toml(), environment))
     return found
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _seconds(value: float | None) -> Cell:

@@ -15,13 +15,15 @@ from typing import Any
 from fedrec.attacks.leaky_negatives import marked
 from fedrec.errors import RunError
 from fedrec.report.naming import named
-from fedrec.report.page.costs import Repeat, cost_table, repeats
-from fedrec.report.page.parts import Note, Table
+from fedrec.report.page.costs import Reproduction, cost_table, reproductions
+from fedrec.report.page.parts import Note, PageTable
 from fedrec.report.page.privacy import PrivacyCard, privacy_cards
 from fedrec.report.page.results import (
+    central_groups,
     curves,
     distributions,
     groups,
+    lists_tables,
     notes,
     results_tables,
     tests_table,
@@ -41,15 +43,17 @@ class Page:
     subtitle: str
     version: str
     notes: Sequence[Note]
-    what: Table
-    results: Sequence[Table]
-    tests: Table | None
+    what: PageTable
+    results: Sequence[PageTable]
+    lists: Sequence[PageTable]
+    tests: PageTable | None
     curves: Sequence[str]
     distributions: Sequence[str]
-    groups: Sequence[Table]
+    groups: Sequence[PageTable]
+    central_groups: Sequence[PageTable]
     privacy: Sequence[PrivacyCard]
-    cost: Table
-    repeat: Sequence[Repeat]
+    cost: PageTable
+    repeat: Sequence[Reproduction]
 
 
 def page_of(results: Sequence[Result], *, title: str | None = None) -> Page:
@@ -79,13 +83,15 @@ def page_of(results: Sequence[Result], *, title: str | None = None) -> Page:
         notes=notes(runs),
         what=what(runs),
         results=results_tables(runs),
+        lists=lists_tables(runs),
         tests=tests_table(results),
         curves=curves(runs),
         distributions=distributions(runs),
         groups=groups(runs),
+        central_groups=central_groups(runs),
         privacy=privacy_cards(runs),
         cost=cost_table(runs),
-        repeat=repeats(runs),
+        repeat=reproductions(runs),
     )
 
 

@@ -31,7 +31,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table with a caption."""
 
     caption: str

@@ -11,6 +11,7 @@ from typing import Any
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.report.naming import Run
 from fedrec.report.page.charts import Line, line_chart
+from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 
 RELEASE = "Simulation, not a release: the noise can be recomputed from the seed."
@@ -52,7 +53,7 @@ def _card(name: str, result: Result) -> PrivacyCard:
             ("epsilon", "∞: no differential privacy; the model may reveal anything about a user"),
         )
         return PrivacyCard(name, (*none, *_attacks(result)), result.privacy)
-    kept = _json(result, "result.json").get("privacy", {})
+    kept = RunFolder(result.folder).summary().get("privacy", {})
     epsilons = {
         key.removeprefix("epsilon of "): _number(value)
         for key, value in kept.items()

@@ -10,6 +10,7 @@ import pandas as pd
 
 from fedrec.attacks.leaky_negatives import leak_words, marked
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.groups import group_gaps
 from fedrec.evaluation.metrics import main_metric
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_cells, comparison_notes
@@ -18,14 +19,14 @@ from fedrec.report.page.charts import Line, histogram, line_chart
 from fedrec.report.page.parts import (
     Cell,
     Note,
+    PageTable,
     Row,
-    Table,
     interval_cells,
     metric_cell,
     number_cell,
 )
 from fedrec.report.privacy_total import shown_together
-from fedrec.report.rows import baseline_epsilon, is_private, spent_epsilon
+from fedrec.report.rows import baseline_epsilon, is_private, spent_epsilon, system_rows
 from fedrec.report.summary import deciding_metric, early_stopping_line, summary_notes
 from fedrec.runs.result import Result
 
@@ -77,7 +78,7 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
         yield Note(label + line.removeprefix(name) if named else line, warning=True)
 
 
-def what(runs: Sequence[Run]) -> Table:
+def what(runs: Sequence[Run]) -> PageTable:
     """The systems and their data."""
     heads = ("run", "title", "data", "split", "model", "strategy", "rounds", "seed", "test users")
     rows = []
@@ -101,7 +102,7 @@ def what(runs: Sequence[Run]) -> Table:
                 own=federated,
             )
         )
-    return Table("Each run", heads, tuple(rows))
+    return PageTable("Each run", heads, tuple(rows))
 
 
 def _rounds(result: Result) -> str:
@@ -115,7 +116,7 @@ def tested(result: Result) -> int:
     return len(result.users)
 
 
-def results_tables(runs: Sequence[Run]) -> list[Table]:
+def results_tables(runs: Sequence[Run]) -> list[PageTable]:
     """A table per run: its systems, metrics with 95% intervals over users, and epsilon."""
     systems = [_systems(run.result) for run in runs]
     samples = [
@@ -134,7 +135,7 @@ def _systems(result: Result) -> dict[str, pd.DataFrame]:
     return own | result.baseline_users
 
 
-def _results_table(run: Run, systems: dict[str, pd.DataFrame], cells: Iterator[Cell]) -> Table:
+def _results_table(run: Run, systems: dict[str, pd.DataFrame], cells: Iterator[Cell]) -> PageTable:
     """The table of a run, whose cells come in the order of its rows."""
     result = run.result
     columns = _shown(systems)
@@ -149,10 +150,37 @@ def _results_table(run: Run, systems: dict[str, pd.DataFrame], cells: Iterator[C
         for label in systems
     )
     caption = f"{run.label}: means over users, 95% bootstrap intervals below"
-    return Table(caption, ("system", *columns, *(("epsilon",) if some else ())), rows)
+    return PageTable(caption, ("system", *columns, *(("epsilon",) if some else ())), rows)
 
 
-def tests_table(results: Sequence[Result]) -> Table | None:
+def lists_tables(runs: Sequence[Run]) -> list[PageTable]:
+    """A table per run: its systems, and the metrics of all users' lists together, such as coverage,
+    for lists of the length of the main metric."""
+    tables = []
+    for _, label, result in runs:
+        systems = system_rows(result)
+        of_users = {str(name) for table in _systems(result).values() for name in table}
+        length = (main_metric(next(iter(systems.values()), {})) or "").partition("@")[2]
+        columns = [
+            name
+            for name in dict.fromkeys(name for row in systems.values() for name in row)
+            if name not in of_users and name.partition("@")[2] in ("", length)
+            if not name.endswith("epsilon")
+        ]
+        rows = tuple(
+            Row(
+                name,
+                tuple(metric_cell(row.get(column, np.nan)) for column in columns),
+                own=name == marked(result.experiment),
+            )
+            for name, row in systems.items()
+        )
+        caption = f"{label}: the lists of all users together"
+        tables += [PageTable(caption, ("system", *columns), rows)] if columns else []
+    return tables
+
+
+def tests_table(results: Sequence[Result]) -> PageTable | None:
     """Paired tests of all systems; None where runs cannot be compared."""
     try:
         found = compare(results)
@@ -161,7 +189,7 @@ def tests_table(results: Sequence[Result]) -> Table | None:
     heads, *rows = comparison_cells(found)
     body = tuple(Row(name, tuple(Cell(cell) for cell in cells)) for name, *cells in rows)
     caption = "; ".join(comparison_notes(found))
-    return Table(caption[:1].upper() + caption[1:], tuple(heads), body)
+    return PageTable(caption[:1].upper() + caption[1:], tuple(heads), body)
 
 
 def curves(runs: Sequence[Run]) -> list[str]:
@@ -210,26 +238,37 @@ def distributions(runs: Sequence[Run]) -> list[str]:
     return [chart for chart in charts if chart]
 
 
-def groups(runs: Sequence[Run]) -> list[Table]:
-    """Means over groups of users for each run's system, and their gaps."""
-    tables = []
-    for _, label, result in runs[:_MOST_GROUPS]:
-        columns = _shown({"": result.users})
-        if not len(result.groups) or not columns:
-            continue
-        rows = [
-            Row(name, (Cell(str(int(row["count"]))), *(metric_cell(row[c]) for c in columns)))
-            for name, row in sorted(_records(result.groups), key=lambda one: "=" in one[0])
-            if row["count"]
-        ]
-        gaps = result.gaps
-        rows += [
-            Row(f"gap by {name}", ("", *(metric_cell(row[c]) for c in columns)))
-            for name, row in _records(gaps.dropna(how="all"))
-        ]
-        caption = f"{label}, by groups of users"
-        tables.append(Table(caption, ("group", "users", *columns), tuple(rows)))
-    return tables
+def groups(runs: Sequence[Run]) -> list[PageTable]:
+    """Means over groups of users for each run's federated system, and their gaps."""
+    return [
+        _groups_table(f"{run.label}, by groups of users", run.result.groups)
+        for run in runs[:_MOST_GROUPS]
+        if len(run.result.groups)
+    ]
+
+
+def central_groups(runs: Sequence[Run]) -> list[PageTable]:
+    """The same for each run's centralised systems."""
+    return [
+        _groups_table(f"{run.label}: {label}, by groups of users", table)
+        for run in runs[:_MOST_GROUPS]
+        for label, table in run.result.baseline_groups.items()
+        if len(table)
+    ]
+
+
+def _groups_table(caption: str, means: pd.DataFrame) -> PageTable:
+    columns = _shown({"": means.drop(columns="count")})
+    rows = [
+        Row(name, (Cell(str(int(row["count"]))), *(metric_cell(row[c]) for c in columns)))
+        for name, row in sorted(_records(means), key=lambda one: "=" in one[0])
+        if row["count"]
+    ]
+    rows += [
+        Row(f"gap by {name}", ("", *(metric_cell(row[c]) for c in columns)))
+        for name, row in _records(group_gaps(means).dropna(how="all"))
+    ]
+    return PageTable(caption, ("group", "users", *columns), tuple(rows))
 
 
 def _records(table: pd.DataFrame) -> list[tuple[str, dict[str, float]]]:

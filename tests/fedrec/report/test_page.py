@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html.parser import HTMLParser
 from importlib.resources import files
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 
 import fedrec
+from fedrec.errors import RunError
 from fedrec.report.naming import named
 from fedrec.report.page.charts import Line, histogram, line_chart
 from fedrec.report.page.page import report
 from fedrec.report.page.privacy import privacy_cards
+from fedrec.runs.folder import RunFolder
 
 _VOID = {"meta", "link", "br", "img", "path", "rect", "circle"}
 
@@ -98,6 +101,32 @@ def test_it_has_the_numbers_of_the_run(page, run):
     assert "Simulation, not a release" in page
     assert "popularity (not private)" in page
     assert "none was run" in page
+
+
+def test_lists_and_groups_are_shown_of_every_system(page, run):
+    """Metrics of all lists together, and means over groups, for the federated system and the
+    centralised one."""
+    rows = {
+        caption: dict(re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', body, re.S))
+        for caption, body in re.findall(r"<caption><span>(.*?)</span>(.*?)</table>", page, re.S)
+    }
+    lists = rows["tiny, seed 0: the lists of all users together"]
+    groups = rows["tiny, seed 0, by groups of users"]
+    central = rows["tiny, seed 0: popularity, by groups of users"]
+    for label, metrics in (("tiny", run.metrics), ("popularity", run.baselines["popularity"])):
+        for name in ("coverage@5", "gini@5", "popularity@5", "popularity-lift@5"):
+            assert f"<td>{metrics[name]:.4f}</td>" in lists[label]
+    for shown, found in ((groups, run.groups), (central, run.baseline_groups["popularity"])):
+        women, men = (found.loc[f"gender={one}", "hits@5"] for one in "FM")
+        assert f"<td>{women:.4f}</td>" in shown["gender=F"]
+        assert f"<td>{abs(women - men):.4f}</td>" in shown["gap by gender"]
+
+
+def test_a_damaged_file_of_the_run_is_named(run, tmp_path):
+    folder = shutil.copytree(run.folder, tmp_path / "run")
+    (folder / "environment.json").write_text("[")
+    with pytest.raises(RunError, match=r"environment\.json cannot be read"):
+        report([RunFolder(folder).read_result()])
 
 
 def test_the_card_has_the_clip_norm_of_every_phase(run_tiny):
