@@ -159,22 +159,6 @@ def fedrec(capsys, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def saved_parameters():
-    """Reads the parameters in the newest checkpoint of a run folder, with numpy alone."""
-    import numpy as np
-
-    def read(folder):
-        with np.load(max((folder / "checkpoints").glob("round-*.npz"))) as file:
-            return {
-                name.removeprefix("parameters/"): file[name]
-                for name in file.files
-                if name.startswith("param")
-            }
-
-    return read
-
-
-@pytest.fixture(scope="session")
 def first_sums():
     """Returns the reply of a node after the first round of its first 18 clients, as whole arrays
     and as sent."""

@@ -25,6 +25,7 @@ from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.rng import stream, torch_stream
 from tests.clients.oracles import with_oracle
 from tests.clients.rounding import assert_within_rounding, exact_sums, numbers, whole
+from tests.runs import parameters_in
 
 SETTINGS = {
     "plain": {},
@@ -164,11 +165,11 @@ def test_evaluation_with_fine_tuning_is_equal(pair, path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_run_is_equal_to_the_reference(run_tiny, saved_parameters, path):
+def test_a_run_is_equal_to_the_reference(run_tiny, path):
     fast = run_tiny(f"engine.path={path}", output="fast")
     slow = run_tiny("engine.path=reference", output="slow")
-    wanted = saved_parameters(slow.folder)
-    for name, value in saved_parameters(fast.folder).items():
+    wanted = parameters_in(slow.folder)
+    for name, value in parameters_in(fast.folder).items():
         np.testing.assert_allclose(
             value, wanted[name], rtol=1e-4, atol=1e-5 * np.abs(wanted[name]).max()
         )

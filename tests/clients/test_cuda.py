@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from clients.hosting.node import Node
+from tests.runs import parameters_in
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -65,10 +66,8 @@ def test_bf16_is_near(sums, case):
 
 
 @pytest.mark.parametrize("case", RUNS)
-def test_whole_runs_are_those_of_the_processor(run_tiny, saved_parameters, case):
+def test_whole_runs_are_those_of_the_processor(run_tiny, case):
     wanted = run_tiny(*RUNS[case], output="cpu")
     found = run_tiny(*RUNS[case], "engine.device=cuda", output="cuda")
-    for name, value in saved_parameters(wanted.folder).items():
-        np.testing.assert_allclose(
-            saved_parameters(found.folder)[name], value, rtol=1e-3, atol=1e-5
-        )
+    for name, value in parameters_in(wanted.folder).items():
+        np.testing.assert_allclose(parameters_in(found.folder)[name], value, rtol=1e-3, atol=1e-5)

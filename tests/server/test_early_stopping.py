@@ -15,8 +15,8 @@ import fedrec
 from fedrec.errors import ExperimentError, RefusalError
 from fedrec.protocol.orders import EvaluateOrder
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
 from simulations import runner
+from tests.runs import assert_close, assert_same_run, resumed
 
 ROUNDS, PATIENCE = 14, 3
 WATCH = f"early-stopping={{metric='ndcg@5', patience={PATIENCE}}}"
@@ -36,19 +36,6 @@ ON_VALIDATION = ("evaluation.held-out='validation'", "evaluation.users=1000")
 SETTINGS = pytest.mark.parametrize(
     "settings", [HOLDOUT, PRIVATE_VECTORS], ids=["held-out users", "private user vectors"]
 )
-
-
-class Interrupt(Callback):
-    """Ends the process, as Ctrl-C would, after a round."""
-
-    def __init__(self, number):
-        super().__init__()
-        self.number = number
-
-    def after_round(self, row, seconds):
-        if row["round"] == self.number:
-            raise KeyboardInterrupt
-        return False
 
 
 def expected_end(values, patience, least=0.0):
@@ -89,9 +76,7 @@ def run_ratings(tiny_experiment, tmp_path):
 
 def same_ending(one, other):
     assert one.metrics == other.metrics
-    assert one.parameters.keys() == other.parameters.keys()
-    for name, value in other.parameters.items():
-        np.testing.assert_array_equal(one.parameters[name], value)
+    assert_close(one.parameters, other.parameters)
     pd.testing.assert_frame_equal(one.users, other.users)
 
 
@@ -118,15 +103,12 @@ def test_what_is_read_and_recommended_later_is_of_the_best_round(run_tiny, setti
 
 @SETTINGS
 @pytest.mark.parametrize("broken", [2, 6])
-def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, tmp_path, settings, broken):
+def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, settings, broken):
     whole = run_tiny(*settings, f"rounds={ROUNDS}", WATCH, output="whole")
     assert len(whole.rounds) >= 6
-    with pytest.raises(KeyboardInterrupt):
-        run_tiny(*settings, f"rounds={ROUNDS}", WATCH, callbacks=[Interrupt(broken)])
-    result = runner.resume(tmp_path / "run")
+    result = resumed(run_tiny, *settings, f"rounds={ROUNDS}", WATCH, after=broken)
     same_ending(result, whole)
-    for name in ("rounds.csv", "users.csv", "groups.csv"):
-        assert (result.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+    assert_same_run(result, whole)
     assert result.early_stopping == whole.early_stopping
 
 

@@ -33,6 +33,7 @@ from simulations.engines import serial
 from strategies import dp
 from strategies.base import Aggregate
 from strategies.reptile import Reptile
+from tests.runs import assert_close, assert_same_run, parameters_in
 
 PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='autodp'}"
 POISSON = "sampler={name='poisson', cohort=6}"
@@ -105,9 +106,7 @@ def test_epsilon_of_local_noise_is_that_of_a_client_in_every_round(run_tiny):
 
 
 @pytest.mark.parametrize("placement", ["central", "local", "distributed"])
-def test_a_crash_after_the_charge_is_charged_again(
-    run_tiny, tmp_path, monkeypatch, saved_parameters, placement
-):
+def test_a_crash_after_the_charge_is_charged_again(run_tiny, tmp_path, monkeypatch, placement):
     """Never refunded, because a release may have been observed; the resumed run ends with the same
     parameters."""
     settings = (PRIVATE, f"privacy.placement={placement}", "rounds=4", *CHEAP)
@@ -126,8 +125,7 @@ def test_a_crash_after_the_charge_is_charged_again(
     )
     result = runner.resume(tmp_path / "broken")
     assert charges(result.folder) == [1, 2, 3, 3, 4]
-    saved, expected = saved_parameters(result.folder), saved_parameters(whole.folder)
-    assert all(np.array_equal(saved[name], value) for name, value in expected.items())
+    assert_close(parameters_in(result.folder), parameters_in(whole.folder))
     five = (result.rounds["epsilon"].iloc[-1], whole.rounds["epsilon"].iloc[-1])
     assert five[0] > five[1]
     if placement != "local":
@@ -231,26 +229,21 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("case", RESUMED)
-def test_a_resumed_run_has_the_same_bits(run_tiny, tmp_path, monkeypatch, saved_parameters, case):
+def test_a_resumed_run_has_the_same_bits(run_tiny, tmp_path, monkeypatch, case):
     settings = (PRIVATE, *RESUMED[case], "rounds=4", *CHEAP)
     whole = run_tiny(*settings, output="whole")
     crash_in_round(monkeypatch, 3, (Loop, "_train"))
     with pytest.raises(Broken):
         run_tiny(*settings, output="broken")
     result = runner.resume(tmp_path / "broken")
-    saved, expected = saved_parameters(result.folder), saved_parameters(whole.folder)
-    assert all(np.array_equal(saved[name], value) for name, value in expected.items())
-    assert (result.folder / "rounds.csv").read_bytes() == (whole.folder / "rounds.csv").read_bytes()
-    assert result.rounds["epsilon"].tolist() == whole.rounds["epsilon"].tolist()
+    assert_same_run(result, whole)
 
 
 def test_noise_is_a_function_of_the_seed(run_tiny):
     one, same, other = (
         run_tiny(PRIVATE, f"seed={s}", *CHEAP, output=f"{i}") for i, s in enumerate((1, 1, 2))
     )
-    assert all(
-        np.array_equal(one.parameters[name], value) for name, value in same.parameters.items()
-    )
+    assert_close(one.parameters, same.parameters)
     assert not np.array_equal(one.parameters["item.id"], other.parameters["item.id"])
 
 
@@ -420,9 +413,7 @@ def test_fedavg_over_clients_is_private(run_tiny):
         "strategy={name='fedavg', weighting='uniform'}", PRIVATE, *CHEAP, output="fedavg"
     )
     two = run_tiny(PRIVATE, *CHEAP, output="reptile")
-    assert all(
-        np.array_equal(one.parameters[name], value) for name, value in two.parameters.items()
-    )
+    assert_close(one.parameters, two.parameters)
 
 
 class Louder(Reptile):
@@ -435,9 +426,7 @@ class Louder(Reptile):
 def test_ones_own_additive_strategy_is_made_private(run_tiny):
     loud = run_tiny(f"strategy.name={__name__}:Louder", PRIVATE, "rounds=1", *CHEAP, output="loud")
     three = run_tiny("strategy.server-lr=3.0", PRIVATE, "rounds=1", *CHEAP, output="three")
-    assert all(
-        np.array_equal(loud.parameters[name], value) for name, value in three.parameters.items()
-    )
+    assert_close(loud.parameters, three.parameters)
 
 
 def test_the_result_reports_its_cost(run_tiny):
@@ -490,8 +479,7 @@ def test_ray_and_serial_give_the_same_private_run(run_tiny, shared_engine):
         )
         for name in ("ray", "serial")
     )
-    for name, value in serial_run.parameters.items():
-        np.testing.assert_allclose(ray.parameters[name], value, rtol=1e-5, atol=1e-6)
+    assert_close(ray.parameters, serial_run.parameters, rtol=1e-5, atol=1e-6)
     assert ray.rounds["epsilon"].tolist() == serial_run.rounds["epsilon"].tolist()
 
 

@@ -22,6 +22,7 @@ from server.run import execute
 from simulations import runner
 from simulations.engines.serial import open_grid
 from strategies.reptile import Reptile
+from tests.runs import assert_close, parameters_in
 
 
 class Recorder(Callback):
@@ -93,7 +94,7 @@ def test_callbacks_are_called_in_order(run_tiny):
     assert recorder.seconds > 0 and recorder.row["num-clients"] == 6 and "hits@5" in recorder.row
 
 
-def test_a_callback_can_end_the_run_after_all_were_called(run_tiny, saved_parameters):
+def test_a_callback_can_end_the_run_after_all_were_called(run_tiny):
     """The state after the last round is saved, also between two checkpoints."""
     first, second = Recorder(stop_after=2), Recorder()
     result = run_tiny("rounds=9", "checkpoint.every=5", callbacks=[first, second])
@@ -103,8 +104,7 @@ def test_a_callback_can_end_the_run_after_all_were_called(run_tiny, saved_parame
         "state": "finished",
         "round": 2,
     }
-    saved = saved_parameters(result.folder)
-    assert all(np.array_equal(saved[name], value) for name, value in result.parameters.items())
+    assert_close(parameters_in(result.folder), result.parameters)
 
 
 def test_divergence_is_explained(run_tiny, tmp_path):
@@ -118,7 +118,7 @@ def test_divergence_is_explained(run_tiny, tmp_path):
     assert "training diverged" in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_divergence_leaves_the_checkpoint_of_the_round_before(run_tiny, tmp_path, saved_parameters):
+def test_divergence_leaves_the_checkpoint_of_the_round_before(run_tiny, tmp_path):
     with pytest.raises(ClientError, match="diverged in round 2"):
         run_tiny("rounds=3", f"strategy.name={__name__}:Exploding", output="broken")
     assert [file.name for file in (tmp_path / "broken" / "checkpoints").iterdir()] == [
@@ -126,8 +126,7 @@ def test_divergence_leaves_the_checkpoint_of_the_round_before(run_tiny, tmp_path
     ]
     assert RunFolder(tmp_path / "broken").status() == {"state": "failed", "round": 1}
     good = run_tiny("rounds=1", output="good")
-    saved = saved_parameters(tmp_path / "broken")
-    assert all(np.array_equal(saved[name], value) for name, value in good.parameters.items())
+    assert_close(parameters_in(tmp_path / "broken"), good.parameters)
 
 
 @pytest.fixture
@@ -294,8 +293,7 @@ def test_dropped_replies_are_in_rounds_csv_and_stated_at_the_end(load_tiny, tmp_
 
 def test_number_of_nodes_changes_no_more_than_the_last_digits(run_tiny):
     one, four = (run_tiny(f"engine.nodes={nodes}", output=str(nodes)) for nodes in (1, 4))
-    for name, value in one.parameters.items():
-        np.testing.assert_allclose(four.parameters[name], value, rtol=1e-5, atol=1e-7)
+    assert_close(four.parameters, one.parameters, rtol=1e-5, atol=1e-7)
 
 
 def test_result_json_has_the_numbers_of_the_result(run_tiny):

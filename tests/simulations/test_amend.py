@@ -3,29 +3,24 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from fedrec.errors import ExperimentError, FedrecError, RunError
 from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.amend import discard, write_amended
+from tests.runs import assert_same_run
 
 NOISE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='pld'}"
 
 
 @pytest.mark.parametrize("privacy", [(), (NOISE,)], ids=["plain", "private"])
-def test_an_extended_run_is_one_that_had_more_rounds_from_the_start(
-    run_tiny, saved_parameters, privacy
-):
+def test_an_extended_run_is_one_that_had_more_rounds_from_the_start(run_tiny, privacy):
     whole = run_tiny("rounds=4", *privacy, output="whole")
     short = run_tiny("rounds=2", *privacy, output="short")
     longer = runner.resume(short.folder, ["rounds=4"])
     assert longer.metrics == whole.metrics
-    pd.testing.assert_frame_equal(longer.rounds, whole.rounds)
-    ours, theirs = saved_parameters(short.folder), saved_parameters(whole.folder)
-    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_run(longer, whole)
     run = RunFolder(short.folder)
     assert run.experiment.rounds == 4 and len(run.digests) == 2
     assert runner.resume(short.folder).metrics == whole.metrics

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from fedrec.errors import ExperimentError
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
 from simulations import runner
 from simulations.cli import app
+from tests.runs import parameters_in
 
 COMMON = (
     "model={name='vae', hidden=6, latent=3}",
@@ -27,67 +27,6 @@ MODES = {
     "sound": "step={name='dpvae', participations=2, clip='user', quantile={}, priors={}}",
     "paper": "step={name='dpvae', mode='paper', examples=3, learning-rate=1e-4}",
 }
-FACTORS = ("model={name='mf', factors=3}", "evaluation.fine-tune={upload=false}")
-SYSTEMS = {
-    **{mode: (*COMMON, step) for mode, step in MODES.items()},
-    "factors, sound": (
-        *(*COMMON, *FACTORS),
-        "step={name='dpsgd', participations=2, quantile={}, private-parameters=['user.*']}",
-    ),
-}
-
-
-def same_run(result, other, saved_parameters):
-    one, two = saved_parameters(result.folder), saved_parameters(other.folder)
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        np.testing.assert_array_equal(two[name], value)
-    for name in ("rounds.csv", "users.csv", "epsilons.csv"):
-        assert (result.folder / name).read_bytes() == (other.folder / name).read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
-)
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_every_engine_gives_the_same_bits(
-    run_tiny, saved_parameters, system, engine, shared_engine
-):
-    serial = run_tiny(*SYSTEMS[system], output="serial")
-    other = run_tiny(*SYSTEMS[system], f"engine.name={engine}", output=engine)
-    same_run(serial, other, saved_parameters)
-
-
-class Broken(Callback):
-    """Stops everything after a round."""
-
-    def __init__(self, last):
-        self.last = last
-
-    def after_round(self, row, seconds):
-        if row["round"] == self.last:
-            raise KeyboardInterrupt
-        return False
-
-
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_an_interrupted_run_continues_bit_for_bit(run_tiny, saved_parameters, tmp_path, system):
-    """Rounds 3 and 4 are repeated from the checkpoint of round 2: their uploads are the same, and
-    count once."""
-    settings = (*SYSTEMS[system], "rounds=6", "checkpoint.every=2")
-    whole = run_tiny(*settings, output="whole")
-    with pytest.raises(KeyboardInterrupt):
-        run_tiny(*settings, output="broken", callbacks=[Broken(3)])
-    assert RunFolder(tmp_path / "broken").status()["round"] == 3
-    same_run(whole, runner.resume(tmp_path / "broken"), saved_parameters)
-    if system != "paper":
-        clients = pd.read_csv(whole.folder / "rounds.csv")["num-clients"]
-        uploads = pd.read_csv(whole.folder / "epsilons.csv")["uploads"]
-        assert (
-            clients.iloc[0] == 12 and clients.sum() == uploads.sum() < 6 * 12 and uploads.max() == 2
-        )
 
 
 def test_the_papers_mode_reports_no_guarantee_before_and_after(run_tiny, caplog):
@@ -120,16 +59,14 @@ def test_a_run_ends_when_every_budget_is_spent(run_tiny):
     assert len(result.rounds) < 9
 
 
-def test_secure_noise_never_repeats_and_a_repeated_round_counts_again(run_tiny, saved_parameters):
+def test_secure_noise_never_repeats_and_a_repeated_round_counts_again(run_tiny):
     settings = (
         *COMMON,
         "step={name='dpvae', noise='secure', participations=3}",
         "rounds=1",
         "evaluation.every=0",
     )
-    one, two = (
-        saved_parameters(run_tiny(*settings, output=name).folder) for name in ("one", "two")
-    )
+    one, two = (parameters_in(run_tiny(*settings, output=name).folder) for name in ("one", "two"))
     assert all((one[name] != two[name]).all() for name in one)
 
 

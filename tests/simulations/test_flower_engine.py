@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 import signal
 
-import numpy as np
 import pytest
 
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
+from tests.runs import assert_same_run
 from tests.simulations.listening import listening_below
 
 pytestmark = pytest.mark.flower
@@ -34,19 +34,13 @@ class Recorder(Callback):
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_flower_gives_the_serial_engines_numbers(
-    run_tiny, saved_parameters, monkeypatch, tmp_path, leftovers
-):
+def test_flower_gives_the_serial_engines_numbers(run_tiny, monkeypatch, tmp_path, leftovers):
     serial = run_tiny(output="serial")
     monkeypatch.setenv("FEDREC_TEST_MARK", str(tmp_path))
     recorder = Recorder()
     result = run_tiny("engine.name=flower", output="flower", callbacks=[recorder])
     assert RunFolder(result.folder).status() == {"state": "finished", "round": 2}
-    saved = saved_parameters(result.folder)
-    for name, value in serial.parameters.items():
-        np.testing.assert_allclose(saved[name], value, rtol=0, atol=1e-6)
-    for name in ("rounds.csv", "users.csv", "groups.csv"):
-        assert (result.folder / name).read_bytes() == (serial.folder / name).read_bytes()
+    assert_same_run(result, serial, atol=1e-6)
     assert result.metrics == serial.metrics
     assert recorder.told == [(1, 2), 1, 2, "end"]
     assert leftovers(f"FEDREC_TEST_MARK={tmp_path}") == []

@@ -7,7 +7,6 @@ import os
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fedrec.data.cache import POPULATIONS
@@ -17,6 +16,7 @@ from server.callbacks.base import Callback
 from simulations import runner
 from simulations.engines import ray as engine
 from simulations.engines.placement import Placement
+from tests.runs import assert_close, assert_same_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 NODES = 4
@@ -102,8 +102,7 @@ def serial_run(table, folder):
 
 
 def same(result, serial):
-    for name, value in serial.parameters.items():
-        np.testing.assert_allclose(result.parameters[name], value, rtol=0, atol=1e-6)
+    assert_close(result.parameters, serial.parameters, atol=1e-6)
 
 
 @pytest.fixture
@@ -129,9 +128,7 @@ def test_three_raylets_give_the_numbers_of_one_process(cluster, table, tmp_path)
     assert POPULATIONS.cached(load(table)) is None
     serial = serial_run(table, tmp_path / "serial")
     assert POPULATIONS.cached(load(table)) is not None
-    same(result, serial)
-    for name in ("rounds.csv", "users.csv"):
-        assert (result.folder / name).read_bytes() == (serial.folder / name).read_bytes()
+    assert_same_run(result, serial, atol=1e-6)
 
 
 def test_a_run_continues_without_the_nodes_of_a_killed_raylet(cluster, table, tmp_path):

@@ -20,6 +20,7 @@ from simulations import runner
 from simulations.engines import ray as engine
 from simulations.engines import reply_buffers
 from simulations.engines.ray import open_grid
+from tests.runs import assert_same_run
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.ray]
 ENDLESS = {"name": "sgd", "epochs": 10**9}
@@ -55,10 +56,7 @@ def training(theta, node, clients, step=None):
 def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):
     serial = run_tiny()
     result = execute(run, grid)
-    for name, value in serial.parameters.items():
-        np.testing.assert_allclose(result.parameters[name], value, rtol=0, atol=1e-6)
-    for name in ("rounds.csv", "users.csv", "groups.csv"):
-        assert (run.path / name).read_bytes() == (serial.folder / name).read_bytes()
+    assert_same_run(result, serial, atol=1e-6)
 
 
 def test_actors_make_the_roster(grid):

@@ -17,6 +17,7 @@ from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from fedrec.runtime.shared_memory import offered
 from simulations.engines import reply_buffers
 from simulations.engines.reply_buffers import BufferPool, ReplyBuffer, put
+from tests.runs import assert_close
 
 pytestmark = pytest.mark.skipif(not offered(), reason="this system has no anonymous shared files")
 
@@ -180,5 +181,4 @@ def test_sums_of_a_simulation_come_in_buffers_that_are_used_again_in_every_round
     assert len(sums) == 2 * len(serial.rounds) and len(set(map(id, sums))) == 2, (
         "one for each of two nodes"
     )
-    for name, value in serial.parameters.items():
-        np.testing.assert_allclose(result.parameters[name], value, rtol=0, atol=1e-6)
+    assert_close(result.parameters, serial.parameters, atol=1e-6)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -11,6 +10,7 @@ from fedrec.errors import DataError, RunError
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from simulations import runner
+from tests.runs import Interrupt, assert_same_run
 
 
 class Never(Callback):
@@ -65,26 +65,13 @@ def test_a_run_in_use_is_left_alone(run_tiny, tmp_path):
     assert RunFolder(result.folder).status()["state"] == "finished" and len(result.rounds) == 2
 
 
-def test_a_damaged_checkpoint_costs_one_round_and_nothing_else(
-    run_tiny, tmp_path, saved_parameters
-):
-    class Stop(Callback):
-        def after_round(self, row, seconds):
-            if row["round"] == 3:
-                raise KeyboardInterrupt
-            return False
-
+def test_a_damaged_checkpoint_costs_one_round_and_nothing_else(run_tiny, tmp_path):
     whole = run_tiny("rounds=4", output="whole")
     with pytest.raises(KeyboardInterrupt):
-        run_tiny("rounds=4", callbacks=[Stop()])
+        run_tiny("rounds=4", callbacks=[Interrupt(3)])
     newest = tmp_path / "run" / "checkpoints" / "round-000003.npz"
     newest.write_bytes(newest.read_bytes()[:-100])
-    runner.resume(tmp_path / "run")
-    saved = saved_parameters(tmp_path / "run")
-    assert all(np.array_equal(saved[name], value) for name, value in whole.parameters.items())
-    assert (tmp_path / "run/rounds.csv").read_bytes() == (
-        tmp_path / "whole/rounds.csv"
-    ).read_bytes()
+    assert_same_run(runner.resume(tmp_path / "run"), whole)
     assert "damaged" in (tmp_path / "run/log.txt").read_text()
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedrec.errors import ClientError, ExperimentError
-from server.callbacks.base import Callback
-from simulations import runner
+from tests.runs import assert_close, resumed
 
 SECURE = "secure-aggregation=true"
 THREE = "engine.nodes=3"
@@ -28,22 +27,13 @@ PLANS = {
 }
 
 
-class Stop(Callback):
-    def after_round(self, row, seconds):
-        return row["round"] == 1
-
-
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_same_parameters_as_without(run_tiny, plan):
     """The float32 additions are exact here, and the step of the fixed point is far smaller."""
     plain = run_tiny(*PLANS[plan], *QUICK, THREE, output="plain")
     secure = run_tiny(*PLANS[plan], *QUICK, THREE, SECURE, output="secure")
-    assert plain.parameters.keys() == secure.parameters.keys()
-    moved = 0.0
-    for name, value in plain.parameters.items():
-        np.testing.assert_allclose(secure.parameters[name], value, rtol=1e-6, atol=1e-8)
-        moved += float(np.abs(value).sum())
-    assert moved > 1
+    assert_close(secure.parameters, plain.parameters, rtol=1e-6, atol=1e-8)
+    assert sum(float(np.abs(value).sum()) for value in plain.parameters.values()) > 1
     for column in ("num-clients", "num-examples", "loss"):
         if column in plain.rounds:
             np.testing.assert_allclose(secure.rounds[column], plain.rounds[column], atol=1e-5)
@@ -51,14 +41,12 @@ def test_the_same_parameters_as_without(run_tiny, plan):
         assert secure.rounds["epsilon"].tolist() == plain.rounds["epsilon"].tolist()
 
 
-def test_an_interrupted_run_continues(run_tiny, tmp_path):
-    whole = run_tiny(*QUICK, THREE, SECURE, "rounds=3", output="whole")
-    run_tiny(*QUICK, THREE, SECURE, "rounds=3", output="part", callbacks=[Stop()])
-    (tmp_path / "part" / "status.json").write_text('{"state": "interrupted", "round": 1}')
-    resumed = runner.resume(tmp_path / "part")
-    for name, value in whole.parameters.items():
-        np.testing.assert_allclose(resumed.parameters[name], value, rtol=1e-6, atol=1e-8)
-    assert len(resumed.rounds) == 3
+def test_an_interrupted_run_continues(run_tiny):
+    settings = (*QUICK, THREE, SECURE, "rounds=3")
+    whole = run_tiny(*settings, output="whole")
+    found = resumed(run_tiny, *settings, after=1)
+    assert_close(found.parameters, whole.parameters, rtol=1e-6, atol=1e-8)
+    assert len(found.rounds) == 3
 
 
 @pytest.mark.slow
@@ -67,8 +55,7 @@ def test_an_interrupted_run_continues(run_tiny, tmp_path):
 def test_on_ray(run_tiny, shared_engine):
     plain = run_tiny(*QUICK, THREE, output="plain")
     secure = run_tiny(*QUICK, THREE, SECURE, "engine.name=ray", output="ray")
-    for name, value in plain.parameters.items():
-        np.testing.assert_allclose(secure.parameters[name], value, rtol=1e-5, atol=1e-7)
+    assert_close(secure.parameters, plain.parameters, rtol=1e-5, atol=1e-7)
 
 
 REFUSED = {

@@ -15,11 +15,11 @@ from fedrec.protocol.messages import unpack_parameters
 from fedrec.protocol.zero_copy import from_record, to_record
 from fedrec.rng import torch_stream
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
 from server.run import execute
 from server.strategy_state import restore_strategy, strategy_state
 from simulations import runner
 from simulations.engines.serial import open_grid
+from tests.runs import assert_same_run, parameters_in, resumed
 
 FLOWER = "flwr.serverapp.strategy"
 
@@ -42,13 +42,13 @@ def initial(experiment):
         ("FedAvgM", {"server-momentum": 0.5}),
     ],
 )
-def test_stock_strategy_trains(run_tiny, saved_parameters, name, settings):
+def test_stock_strategy_trains(run_tiny, name, settings):
     overrides = [
         f"strategy.name={FLOWER}:{name}",
         *(f"strategy.{key}={value}" for key, value in settings.items()),
     ]
     result = run_tiny("engine.nodes=4", *overrides)
-    start, end = initial(result.experiment), saved_parameters(result.folder)
+    start, end = initial(result.experiment), parameters_in(result.folder)
     assert list(result.rounds["round"]) == [1, 2] and np.isfinite(result.rounds["loss"]).all()
     for array_name, before in start.items():
         after = end[array_name]
@@ -90,31 +90,13 @@ def test_one_step_of_fedadam_by_hand(load_tiny, tmp_path):
         np.testing.assert_allclose(result.parameters[name], before + step, rtol=2e-4, atol=2e-5)
 
 
-class Break(Callback):
-    """Ctrl-C after a round."""
-
-    def __init__(self, after):
-        self.after = after
-
-    def after_round(self, row, seconds):
-        if row["round"] == self.after:
-            raise KeyboardInterrupt
-        return False
-
-
 @pytest.mark.parametrize("name", ["FedAdam", "FedAvgM"])
-def test_a_strategy_with_memory_is_resumed_as_if_unbroken(run_tiny, tmp_path, name):
+def test_a_strategy_with_memory_is_resumed_as_if_unbroken(run_tiny, name):
     overrides = ["rounds=4", f"strategy.name={FLOWER}:{name}"]
     if name == "FedAvgM":
         overrides += ["strategy.server-momentum=0.9"]
     whole = run_tiny(*overrides, output="whole")
-    with pytest.raises(KeyboardInterrupt):
-        run_tiny(*overrides, output="broken", callbacks=[Break(after=2)])
-    again = runner.resume(tmp_path / "broken")
-    assert all(np.array_equal(whole.parameters[n], again.parameters[n]) for n in whole.parameters)
-    assert (tmp_path / "whole/rounds.csv").read_bytes() == (
-        tmp_path / "broken/rounds.csv"
-    ).read_bytes()
+    assert_same_run(resumed(run_tiny, *overrides, after=2), whole)
 
 
 def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(run_tiny):

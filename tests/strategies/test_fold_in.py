@@ -22,9 +22,8 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.models.fold_in import FoldIn, FoldInConfig
 from fedrec.privacy.accounting.accountant import Accountant
-from server.callbacks.base import Callback
 from server.privacy.phase_plans import PhasePlans
-from simulations import runner
+from tests.runs import assert_same_run, resumed
 
 SYSTEM = (
     "rounds=2",
@@ -129,38 +128,9 @@ def test_secure_aggregation_gives_the_same(run_fold_in, privacy):
     )
 
 
-class StopsAfterCounts(Callback):
-    def after_round(self, row, seconds):
-        if row["round"] == 1:
-            raise KeyboardInterrupt
-        return False
-
-
-def test_a_run_that_broke_off_between_both_uploads_goes_on(run_fold_in, tmp_path, saved_parameters):
+def test_a_run_that_broke_off_between_both_uploads_goes_on(run_fold_in):
     whole = run_fold_in(PRIVATE, output="whole")
-    with pytest.raises(KeyboardInterrupt):
-        run_fold_in(PRIVATE, output="broken", callbacks=[StopsAfterCounts()])
-    resumed = runner.resume(tmp_path / "broken")
-    expected, found = saved_parameters(whole.folder), saved_parameters(resumed.folder)
-    assert all(np.array_equal(found[name], value) for name, value in expected.items())
-    assert resumed.rounds["epsilon"].tolist() == whole.rounds["epsilon"].tolist()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
-)
-def test_an_engine_gives_the_serial_engines_numbers(
-    run_fold_in, saved_parameters, engine, shared_engine
-):
-    serial = run_fold_in(PRIVATE, output="serial")
-    other = run_fold_in(PRIVATE, f"engine.name={engine}", output=engine)
-    got, expected = saved_parameters(other.folder), saved_parameters(serial.folder)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(got[name], value)
-    for name in ("rounds.csv", "users.csv", "groups.csv"):
-        assert (other.folder / name).read_bytes() == (serial.folder / name).read_bytes()
+    assert_same_run(resumed(run_fold_in, PRIVATE, after=1), whole)
 
 
 def test_low_rated_items_of_a_users_history_count_on_the_device(run_fold_in):

@@ -21,6 +21,7 @@ from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.zero_copy import from_record
 from fedrec.rng import stream, torch_stream
 from strategies.per_client.metamf import MetaMfStrategy, MetaMfStrategyConfig
+from tests.runs import parameters_in
 
 MODEL = {
     "name": "metamf",
@@ -148,10 +149,10 @@ def central_training(table, rounds, optimiser, uniform=False):
     return central.values(), {name: value.numpy() for name, value in start.items()}
 
 
-def federated(table, saved_parameters, folder, *overrides):
+def federated(table, folder, *overrides):
     from simulations import runner
 
-    return saved_parameters(runner.run(table, overrides, output=folder).folder)
+    return parameters_in(runner.run(table, overrides, output=folder).folder)
 
 
 def assert_same_moves(got, expected, start, rtol=1e-4):
@@ -166,18 +167,14 @@ def assert_same_moves(got, expected, start, rtol=1e-4):
 @pytest.mark.parametrize("path", ["auto", "reference"])
 @pytest.mark.parametrize("task", ["rating", "ranking"])
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_one_round_is_one_central_step(
-    experiment, saved_parameters, tmp_path, task, weighting, path
-):
+def test_one_round_is_one_central_step(experiment, tmp_path, task, weighting, path):
     table = experiment(task, **{"optimiser": "sgd", "weighting": weighting, "server-lr": 10.0}) | {
         "rounds": 1
     }
     expected, start = central_training(
         table, 1, lambda p: torch.optim.SGD(p, lr=10.0), weighting == "uniform"
     )
-    got = federated(
-        table, saved_parameters, tmp_path / "run", f"engine.path={path}", "engine.nodes=3"
-    )
+    got = federated(table, tmp_path / "run", f"engine.path={path}", "engine.nodes=3")
     assert_same_moves(got, expected, start)
 
 
@@ -192,15 +189,13 @@ def test_one_round_is_one_central_step(
     ],
     ids=["adam", "momentum"],
 )
-def test_rounds_follow_the_optimiser(experiment, saved_parameters, tmp_path, settings, optimiser):
+def test_rounds_follow_the_optimiser(experiment, tmp_path, settings, optimiser):
     table = experiment(**settings)
     expected, start = central_training(table, 3, optimiser)
-    assert_same_moves(
-        federated(table, saved_parameters, tmp_path / "run"), expected, start, rtol=2e-3
-    )
+    assert_same_moves(federated(table, tmp_path / "run"), expected, start, rtol=2e-3)
 
 
-def test_some_parameters_do_not_decay(experiment, saved_parameters, tmp_path):
+def test_some_parameters_do_not_decay(experiment, tmp_path):
     """Adam with a penalty on all but the user embeddings."""
     table = experiment(**{"weight-decay": 0.1, "undecayed": ["user.*"]})
 
@@ -214,18 +209,16 @@ def test_some_parameters_do_not_decay(experiment, saved_parameters, tmp_path):
         )
 
     expected, start = central_training(table, 3, optimiser)
-    assert_same_moves(
-        federated(table, saved_parameters, tmp_path / "run"), expected, start, rtol=2e-3
-    )
+    assert_same_moves(federated(table, tmp_path / "run"), expected, start, rtol=2e-3)
 
 
-def test_rates_and_annealing(experiment, saved_parameters, tmp_path):
+def test_rates_and_annealing(experiment, tmp_path):
     """Each parameter's own rate; the second of two rounds at half the rate."""
     strategy = MetaMfStrategy(MetaMfStrategyConfig(server_lr=0.4, anneal_rounds=2), None, {})
     assert [strategy.config.rate(number) for number in (1, 2, 3, 9)] == [0.4, 0.2, 0, 0]
     table = experiment(optimiser="sgd", rates={"user.id": 3.0, "item.low.*": 0.0}) | {"rounds": 1}
     expected, start = central_training(table, 1, lambda p: torch.optim.SGD(p, lr=0.05))
-    got = federated(table, saved_parameters, tmp_path / "run")
+    got = federated(table, tmp_path / "run")
     moved, plain = got["user.id"] - start["user.id"], expected["user.id"] - start["user.id"]
     np.testing.assert_allclose(moved, 3 * plain, rtol=1e-3, atol=1e-6)
     np.testing.assert_array_equal(got["item.low.matrix"], start["item.low.matrix"])

@@ -26,6 +26,7 @@ from server.run import execute
 from simulations import runner
 from simulations.engines.grid import FIRST_NODE_ID, contexts_of
 from simulations.engines.serial import SerialGrid
+from tests.runs import assert_close
 
 
 class AsTorch(Model):
@@ -225,5 +226,4 @@ def test_our_client_app_under_a_stock_server_app(load_tiny, tmp_path):
         ["strategy.name=flwr.serverapp.strategy:FedAvg", "strategy.min-available-nodes=3"],
         output=tmp_path / "o",
     )
-    for name, value in ours.parameters.items():
-        np.testing.assert_allclose(final[name], value, rtol=1e-5, atol=1e-6)
+    assert_close(final, ours.parameters, rtol=1e-5, atol=1e-6)

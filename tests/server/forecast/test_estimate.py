@@ -12,6 +12,7 @@ import pytest
 from server.callbacks.base import Callback
 from server.forecast import estimate
 from server.forecast.estimate import extrapolated as estimated
+from tests.runs import assert_same_run
 
 
 class Listening(Callback):
@@ -26,15 +27,14 @@ class Listening(Callback):
         return False
 
 
-def test_a_forecast_is_made_and_changes_nothing(run_tiny, saved_parameters):
+def test_a_forecast_is_made_and_changes_nothing(run_tiny):
     ear = Listening()
     with_it = run_tiny("rounds=3", output="with", callbacks=[ear])
     without = run_tiny("rounds=3", output="without")
     (found,) = ear.found
     assert found.seconds == pytest.approx(3 * found.round_seconds) and 0 < found.round_seconds < 60
     assert 0.1 < found.memory_gib < 20
-    for name, value in saved_parameters(without.folder).items():
-        np.testing.assert_array_equal(saved_parameters(with_it.folder)[name], value)
+    assert_same_run(with_it, without)
 
 
 def test_a_time_that_does_not_grow_with_the_clients_is_counted_once():

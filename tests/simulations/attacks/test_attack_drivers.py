@@ -18,11 +18,11 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.models.base import Model
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
 from simulations import runner
 from simulations.attacks.driver import run_attack
 from simulations.attacks.members import shadow_parts
 from simulations.attacks.system import System
+from tests.runs import Interrupt
 
 
 class Named(Synthetic):
@@ -115,21 +115,13 @@ def test_runs_that_are_there_are_taken_and_others_refused(tmp_path):
 
 def test_an_interrupted_attack_goes_on_where_it_stopped(tmp_path):
     whole = attack(tmp_path / "whole", "fit", "rounds=4")
-    interrupted = _Interrupting()
     with pytest.raises(KeyboardInterrupt):
         run_attack(
-            load(ATTACKED, ["rounds=4"]), {"name": "fit"}, tmp_path / "broken", [interrupted]
+            load(ATTACKED, ["rounds=4"]), {"name": "fit"}, tmp_path / "broken", [Interrupt(2)]
         )
     assert attack(tmp_path / "broken", "fit", "rounds=4").table == whole.table
     rows = (tmp_path / "broken" / "target" / "rounds.csv").read_text()
     assert rows == (tmp_path / "whole" / "target" / "rounds.csv").read_text()
-
-
-class _Interrupting(Callback):
-    def after_round(self, row, seconds):
-        if row["round"] == 2:
-            raise KeyboardInterrupt
-        return False
 
 
 PAPERS = {"shadow-users": 40, "used": 0.8}

@@ -20,7 +20,8 @@ from simulations.deployment.compose import IMAGE, NGINX
 from simulations.deployment.initialise import initialise
 from simulations.deployment.layout import DeploymentConfig
 from simulations.deployment.shards import cut_for
-from tests.simulations.deployment.federation import free_ports, parameters_in, until
+from tests.runs import parameters_in
+from tests.simulations.deployment.federation import free_ports, until
 
 RUNS = "/var/lib/fedrec/runs"
 OFTEN = "docker-compose.override.yml"  # which docker compose reads unless other files are named

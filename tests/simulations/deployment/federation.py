@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pandas as pd
 import tomli_w
 
@@ -30,6 +29,7 @@ from simulations.deployment import launch, operator
 from simulations.deployment.initialise import add_nodes, initialise
 from simulations.deployment.layout import DeploymentConfig
 from simulations.deployment.shards import cut_for
+from tests.runs import parameters_in
 
 FEDREC = (sys.executable, "-m", "simulations.cli")
 
@@ -245,11 +245,6 @@ class Run:
 
     folder: RunFolder
     identifier: int
-
-
-def parameters_in(folder):
-    with np.load(max((folder / "checkpoints").glob("round-*.npz"))) as file:
-        return {key: file[key] for key in file.files if key.startswith("param")}
 
 
 def _parent(stat_file):

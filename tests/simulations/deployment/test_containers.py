@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import subprocess
 
-import numpy as np
 import pytest
 
 from simulations.deployment.compose import IMAGE
+from tests.runs import assert_close, parameters_in
 from tests.simulations.deployment.composed import OFTEN, RUNS, Composed, skip_without_an_engine
 
 pytestmark = pytest.mark.containers
+CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +34,11 @@ def composed(small, tmp_path_factory):
         assert not left.strip()
 
 
-def same(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, value in found.items():
-        np.testing.assert_allclose(value, wanted[name], rtol=2e-5, atol=2e-6, err_msg=name)
-
-
 def test_a_run_gives_the_parameters_of_a_simulation(composed, tmp_path):
-    from tests.simulations.deployment.federation import parameters_in
-
     status, output = composed.run("first")
     assert status == 0 and "hits@5" in output.lower(), output
-    same(
-        parameters_in(composed.copy("first", tmp_path / "first")),
-        composed.simulated(tmp_path / "simulated"),
-    )
+    found = parameters_in(composed.copy("first", tmp_path / "first"))
+    assert_close(found, composed.simulated(tmp_path / "simulated"), **CLOSE)
 
 
 def test_no_container_is_root_or_may_write_to_the_image(composed):
@@ -76,8 +67,6 @@ def test_an_executor_of_a_node_is_killed_in_mid_round(composed):
 
 
 def test_the_server_app_is_killed_in_mid_round_and_its_run_resumed(composed, tmp_path):
-    from tests.simulations.deployment.federation import parameters_in
-
     running = composed.start_run("killed-server", "rounds=25")
     composed.wait_until(lambda: composed.rounds("killed-server") >= 2, "round 2")
     composed.kill("serverapp")
@@ -92,7 +81,8 @@ def test_the_server_app_is_killed_in_mid_round_and_its_run_resumed(composed, tmp
     )
     assert status == 0, output
     whole = composed.simulated(tmp_path / "simulated", "rounds=25")
-    same(parameters_in(composed.copy("killed-server", tmp_path / "run")), whole)
+    found = parameters_in(composed.copy("killed-server", tmp_path / "run"))
+    assert_close(found, whole, **CLOSE)
 
 
 def test_why_a_server_app_failed_reaches_the_operator(composed):

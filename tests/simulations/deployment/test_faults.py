@@ -18,6 +18,7 @@ import pytest
 
 from simulations.deployment.client import ClientPlan, client_processes, prepare
 from simulations.deployment.processes.commands import environment_of
+from tests.runs import assert_close
 from tests.simulations.deployment.federation import free_ports, until
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
@@ -108,10 +109,8 @@ def test_the_superlink_killed_in_mid_round_loses_no_round_and_if_it_is_back_soon
     if nodes.clients("superlink-killed") != [12] * 4:
         print("the SuperLink was away for too long", why)
         return
-    for name, value in nodes.simulated(tmp_path / "simulated", *SLOW).items():
-        np.testing.assert_allclose(
-            nodes.parameters("superlink-killed")[name], value, rtol=1e-5, atol=1e-6
-        )
+    simulated = nodes.simulated(tmp_path / "simulated", *SLOW)
+    assert_close(nodes.parameters("superlink-killed"), simulated, rtol=1e-5, atol=1e-6)
 
 
 def test_the_gateway_killed_in_mid_round_loses_no_round(nodes):
@@ -139,8 +138,8 @@ def test_the_serverapp_killed_in_mid_round_is_resumed_and_the_ledger_is_not_refu
     assert status == 0, output
     assert nodes.rounds(name) == 4
     assert len(nodes.charges(name)) >= 4 and nodes.charges(name)[: len(charged)] == charged
-    for key, value in nodes.simulated(tmp_path / "simulated", *SLOW, *PRIVATE).items():
-        np.testing.assert_allclose(nodes.parameters(name)[key], value, rtol=1e-5, atol=1e-6)
+    simulated = nodes.simulated(tmp_path / "simulated", *SLOW, *PRIVATE)
+    assert_close(nodes.parameters(name), simulated, rtol=1e-5, atol=1e-6)
 
 
 def test_a_node_that_never_answers_lets_a_deadline_pass_and_the_denominator_stays(nodes):

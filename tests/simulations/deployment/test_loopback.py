@@ -12,9 +12,9 @@ import stat
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from tests.runs import assert_close
 from tests.simulations.deployment.federation import Federation, until
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
@@ -44,9 +44,8 @@ def test_the_same_file_gives_the_same_parameters_in_simulation_and_deployment(
         federation.simulated(tmp_path / "simulated"),
         federation.parameters(parity),
     )
-    assert simulated.keys() == deployed.keys() and len(simulated) > 5
-    for name, value in simulated.items():
-        np.testing.assert_allclose(deployed[name], value, rtol=1e-5, atol=1e-6)
+    assert len(simulated) > 5
+    assert_close(deployed, simulated, rtol=1e-5, atol=1e-6)
     assert federation.rounds(parity) == 3
 
 
@@ -58,9 +57,7 @@ def test_a_robust_rule_over_the_clients_of_nodes_that_host_many(federation, tmp_
     finished, why = federation.run("trimmed", *rule)
     assert finished, why
     simulated = federation.simulated(tmp_path / "simulated", *rule)
-    deployed = federation.parameters("trimmed")
-    for name, value in simulated.items():
-        np.testing.assert_allclose(deployed[name], value, rtol=1e-5, atol=1e-6)
+    assert_close(federation.parameters("trimmed"), simulated, rtol=1e-5, atol=1e-6)
     assert federation.clients("trimmed") == [18, 18]
 
 
@@ -119,8 +116,7 @@ def test_two_runs_at_once_do_not_meet(federation, parity):
         finished, why = federation.wait_for(run)
         assert finished, why
     alone, one, other = (federation.parameters(name) for name in (parity, "one", "other"))
-    for name, value in alone.items():
-        np.testing.assert_array_equal(one[name], value)
+    assert_close(one, alone)
     assert any((other[name] != value).any() for name, value in alone.items())
 
 

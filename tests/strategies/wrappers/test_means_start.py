@@ -12,9 +12,9 @@ import pytest
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from server.callbacks.base import Callback
 from server.privacy.phase_plans import PhasePlans
 from simulations import runner
+from tests.runs import assert_close, assert_same_run, parameters_in, resumed
 
 START = (
     "strategy={name='means-start', damping=2.0, main={name='reptile', server-lr=1.0}}",
@@ -49,8 +49,8 @@ def run(table, tmp_path):
     return go
 
 
-def test_means_are_damped_means_of_the_training_ratings(run, table, saved_parameters):
-    found = saved_parameters(run("rounds=1").folder)
+def test_means_are_damped_means_of_the_training_ratings(run, table):
+    found = parameters_in(run("rounds=1").folder)
     population = Population.of(load(table, START))
     _, items, ratings = population.rated(population.training_clients)
     counts, sums = np.bincount(items, minlength=30), np.bincount(items, ratings, 30)
@@ -60,7 +60,7 @@ def test_means_are_damped_means_of_the_training_ratings(run, table, saved_parame
     assert np.array_equal(found["item.count"][:, 0], counts)
 
 
-def test_means_and_similarities_are_charged_to_one_ledger(run, saved_parameters):
+def test_means_and_similarities_are_charged_to_one_ledger(run):
     result = run(*PRIVATE, "rounds=3")
     lines = [
         json.loads(line)["event"]
@@ -72,7 +72,7 @@ def test_means_and_similarities_are_charged_to_one_ledger(run, saved_parameters)
         multipliers[0] == pytest.approx(0.5 * multipliers[1]) and multipliers[1] == multipliers[2]
     )
     assert result.rounds["epsilon"].iloc[-1] == pytest.approx(3.0, rel=1e-3)
-    one = saved_parameters(run(*PRIVATE, "rounds=1", output="one").folder)
+    one = parameters_in(run(*PRIVATE, "rounds=1", output="one").folder)
     assert (
         one["item.count"] != np.round(one["item.count"])
     ).all()  # counts are noisy, on every row
@@ -105,28 +105,17 @@ def test_learning_lowers_the_loss(run):
 @pytest.mark.parametrize(
     "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
 )
-def test_every_engine_gives_the_same(run, saved_parameters, engine, shared_engine):
+def test_every_engine_gives_the_same(run, engine, shared_engine):
     settings = (*PRIVATE, "rounds=3", "engine.nodes=2")
-    expected = saved_parameters(run(*settings, output="serial").folder)
-    found = saved_parameters(run(*settings, f"engine.name={engine}", output=engine).folder)
+    expected = parameters_in(run(*settings, output="serial").folder)
+    found = parameters_in(run(*settings, f"engine.name={engine}", output=engine).folder)
     assert set(found) == {"item.mean", "item.count", "similarity.left", "similarity.right"}
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_is_resumed(run, tmp_path, saved_parameters):
-    class Interrupts(Callback):
-        def after_round(self, row, seconds):
-            if row["round"] == 2:
-                raise KeyboardInterrupt
-            return False
-
+def test_a_run_is_resumed(run):
     whole = run("rounds=4", output="whole")
-    with pytest.raises(KeyboardInterrupt):
-        run("rounds=4", output="broken", callbacks=[Interrupts()])
-    resumed = runner.resume(tmp_path / "broken")
-    expected, found = saved_parameters(whole.folder), saved_parameters(resumed.folder)
-    assert all(np.array_equal(found[name], value) for name, value in expected.items())
+    assert_same_run(resumed(run, "rounds=4", after=2), whole)
 
 
 def test_a_model_without_means_is_refused(tiny_experiment, tmp_path):

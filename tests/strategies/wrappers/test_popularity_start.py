@@ -13,9 +13,8 @@ from scipy.stats import norm
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from server.callbacks.base import Callback
 from server.privacy.phase_plans import PhasePlans
-from simulations import runner
+from tests.runs import assert_same_run, parameters_in, resumed
 
 START = (
     "strategy={name='popularity-start'}",
@@ -43,19 +42,17 @@ def gaussian_delta(mu, epsilon):
     return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
 
 
-def test_biases_become_the_log_of_the_share_that_likes_an_item(
-    run_tiny, tiny_experiment, saved_parameters
-):
+def test_biases_become_the_log_of_the_share_that_likes_an_item(run_tiny, tiny_experiment):
     result = run_tiny(*START, "rounds=1", "sampler={name='full'}", "strategy.floor=0.1")
     population = Population.of(load(tiny_experiment()))
     _, items = population.liked(population.partition.training_clients)
     shares = np.bincount(items, minlength=30) / 18
-    bias = saved_parameters(result.folder)["item.bias"][:, 0]
+    bias = parameters_in(result.folder)["item.bias"][:, 0]
     assert bias == pytest.approx(np.log(np.maximum(shares, 0.1)), abs=1e-5)
     assert (shares < 0.1).any() and (shares > 0.1).any()
 
 
-def test_under_noise_the_floor_is_some_standard_deviations(run_tiny, saved_parameters):
+def test_under_noise_the_floor_is_some_standard_deviations(run_tiny):
     """One release at z = 1: the noise of a share is sqrt(2) S / N, N = 18; 7 % of pure noise is
     above 1.5 of it."""
     result = run_tiny(
@@ -67,7 +64,7 @@ def test_under_noise_the_floor_is_some_standard_deviations(run_tiny, saved_param
         "strategy.floor=1e-9",
         "strategy.noise-floor=1.5",
     )
-    bias = saved_parameters(result.folder)["item.bias"][:, 0]
+    bias = parameters_in(result.folder)["item.bias"][:, 0]
     assert bias.min() == pytest.approx(math.log(1.5 * math.sqrt(2) * 0.001 / 18), abs=1e-4)
     assert 0.5 < (bias == bias.min()).mean() < 1
 
@@ -106,13 +103,13 @@ def test_phases_have_noise_of_their_own_and_keep_the_target_together(run_tiny):
     assert result.rounds["epsilon"].iloc[-1] == pytest.approx(3.0, rel=1e-3)
 
 
-def test_each_phase_releases_its_own_parameters(run_tiny, saved_parameters):
+def test_each_phase_releases_its_own_parameters(run_tiny):
     """Clip norms of 2 and .1 determine the noise: the embeddings do not change in the first
     round."""
     settings = (*START, PRIVATE, PHASES, "sampler={name='full'}")
-    one = saved_parameters(run_tiny(*settings, "rounds=1", output="one").folder)
-    two = saved_parameters(run_tiny(*settings, "rounds=2", output="two").folder)
-    plain = saved_parameters(
+    one = parameters_in(run_tiny(*settings, "rounds=1", output="one").folder)
+    two = parameters_in(run_tiny(*settings, "rounds=2", output="two").folder)
+    plain = parameters_in(
         run_tiny(*START, "rounds=1", "sampler={name='full'}", output="plain").folder
     )
     assert np.array_equal(one["item.id"], plain["item.id"]) and not np.array_equal(
@@ -143,19 +140,9 @@ def test_only_one_strategy_has_a_first_round(run_tiny):
 
 
 def test_a_run_is_resumed_with_what_the_other_strategy_remembers(
-    run_tiny, tmp_path, saved_parameters
+    run_tiny,
 ):
     adam = "strategy={name='popularity-start', main={name='fed-adam'}}"
-    whole = run_tiny(adam, *CHEAP, "rounds=4", output="whole")
-
-    class Interrupts(Callback):
-        def after_round(self, row, seconds):
-            if row["round"] == 2:
-                raise KeyboardInterrupt
-            return False
-
-    with pytest.raises(KeyboardInterrupt):
-        run_tiny(adam, *CHEAP, "rounds=4", output="broken", callbacks=[Interrupts()])
-    resumed = runner.resume(tmp_path / "broken")
-    expected, found = saved_parameters(whole.folder), saved_parameters(resumed.folder)
-    assert all(np.array_equal(found[name], value) for name, value in expected.items())
+    settings = (adam, *CHEAP, "rounds=4")
+    whole = run_tiny(*settings, output="whole")
+    assert_same_run(resumed(run_tiny, *settings, after=2), whole)

@@ -14,7 +14,6 @@ from fedrec.protocol.messages import unpack_train
 from fedrec.protocol.orders import Presence
 from fedrec.protocol.zero_copy import to_record
 from fedrec.rng import stream
-from server.callbacks.base import Callback
 from server.cohorts.roster import Roster
 from server.cohorts.selection import SampledCohorts
 from server.strategy_state import make_strategy
@@ -22,6 +21,7 @@ from simulations import runner
 from strategies.base import CohortStrategy
 from strategies.fedavg import FedAvg
 from strategies.reptile import Reptile, ReptileConfig
+from tests.runs import assert_same_run, parameters_in, resumed
 
 STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
 STAGES = (
@@ -206,12 +206,12 @@ def test_memories_are_kept_apart(made):
 
 
 def test_stage_one_leaves_the_recommender_and_the_main_stage_the_encoders_as_they_are(
-    run_tiny, saved_parameters
+    run_tiny,
 ):
     first = run_tiny(STAGES, output="first")  # two rounds, both of stage one
     start = run_tiny(STAGES, "strategy.stage-one.strategy.server-lr=1e-30", output="start")
     whole = run_tiny(STAGES, "rounds=4", output="whole")
-    begun, staged, ended = (saved_parameters(result.folder) for result in (start, first, whole))
+    begun, staged, ended = (parameters_in(result.folder) for result in (start, first, whole))
     encoders = {name for name in begun if name.startswith("session.")}
     changed = {name for name in begun if not np.array_equal(begun[name], staged[name])}
     assert changed == {"item.id", *encoders} and len(encoders) == 7
@@ -221,20 +221,8 @@ def test_stage_one_leaves_the_recommender_and_the_main_stage_the_encoders_as_the
     )
 
 
-class Break(Callback):
-    """Ctrl-C after a round."""
-
-    def __init__(self, after):
-        self.after = after
-
-    def after_round(self, row, seconds):
-        if row["round"] == self.after:
-            raise KeyboardInterrupt
-        return False
-
-
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_a_run_broken_off_in_either_stage_is_resumed_as_if_unbroken(run_tiny, tmp_path, after):
+def test_a_run_broken_off_in_either_stage_is_resumed_as_if_unbroken(run_tiny, after):
     inner = f"{{name='{__name__}:Counting'}}"
     overrides = [
         "rounds=4",
@@ -244,16 +232,7 @@ def test_a_run_broken_off_in_either_stage_is_resumed_as_if_unbroken(run_tiny, tm
         "step={name='joint', hidden=4}",
     ]
     whole = run_tiny(*overrides, output="whole")
-    with pytest.raises(KeyboardInterrupt):
-        run_tiny(*overrides, output="broken", callbacks=[Break(after)])
-    again = runner.resume(tmp_path / "broken")
-    assert all(
-        np.array_equal(whole.parameters[name], again.parameters[name]) for name in whole.parameters
-    )
-    assert (tmp_path / "whole/rounds.csv").read_bytes() == (
-        tmp_path / "broken/rounds.csv"
-    ).read_bytes()
-    assert whole.metrics == again.metrics
+    assert_same_run(resumed(run_tiny, *overrides, after=after), whole)
 
 
 @pytest.mark.real_data

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generated and private parameters on all engines, and in interrupted runs: the same numbers."""
+"""Federated systems on all engines, and in interrupted runs: the same numbers."""
 
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from fedrec.data.population import Population
 from fedrec.evaluation.lists import ranking_metrics
 from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
-from simulations import runner
 from simulations.attacks.system import System
+from tests.runs import assert_close, assert_same_run, parameters_in, resumed
 
 SAME = ("split={name='ratio'}", "evaluation.fine-tune={epochs=0}")
+LAST_OUT = ("split={name='leave-one-out'}", "evaluation.fine-tune={epochs=0}")
 METAMF = (
     "model={name='metamf', user=4, memory=5, generator=8, embedding=4, rank=2, hidden=3}",
     "step={name='metamf'}",
@@ -31,15 +32,13 @@ GUIDED = (
     "model={name='gpfedrec', embedding=4, hidden=[6]}",
     "step={name='gpfedrec', batch-size=8, learning-rate=0.5}",
     "strategy={name='gpfedrec', server-lr=0.05, neighbours=3}",
-    "split={name='leave-one-out'}",
-    "evaluation.fine-tune={epochs=0}",
+    *LAST_OUT,
 )
 GRAPH = (
     "model={name='fedgnn', embedding=4}",
     "step={name='fedgnn', pseudo=3, noise=0.001, user-rate=0.5}",
     "strategy={name='fedgnn', server-lr=0.05, neighbours=3, history=6}",
-    "split={name='leave-one-out'}",
-    "evaluation.fine-tune={epochs=0}",
+    *LAST_OUT,
 )
 NCF = (
     "model={name='neumf', factors=2, tower=[4, 3]}",
@@ -59,6 +58,20 @@ ADDED = (
     "strategy={name='fed-adam', server-lr=0.05}",
     *SAME,
 )
+DPVAE = ("model={name='vae', hidden=6, latent=3}", "sampler.cohort=12", *SAME)
+NOISE = "participations=2, quantile={}"
+COUNTS = "{name='counts', low-rated=0.25}"
+CLIPS = "parameters=['item.products'], clip-norm=3.0, phases={popularity={"
+PHASE = "parameters=['item.bias'], clip-norm=2.0, noise-factor=2.0}}"
+FOLD_IN = (
+    "rounds=2",
+    "model={name='fold-in', items=12, factors=5, low-rated=0.25}",
+    "step={name='gram', exponent=0.2, low-rated=0.25}",
+    f"strategy={{name='popularity-start', step={COUNTS}, main={{name='fold-in'}}}}",
+    f"privacy={{epsilon=3.0, delta=1e-5, {CLIPS}{PHASE}}}",
+    "sampler={name='full'}",
+    "evaluation.fine-tune={epochs=0}",
+)
 SYSTEMS = {
     "metamf": METAMF,
     "mf": MF,
@@ -67,6 +80,16 @@ SYSTEMS = {
     "fedrap": ADDED,
     "gpfedrec": GUIDED,
     "fedgnn": GRAPH,
+    "dpvae, sound": (*DPVAE, f"step={{name='dpvae', clip='user', priors={{}}, {NOISE}}}"),
+    "dpvae, paper": (
+        *DPVAE,
+        "step={name='dpvae', mode='paper', examples=3, learning-rate=1e-4}",
+    ),
+    "dpsgd": (
+        *("model={name='mf', factors=3}", "sampler.cohort=12", *SAME),
+        "evaluation.fine-tune={upload=false}",
+        f"step={{name='dpsgd', private-parameters=['user.*'], {NOISE}}}",
+    ),
 }
 
 
@@ -80,25 +103,10 @@ def run_metamf(run_tiny):
 @pytest.mark.parametrize(
     "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
 )
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_an_engine_gives_the_serial_engines_numbers(
-    run_tiny, saved_parameters, system, engine, shared_engine
-):
-    serial = run_tiny(*SYSTEMS[system], output="serial")
-    other = run_tiny(*SYSTEMS[system], f"engine.name={engine}", output=engine)
-    got, expected = saved_parameters(other.folder), saved_parameters(serial.folder)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(got[name], value)
-    for name in ("rounds.csv", "users.csv", "groups.csv"):
-        assert (other.folder / name).read_bytes() == (serial.folder / name).read_bytes()
-
-
-class StopsInRound(Callback):
-    """Interrupts after round 2, whose checkpoint is not written yet."""
-
-    def on_update(self, round_number, before, after):
-        if round_number == 2:
-            raise KeyboardInterrupt
+@pytest.mark.parametrize("settings", [*SYSTEMS.values(), FOLD_IN], ids=[*SYSTEMS, "fold-in"])
+def test_an_engine_gives_the_serial_engines_numbers(run_tiny, settings, engine, shared_engine):
+    serial = run_tiny(*settings, output="serial")
+    assert_same_run(run_tiny(*settings, f"engine.name={engine}", output=engine), serial)
 
 
 @pytest.mark.parametrize(
@@ -106,27 +114,24 @@ class StopsInRound(Callback):
     [*SYSTEMS.values(), (*METAMF, "strategy.optimiser=sgd", "strategy.momentum=0.5")],
     ids=[*SYSTEMS, "metamf with momentum"],
 )
-def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, saved_parameters, tmp_path, settings):
-    settings = (*settings, "rounds=4", "sampler.cohort=12")
+def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, settings):
+    """Round 3 is repeated from the checkpoint of round 2; its uploads are the same, and count
+    once."""
+    settings = (*settings, "rounds=4", "sampler.cohort=12", "checkpoint.every=2")
     whole = run_tiny(*settings, output="whole")
-    with pytest.raises(KeyboardInterrupt):
-        run_tiny(*settings, output="broken", callbacks=[StopsInRound()])
-    runner.resume(tmp_path / "broken")
-    got, expected = saved_parameters(tmp_path / "broken"), saved_parameters(whole.folder)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(got[name], value)
-    for name in ("rounds.csv", "users.csv"):
-        assert (tmp_path / "broken" / name).read_bytes() == (whole.folder / name).read_bytes()
+    assert_same_run(resumed(run_tiny, *settings, after=3), whole)
+    if (whole.folder / "epsilons.csv").exists():
+        uploads = pd.read_csv(whole.folder / "epsilons.csv")["uploads"]
+        assert uploads.sum() == whole.rounds["num-clients"].sum() > 24
 
 
 @pytest.mark.parametrize("system", ["metamf", "gpfedrec", "fedgnn"])
-def test_blocks_give_the_numbers_of_the_reference(run_tiny, saved_parameters, system):
+def test_blocks_give_the_numbers_of_the_reference(run_tiny, system):
     settings = (*SYSTEMS[system], "rounds=3")
     fast = run_tiny(*settings, output="fast")
     slow = run_tiny(*settings, "engine.path=reference", output="slow")
-    got, expected = saved_parameters(fast.folder), saved_parameters(slow.folder)
-    for name, value in expected.items():
-        np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-4)
+    found, expected = (parameters_in(result.folder) for result in (fast, slow))
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert fast.metrics == pytest.approx(slow.metrics, abs=1e-6)
 
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that are interrupted and resumed, and whether two runs are the same."""
+
+import numpy as np
+import pytest
+
+from server.callbacks.base import Callback
+from simulations import runner
+
+
+def parameters_in(folder):
+    """The parameters in the newest checkpoint of a run folder, with numpy alone."""
+    with np.load(max((folder / "checkpoints").glob("round-*.npz"))) as file:
+        return {
+            name.removeprefix("parameters/"): file[name]
+            for name in file.files
+            if name.startswith("param")
+        }
+
+
+def assert_close(found, expected, rtol=0.0, atol=0.0):
+    """Parameters of the same names, equal up to tolerances."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=rtol, atol=atol, err_msg=name)
+
+
+def assert_same_run(found, expected, **tolerances):
+    """Two results whose run folders have the same tables, to the byte, and the same parameters."""
+    assert_close(parameters_in(found.folder), parameters_in(expected.folder), **tolerances)
+    tables = sorted(file.name for file in expected.folder.glob("*.csv"))
+    assert {"rounds.csv", "users.csv", "groups.csv"} <= set(tables)
+    for name in tables:
+        same = (found.folder / name).read_bytes() == (expected.folder / name).read_bytes()
+        assert same or name == "timings.csv", name
+
+
+class Interrupt(Callback):
+    """Ends the process after a round, as Ctrl-C would."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def on_start(self, run, first_round, rounds):
+        self.folder = run.path
+
+    def after_round(self, row, seconds):
+        if row["round"] == self.after:
+            raise KeyboardInterrupt
+        return False
+
+
+def resumed(run, *overrides, after):
+    """The result of a run that was interrupted after a round; `run` is such as `run_tiny`."""
+    interrupt = Interrupt(after)
+    with pytest.raises(KeyboardInterrupt):
+        run(*overrides, output="broken", callbacks=[interrupt])
+    return runner.resume(interrupt.folder)
