@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Context
 
+from clients.device.noise_cost import own_noise, rho_of
 from clients.device.own_data import OwnPopulation, own_population
-from clients.device.policy import Policy, experiment_of, has_own_noise, run_key
+from clients.device.policy import Policy, experiment_of, run_key
 from clients.device.received_parameters import refuse_unsound
 from clients.hosting.node import Node
 from clients.storage.participation import Limits, Participation
@@ -31,9 +32,7 @@ from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.phases import phase_at, step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
-from fedrec.privacy.mechanisms.base import mechanism_of
 from fedrec.privacy.noise_source import Source, source_of
-from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
 
@@ -153,29 +152,35 @@ class DeviceNode(Node):
         participation is recorded. No client takes part twice in an order.
 
         Where clients add noise themselves, they upload no more often than the experiment has
-        rounds, over all runs unless the owner sets `most-rounds`: noise is fresh each time, and a
-        server that repeats a round or a run could average it out. Losses and numbers of examples,
+        rounds, over all runs unless the owner sets `most-rounds`, and at no larger cost than
+        `most-epsilon`: noise is fresh each time, and a server that repeats a round or a run could
+        average it out. Losses and numbers of examples,
         which have no noise, stay on the device then.
         """
         asked = (
             self.training if order.clients is None else np.intersect1d(order.clients, self.training)
         )
-        noisy = order.protection is not None and order.protection.noise_scale > 0
-        noisy |= has_own_noise(phase_at(self.phases, order.round))
+        protection = order.protection
+        own = own_noise(phase_at(self.phases, order.round))
+        noisy = own is not None or (protection is not None and protection.noise_scale > 0)
         rounds = self.experiment.rounds if noisy else None
         limits = Limits(
             self.policy.most_rounds,
             in_run=rounds,
             noisy=rounds if self.policy.most_rounds is None else None,
+            rho=self.policy.largest_rho if noisy else None,
         )
-        cost = _rho(order.protection) if noisy else 0.0
-        protection = order.protection
+        cost = rho_of(protection, own) if noisy else 0.0
         if protection is not None and noisy:
             protection = replace(protection, silent=True)
         clients = self.memory.spend(self.run, order.round, asked, cost, limits)
         if len(clients) < len(asked):
             reached = len(asked) - len(clients)
-            log.warning("round %d: %d clients reached the limit of rounds", order.round, reached)
+            log.warning(
+                "round %d: %d clients reached the limit of rounds or of epsilon",
+                order.round,
+                reached,
+            )
         return replace(order, clients=clients, protection=protection)
 
     def refuse_generated(self) -> None:
@@ -222,15 +227,6 @@ def _identity(join: Path | None) -> Identity:
             ),
         )
     return found
-
-
-def _rho(protection: Protection | None) -> float | None:
-    """Cost of a client's own Gaussian noise in a round, as zero-concentrated DP (Bun and Steinke
-    2016, 1.6); None for other noise."""
-    if protection is None or protection.noise_scale <= 0:
-        return None
-    pair = mechanism_of(protection.mechanism).pair(protection.noise_scale / protection.clip_norm)
-    return None if pair.mu is None else 0.5 * pair.mu**2
 
 
 @lru_cache(maxsize=8)

@@ -20,19 +20,21 @@ from typing import Any, Self
 from pydantic import Field
 
 from clients.device.agreed_protection import refuse_less_protection
+from clients.device.noise_cost import largest_rho, own_noise
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError, RefusalError
 from fedrec.experiment.loading import from_run_config
 from fedrec.experiment.phases import Phase, phase_at, phases_of, step_table
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_settings, sections_within
+from fedrec.experiment.sections import Section, sections_within
 from fedrec.privacy.personal.noise import PersonalNoise
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 
 RUN_KEY = re.compile("[0-9a-f]{16}")
 """Key of a run on a node; it is part of file names."""
 _OURS = ("fedrec", "clients")
+_EPSILON_WITH_LEAST_NOISE = 20.0
 _FLOWERS = "flwr.serverapp.strategy:"
 
 
@@ -52,6 +54,10 @@ class Policy(Config):
     it may send its own sum."""
     least_noise: float = Field(default=0.0, ge=0)
     """Smallest noise that a user's device must add: noise scale / clip norm; 0: none."""
+    most_epsilon: float | None = Field(default=None, gt=0)
+    """Largest epsilon, at delta 1e-5, of the noise that a user's device adds itself, over all runs
+    and for all of the user's rows; noise whose cost is unknown is above any limit. Default: with
+    `least-noise` 20, without it any, since updates without noise have no epsilon."""
     largest_parameter: float = Field(default=1e9, gt=0, le=1e30)
     """Largest absolute value of a number in the parameters that the server sends."""
     most_epochs: int = Field(default=1000, ge=0)
@@ -77,6 +83,13 @@ class Policy(Config):
             ExperimentError: a value is wrong.
         """
         return cls.parse({key: settings[key] for key in set(cls.keys()) & set(settings)}, at="node")
+
+    @property
+    def largest_rho(self) -> float | None:
+        """Largest cost of a user's own noise over all runs, see `rho_of`; None: any."""
+        default = _EPSILON_WITH_LEAST_NOISE if self.least_noise else None
+        epsilon = self.most_epsilon or default
+        return None if epsilon is None else largest_rho(epsilon)
 
     def accepted(self, experiment: Experiment) -> tuple[Phase, ...]:
         """The phases of an experiment that the node takes part in; its components may be resolved
@@ -250,8 +263,7 @@ class Policy(Config):
         return [part.strip() for part in self.plugins.split(",") if part.strip()]
 
     def _refuse_little_noise(self, experiment: Experiment, phase: Phase) -> None:
-        step = component_settings(registry.STEP, Section.model_validate(phase.step))
-        own = step if isinstance(step, PersonalNoise) else None
+        own = own_noise(phase)
         if own is not None and own.noise == "reproducible":
             raise RefusalError(
                 "noise from the experiment's seed gives no protection from the server",
@@ -315,13 +327,6 @@ def run_key(run_config: Mapping[str, Any]) -> str:
             fix="start the run with fedrec deploy run",
         )
     return key
-
-
-def has_own_noise(phase: Phase) -> bool:
-    """Whether the step of a phase adds noise of each client's own."""
-    return isinstance(
-        component_settings(registry.STEP, Section.model_validate(phase.step)), PersonalNoise
-    )
 
 
 def _package(path: str) -> str:

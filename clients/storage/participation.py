@@ -10,6 +10,7 @@ rounds rather than too few.
 
 from __future__ import annotations
 
+import math
 import secrets
 import sqlite3
 from collections.abc import Iterator
@@ -26,22 +27,25 @@ NUMBER_BITS = 62
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest numbers of rounds that a client takes part in; None: any number.
+    """Largest numbers of rounds that a client takes part in, and largest cost; None: any.
 
     Attributes:
         rounds: over all runs.
         in_run: in this run.
         noisy: with the client's own noise, over all runs.
+        rho: zero-concentrated cost of the client's own noise, over all runs.
     """
 
     rounds: int | None = None
     in_run: int | None = None
     noisy: int | None = None
+    rho: float | None = None
 
-    def allow(self, rounds: int, in_run: int, noisy: int) -> bool:
-        """Whether one more round is allowed after so many."""
+    def allow(self, rounds: int, in_run: int, noisy: int, rho: float) -> bool:
+        """Whether one more round is allowed after so many, with which the cost becomes `rho`."""
         done = ((self.rounds, rounds), (self.in_run, in_run), (self.noisy, noisy))
-        return all(most is None or number < most for most, number in done)
+        affordable = self.rho is None or rho <= self.rho
+        return affordable and all(most is None or number < most for most, number in done)
 
 
 class Participation:
@@ -84,7 +88,7 @@ class Participation:
             clients: their numbers, `int64 [clients]`.
             rho: zero-concentrated cost of the client's own noise in this round; 0 where it adds
                 none, None for noise without such a cost.
-            limits: how often a client may.
+            limits: how often a client may, and at what cost.
 
         Returns:
             The clients that may, in the same order.
@@ -92,12 +96,14 @@ class Participation:
         with self._connect() as connection:
             allowed = []
             for client in clients.tolist():
-                done = connection.execute(
+                *done, cost, unknown = connection.execute(
                     "SELECT COUNT(*), COALESCE(SUM(run = ?), 0),"
-                    " COALESCE(SUM(rho IS NULL OR rho > 0), 0) FROM spent WHERE client = ?",
+                    " COALESCE(SUM(rho IS NULL OR rho > 0), 0), COALESCE(SUM(rho), 0),"
+                    " COALESCE(SUM(rho IS NULL), 0) FROM spent WHERE client = ?",
                     (run, client),
                 ).fetchone()
-                if limits.allow(*done):
+                after = math.inf if unknown or rho is None else cost + rho
+                if limits.allow(*done, rho=after):
                     connection.execute(
                         "INSERT INTO spent VALUES (?, ?, ?, ?)", (run, round_number, client, rho)
                     )

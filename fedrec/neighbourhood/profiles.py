@@ -72,10 +72,11 @@ class Profiles:
         """The ratings of users with more than `ratings` ratings; all users are kept."""
         return self.only((self.counts > ratings)[self.users])
 
-    def at_most(self, ratings: int, random: np.random.Generator) -> Profiles:
-        """At most a given number of ratings of each user, selected at random."""
+    def at_most(self, ratings: int, keys: np.ndarray) -> Profiles:
+        """At most a given number of ratings of each user: those with the smallest of the random
+        keys, `float64 [ratings]`."""
         users = self.users
-        order = np.lexsort((random.random(len(users)), users))
+        order = np.lexsort((keys, users))
         rank = np.empty(len(users), dtype=np.int64)
         rank[order] = np.arange(len(users)) - self.offsets[:-1][users]
         return self.only(rank < ratings)

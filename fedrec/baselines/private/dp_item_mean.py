@@ -19,6 +19,7 @@ from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.baselines.neighbourhood._neighbours import ScaleConfig, profiles_of, user_deviations
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.means import means_of, rating_sums, scaled
+from fedrec.neighbourhood.profiles import Profiles
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.config import PrivacyConfig
@@ -78,9 +79,7 @@ class DpItemMean(RatingBaseline):
         config = self.config
         profiles = profiles_of(ratings)
         if config.most_ratings is not None:
-            profiles = profiles.at_most(
-                config.most_ratings, stream(config.seed, "baseline-dp-item-mean")
-            )
+            profiles = profiles.at_most(config.most_ratings, self._keys(profiles))
         present = int((profiles.counts > 0).sum())
         if not present:
             raise ExperimentError(
@@ -98,6 +97,16 @@ class DpItemMean(RatingBaseline):
             {"sums": sums}, plan.noise_scale, source_of("reproducible", config.seed), 1
         )["sums"]
         self._means = means_of(noisy.astype(np.float64), config.damping, config.scale)
+
+    def _keys(self, profiles: Profiles) -> np.ndarray:
+        """Random keys of the ratings; each user's from a stream of its own, or one user's number of
+        ratings would change the selection of others."""
+        keys = np.zeros(len(profiles.items))
+        for user in np.flatnonzero(profiles.counts > (self.config.most_ratings or 0)):
+            own = slice(profiles.offsets[user], profiles.offsets[user + 1])
+            random = stream(self.config.seed, "baseline-dp-item-mean", int(user))
+            keys[own] = random.random(own.stop - own.start)
+        return keys
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`."""

@@ -59,7 +59,8 @@ class DppsMf(RatingBaseline):
         """
         config = self.config
         random = stream(config.seed, "baseline-dpps-mf")
-        profiles = profiles_of(ratings).at_most(config.most_ratings, random)
+        profiles = profiles_of(ratings)
+        profiles = profiles.at_most(config.most_ratings, random.random(len(profiles.items)))
         self._means, _ = item_means(profiles)
         start = random.normal(
             0, config.std, (ratings.num_users + ratings.num_items, config.factors)

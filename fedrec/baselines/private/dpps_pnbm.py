@@ -70,7 +70,8 @@ class DppsPnbm(RatingBaseline):
         """
         config = self.config
         random = stream(config.seed, "baseline-dpps-pnbm")
-        profiles = profiles_of(ratings).at_most(config.most_ratings, random)
+        profiles = profiles_of(ratings)
+        profiles = profiles.at_most(config.most_ratings, random.random(len(profiles.items)))
         self._means, _ = item_means(profiles)
         start = initial_similarity(config.start, profiles, random)
         found = config.chain().sample(start, self.gradient(profiles), random)

@@ -627,6 +627,51 @@ def test_a_client_uploads_no_more_often_over_all_runs_than_the_experiment_has_ro
     assert [more.train(order, run=f"{run:016x}").clients for run in range(4)] == [18, 18, 18, 0]
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "epsilon", "uploads"),
+    [
+        # mu = 1 of an upload: 4.377, 6.573, 8.385, 9.997, 11.480, 12.871 for one, two, ... uploads
+        ("gaussian", 8.0, 2),
+        ("gaussian", 12.0, 5),
+        ("gaussian", 0.1, 0),
+        # pure epsilon 1 is mu = 1.2322: 8.447 for two uploads, 10.833 for three
+        ("laplace", 10.0, 2),
+        (None, 0.1, 9),
+    ],
+)
+def test_an_owner_limits_the_epsilon_of_all_runs(victim, mechanism, epsilon, uploads):
+    """A server that proposes longer experiments, or many, would get more uploads."""
+    noise = LOCAL if mechanism is None else LOCAL.replace("}", f', mechanism="{mechanism}"}}')
+    order = 1 if mechanism == "laplace" else 2
+    limit = {"most-rounds": 9} | ({"most-epsilon": epsilon} if mechanism else {})
+    node = victim(noise, "sampler.name=full", **limit)
+    protection = Protection(
+        0.5, order, tuple(node.theta()), noise_scale=1.0, mechanism=mechanism or "gaussian"
+    )
+    clients = [
+        node.train(node.order(protection=protection), run=f"{run:016x}").clients
+        for run in range(10)
+    ]
+    assert clients == [18] * uploads + [0] * (10 - uploads)
+
+
+def test_an_owner_who_insists_on_noise_limits_the_epsilon_of_all_runs(victim):
+    """By default 20: 11 uploads with mu = 1 cost 19.005, 12 cost 20.125."""
+    node = victim(LOCAL, "sampler.name=full", **{"least-noise": 1.0, "most-rounds": 20})
+    order = node.order(protection=local(names=node.theta()))
+    clients = [node.train(order, run=f"{run:016x}").clients for run in range(13)]
+    assert clients == [18] * 11 + [0] * 2
+
+
+@pytest.mark.parametrize(("setting", "uploads"), [("step.epsilon=1.0", 2), ("step.mode=paper", 0)])
+def test_noise_of_a_step_has_a_cost(victim, setting, uploads):
+    """Of one release as DP-VAE claims it, mu = 2 / 4.845; noise without a guarantee has none."""
+    step = ("model.name=vae", "step.name=dpvae", "step.noise=secure", "step.budgets=equal")
+    node = victim(*step, setting, **{"most-epsilon": 2.5, "most-rounds": 9})
+    sent = [node.train(node.order(), run=f"{run:016x}").clients for run in range(4)]
+    assert sent == [18] * uploads + [0] * (4 - uploads)
+
+
 def test_participations_of_a_step_are_counted_over_all_runs(victim):
     step = ("step.noise=secure", "step.participations=1")
     node = victim("model.name=vae", "step.name=dpvae", *step, **{"most-rounds": 100})

@@ -107,7 +107,7 @@ def ranking(name: str, options: dict[str, Any], **more: Any) -> Fit:
     return fit
 
 
-def item_means(adjacency: str, **_: Any) -> Fit:
+def item_means(adjacency: str, most: int = ITEMS, **_: Any) -> Fit:
     """Fits private item means to extreme ratings; the outcome is predictions."""
 
     def ratings(lists):
@@ -118,7 +118,7 @@ def item_means(adjacency: str, **_: Any) -> Fit:
 
     def fit(lists, held=None):
         cls = registry.resolve(registry.BASELINE, "dp-item-mean")
-        options = {"clip-norm": 0.5, "adjacency": adjacency}
+        options = {"clip-norm": 0.5, "adjacency": adjacency, "most-ratings": most}
         system = cls(cls.Config.parse(options))
         with captured(held) as seen:
             system.fit_ratings(ratings(lists))
@@ -148,10 +148,20 @@ def synthetic_profiles(**_: Any) -> Fit:
     return fit
 
 
-RATED = {"item means": item_means, "synthetic profiles": synthetic_profiles}
+def means_of_few(adjacency: str, **_: Any) -> Fit:
+    """The same of one rating of each user, selected at random."""
+    return item_means(adjacency, most=1)
+
+
+RATED = {
+    "item means": item_means,
+    "item means of few": means_of_few,
+    "synthetic profiles": synthetic_profiles,
+}
 CASES = [
     *((name, adjacency) for name in RANKING for adjacency in ("replace-one", "add-remove")),
     *(("item means", adjacency) for adjacency in ("replace-one", "add-remove")),
+    ("item means of few", "replace-one"),
     ("synthetic profiles", "replace-one"),
 ]
 
@@ -179,13 +189,17 @@ def test_one_users_data_move_the_sums_by_what_is_charged(name, adjacency, monkey
     for one, other in NEIGHBOURS:
         if name in RATED:  # who has no rows is not among the users
             one, other = (own or [3] for own in (one, other))
-        before = fit([*others, one], None)
-        neighbour = [*others, other] if adjacency == "replace-one" else others
-        after = fit(neighbour, before.releases)
+        if adjacency == "replace-one":
+            # the first user: what the others draw must not depend on the number of its rows
+            first, second = ([own, *others] for own in (one, other))
+        else:  # the last user: cohorts are drawn by place
+            first, second = [*others, one], others
+        before = fit(first, None)
+        after = fit(second, before.releases)
         assert len(before.releases) == len(before.charged) == len(after.charged) > 0
         for number, event in enumerate(before.charged):
-            first, second = before.releases[number], after.releases[number]
-            share = first.moved(second) / sensitivities(first, event)
+            release = before.releases[number]
+            share = release.moved(after.releases[number]) / sensitivities(release, event)
             assert share <= 1 + 1e-4, f"{share:.4g} times what is charged in release {number}"
             nearest[number] = max(share, nearest.get(number, 0.0))
     assert min(nearest.values()) > 0.25, nearest
