@@ -59,7 +59,7 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
     settings = settings_that_fit(
         run.experiment.evaluation.baseline_settings(),
         *evaluation.sizes,
-        lambda line: _say(line, callback_list),
+        log.warning,
     )
     for number, (label, options) in enumerate(settings.items(), 1):
         kept = run.read_baseline(label)
@@ -153,11 +153,6 @@ def _measured(
     run.write_baseline(label, found, evaluated.users, evaluated.groups())
     log.info("baseline %s in %.2f s: %s", label, sum(seconds.values()), metrics)
     return found
-
-
-def _say(line: str, callback_list: CallbackList) -> None:
-    log.warning(line)
-    callback_list.on_message(line)
 
 
 def _evaluation(experiment: Experiment) -> CentralEvaluation:

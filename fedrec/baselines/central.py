@@ -50,7 +50,7 @@ class CentralConfig(ExamplesConfig, HistoriesConfig):
 
 
 class Central(ExamplesBaseline, RatingBaseline):
-    """A federated model as a centralised system.
+    """Any model, trained in one place: `{ name = "central", label = "central-mf", model = ... }`.
 
     Attributes:
         model: the model after fitting.

@@ -14,6 +14,7 @@ because this core library must not import the packages above it.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
@@ -233,6 +234,24 @@ def file_of(kind: Kind, name: str) -> str:
     except Exception:  # a package above it may fail in any way when it is imported
         return ""
     return (spec.origin or "") if spec else ""
+
+
+def described(kind: Kind, name: str) -> str:
+    """Docstring of a component, from its file, so that listing names imports nothing; where it
+    cannot be read from there, of the class itself.
+
+    Raises:
+        ExperimentError: see `resolve`.
+    """
+    wanted = (name if ":" in name else place_of(kind, name) or "").partition(":")[2]
+    try:
+        parsed = ast.parse(Path(file_of(kind, name)).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        parsed = ast.Module([], [])
+    classes = [one for one in parsed.body if isinstance(one, ast.ClassDef)]
+    public = [one for one in classes if one.name == wanted or not (wanted or one.name[0] == "_")]
+    about = ast.get_docstring(public[-1]) if public else None  # below its configuration class
+    return about or inspect.getdoc(resolve(kind, name)) or ""
 
 
 def _base_of(kind: Kind) -> type:

@@ -12,7 +12,9 @@ import click
 import typer
 import typer.core
 
+from simulations.cli import options
 from simulations.cli.help_texts import command_of
+from simulations.cli.options import AsJson, Named, overrides_of, setting_option
 
 if TYPE_CHECKING:
     from fedrec.errors import FedrecError
@@ -24,30 +26,22 @@ FAIL.
 The claim is what the run's privacy ledger states for each phase with noise, or the one given by
 --clip and --noise-std.
 """
+_KEY = "Override a key: --set rounds=20"
+_FOLDER = "Folder of the runs; finished runs in it are reused."
 _COLOURS = {"PASS": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typer.colors.RED}
 
 
 def attack(
     ctx: typer.Context,
-    experiment: Annotated[
-        str,
-        typer.Argument(
-            metavar="EXPERIMENT", help="A TOML file, or the name of a shipped experiment."
-        ),
-    ],
+    experiment: Named,
     settings: Annotated[
         list[str] | None, typer.Option("--with", "-w", help="A setting: --with signal=positives")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", "-s", help="Override a key: --set rounds=20")
-    ] = None,
-    engine: Annotated[str | None, typer.Option(help="serial or ray.")] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder of the runs; finished runs in it are reused."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    overrides: Annotated[list[str] | None, options.overrides(_KEY)] = None,
+    engine: Annotated[str | None, setting_option("engine.name")] = None,
+    output: Annotated[Path | None, options.output(_FOLDER)] = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, options.quiet("No progress.")] = False,
 ) -> None:
     """Attack an experiment; the exit status is 1 if a claim is refuted."""
     from fedrec.experiment.loading import load
@@ -60,7 +54,7 @@ def attack(
     chosen = dict(ctx.obj or {})
     for text in settings or []:
         chosen = override(chosen, text)
-    loaded = load(experiment, [*(overrides or []), *([f"engine.name={engine}"] if engine else [])])
+    loaded = load(experiment, [*(overrides or []), *overrides_of({"engine.name": engine})])
     default = default_folder(loaded)
     folder = output or default.with_name(f"{name.rpartition(':')[2]}-{default.name}")
     progress = Progress()
@@ -105,7 +99,7 @@ class AttackCommand(typer.core.TyperCommand):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The arguments, the attack's settings, and the options of all attacks."""
-        from simulations.cli.attack_options import options_of
+        from simulations.cli.options import options_of
 
         first, *others = super().get_params(ctx)
         return [first, *options_of(_class_of(str(self.name)).Config), *others]
@@ -122,13 +116,13 @@ class AttackGroup(typer.core.TyperGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """The command of an attack, also if it is named by module and class; of one that is unknown
-        or broken, a command that says so."""
-        from inspect import getdoc
-
+        or broken, a command that says so. The command imports the attack for its options; the list
+        of commands does not."""
+        from fedrec.components.registry import ATTACK, described
         from fedrec.errors import ExperimentError
 
         try:
-            about = getdoc(_class_of(cmd_name)) or ""
+            about = described(ATTACK, cmd_name)
         except ExperimentError as error:
             return _broken(cmd_name, error)
         short = " ".join(about.partition("\n\n")[0].split())

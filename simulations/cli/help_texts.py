@@ -13,7 +13,7 @@ import typer
 import typer.core
 from typer.models import ArgumentInfo
 
-from simulations.cli.setting_options import look_up_help
+from simulations.cli.options import look_up_help
 
 
 def command_of(app: typer.Typer) -> click.Command:

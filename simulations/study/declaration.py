@@ -63,7 +63,7 @@ def declared(file: Path) -> Iterator[Study]:
                 f"{file}: the study {item!r} cannot be read",
                 expected="title, tasks, and of each task name and seconds",
                 got=f"{type(error).__name__}: {error}",
-                fix="see simulations/study/declaration.py",
+                fix="see docs/how-to.md, Studies of your own",
             ) from None
 
 

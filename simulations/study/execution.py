@@ -19,10 +19,10 @@ from simulations.study.folder import StudyFolder
 from simulations.study.progress import StudyProgress
 from simulations.study.study import Study, TaskJob
 from simulations.study.tables import duration
-from simulations.study.workers import J, Outcome, Rounds, Workers, opened
+from simulations.study.workers import J, JobOutcome, Rounds, Workers, opened
 
 
-def execute(jobs: Iterator[J], workers: Workers[J], report: Rounds) -> Iterator[Outcome[J]]:
+def execute(jobs: Iterator[J], workers: Workers[J], report: Rounds) -> Iterator[JobOutcome[J]]:
     """Perform jobs, as many at a time as there are workers.
 
     Args:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedrec.errors import RunError
+from fedrec.evaluation.metrics import lower_is_better
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
@@ -110,7 +111,9 @@ def values(
         users = result.users if label == SYSTEM else result.baseline_users.get(label)
         for ours, theirs in metrics.items():
             if ours in means:
-                yield Found(dataset, row, theirs, *_interval(means[ours], users, ours))
+                interval = _interval(means[ours], users, ours)
+                lower = lower_is_better(ours, result.experiment.evaluation)
+                yield Found(dataset, row, theirs, *interval, lower_is_better=lower)
 
 
 def gap(result: Result, baseline: str, metric: str) -> tuple[float, float | None, float | None]:

@@ -37,6 +37,7 @@ class Found:
         value: the number.
         low: lower end of a 95 % interval over the users of this run, where there is one.
         high: its upper end.
+        lower_is_better: whether the smaller value is the better one.
     """
 
     dataset: str
@@ -45,6 +46,7 @@ class Found:
     value: float
     low: float | None = None
     high: float | None = None
+    lower_is_better: bool = False
 
     @property
     def cell(self) -> Cell:

@@ -14,7 +14,6 @@ import pandas as pd
 from scipy.stats import t as student
 from scipy.stats import ttest_rel, wilcoxon
 
-from fedrec.evaluation.metrics import lower_is_better
 from fedrec.report.privacy_total import shown_together
 from fedrec.runtime.atomic_files import write_atomically
 from simulations.study.study import Cell, Found, Study, TaskJob
@@ -84,6 +83,7 @@ def write(
     write_atomically(path / f"{study.item}.csv", table.to_csv(index=False))
     write_atomically(path / f"{study.item}.md", markdown(table, title, [*tables.compared, *notes]))
     each = pd.DataFrame([{"seed": seed, **asdict(one)} for seed, one in found])
+    each = each.drop(columns="lower_is_better", errors="ignore")
     write_atomically(path / f"{study.item}-seeds.csv", each.to_csv(index=False))
     if study.compared:
         apart = tables.differences.to_csv(index=False)
@@ -110,16 +110,18 @@ def comparison(
     for one in found:
         ours.setdefault(one.cell, []).append(one)
     cells = [*known, *(cell for cell in ours if cell not in known)]
-    rows = [_row(cell, known.get(cell, math.nan), ours.get(cell, [])) for cell in cells]
     if best:
-        rows.sort(key=lambda row: (row["metric"], _loss(row["metric"], row["ours"])))
+        cells.sort(key=lambda cell: (cell[2], _loss(ours.get(cell, []))))
+    rows = [_row(cell, known.get(cell, math.nan), ours.get(cell, [])) for cell in cells]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _loss(metric: str, value: float) -> float:
-    if math.isnan(value):
+def _loss(found: Sequence[Found]) -> float:
+    """What is smallest for the best; infinite where there is no number."""
+    mean = _interval(found)[0]
+    if math.isnan(mean):
         return math.inf
-    return value if lower_is_better(metric.lower()) else -value
+    return mean if found[0].lower_is_better else -mean
 
 
 def differences(compared: Iterable[Rows], found: Iterable[tuple[int, Found]]) -> pd.DataFrame:

@@ -22,7 +22,7 @@ Rounds = Callable[[Job, int, int], None]
 """Called with a job, the rounds of its run so far, and all its rounds."""
 
 
-class Outcome(NamedTuple, Generic[J]):
+class JobOutcome(NamedTuple, Generic[J]):
     """How a job ended.
 
     Attributes:
@@ -48,7 +48,7 @@ class Workers(ABC, Generic[J]):
         """Begin a job."""
 
     @abstractmethod
-    def next(self, report: Rounds) -> Outcome[J]:
+    def next(self, report: Rounds) -> JobOutcome[J]:
         """Wait for the end of a job.
 
         Raises:
@@ -66,10 +66,10 @@ class InProcess(Workers[J]):
         """Begin a job. The work itself is done by `next`."""
         self._waiting.append(job)
 
-    def next(self, report: Rounds) -> Outcome[J]:
+    def next(self, report: Rounds) -> JobOutcome[J]:
         """Wait for the end of a job."""
         job = self._waiting.pop(0)
-        return Outcome(job, job.attempt([_Rounds(job, report)]))
+        return JobOutcome(job, job.attempt([_Rounds(job, report)]))
 
 
 class OnRay(Workers[J]):
@@ -89,7 +89,7 @@ class OnRay(Workers[J]):
         actor = self._free.pop()
         self._running[actor.perform.remote(job)] = (job, actor)
 
-    def next(self, report: Rounds) -> Outcome[J]:
+    def next(self, report: Rounds) -> JobOutcome[J]:
         """Wait for the end of a job. Rounds are read from the run folders once a second."""
         import ray
         from ray.exceptions import RayError
@@ -104,7 +104,7 @@ class OnRay(Workers[J]):
         job, actor = self._running.pop(done[0])
         self._free.append(actor)
         try:
-            return Outcome(job, ray.get(done[0]))
+            return JobOutcome(job, ray.get(done[0]))
         except RayError as error:
             cause = getattr(error, "cause", None)
             if isinstance(cause, FedrecError):

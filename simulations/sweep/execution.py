@@ -20,7 +20,7 @@ from simulations.study.execution import execute
 from simulations.study.progress import StudyProgress
 from simulations.study.workers import opened
 from simulations.sweep.folder import SweepFolder, SweepJob
-from simulations.sweep.plan import Plan
+from simulations.sweep.plan import SweepPlan
 from simulations.sweep.search import installed, next_point
 from simulations.sweep.space import Point
 from simulations.sweep.tables import best, setting_rows, write
@@ -41,7 +41,7 @@ class SweepResult:
     """
 
     folder: Path
-    plan: Plan
+    plan: SweepPlan
     runs: pd.DataFrame
     settings: pd.DataFrame
     chosen: tuple[int, ...]
@@ -54,7 +54,7 @@ class SweepResult:
 
 
 def sweep(
-    plan: Plan,
+    plan: SweepPlan,
     output: Path,
     *,
     workers: int = 1,

@@ -26,7 +26,7 @@ from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from simulations.study.folder import StudyFolder
 from simulations.study.job import Job
-from simulations.sweep.plan import Plan
+from simulations.sweep.plan import SweepPlan
 from simulations.sweep.space import Point
 
 SWEEP = "sweep.json"
@@ -94,12 +94,12 @@ class SweepFolder(StudyFolder):
             )
         self._values: dict[str, dict[str, float]] = {}
         try:
-            self.plan = Plan.of_record(self.read(SWEEP))
+            self.plan = SweepPlan.of_record(self.read(SWEEP))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self.damaged(SWEEP, f"{type(error).__name__}: {error}") from None
 
     @classmethod
-    def opened(cls, path: Path, plan: Plan) -> SweepFolder:
+    def opened(cls, path: Path, plan: SweepPlan) -> SweepFolder:
         """The folder of a sweep: a new one, or that of the same sweep, which is then continued.
 
         More trials of random settings, or of optimisation, continue where fewer ended.
@@ -114,7 +114,7 @@ class SweepFolder(StudyFolder):
         found._go_on_with(plan)
         return found
 
-    def _go_on_with(self, plan: Plan) -> None:
+    def _go_on_with(self, plan: SweepPlan) -> None:
         known = self.plan.record()
         asked = plan.record()
         longer = plan.method != "grid" and plan.trials > self.plan.trials

@@ -32,7 +32,7 @@ TRIALS = 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """A sweep.
 
     Attributes:
@@ -85,7 +85,7 @@ class Plan:
         }
 
     @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> Plan:
+    def of_record(cls, record: Mapping[str, Any]) -> SweepPlan:
         """The sweep that `record` wrote."""
         return cls(
             experiment=dict(record["experiment"]),
@@ -106,7 +106,7 @@ def plan_of(
     trials: int | None = None,
     optimise: Sequence[str] = (),
     choose: Sequence[str] = (),
-) -> Plan:
+) -> SweepPlan:
     """A sweep from the options of the command line; all settings of a grid are checked before
     anything runs.
 
@@ -131,7 +131,7 @@ def plan_of(
     points = grid(space) if method == "grid" else []
     if "name" not in table.get("engine", {}):
         table = {**table, "engine": {**table.get("engine", {}), "name": "serial"}}
-    plan = Plan(
+    plan = SweepPlan(
         experiment=table,
         space=space,
         seeds=tuple(range(base.seed, base.seed + seeds)),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedrec.errors import ExperimentError
 from fedrec.rng import seed_sequence
-from simulations.sweep.plan import Plan
+from simulations.sweep.plan import SweepPlan
 from simulations.sweep.space import Choice, Point, Range, drawn, grid
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ Values = Sequence[float]
 """Values of a setting's aims; NaN where it failed."""
 
 
-def next_point(plan: Plan, tried: Sequence[Point], values: Mapping[int, Values]) -> Point | None:
+def next_point(
+    plan: SweepPlan, tried: Sequence[Point], values: Mapping[int, Values]
+) -> Point | None:
     """The setting to try next; None when there is none left.
 
     Args:
@@ -49,7 +51,7 @@ def next_point(plan: Plan, tried: Sequence[Point], values: Mapping[int, Values])
 
 
 def _proposed(
-    plan: Plan, tried: Sequence[Point], values: Mapping[int, Values], attempt: int
+    plan: SweepPlan, tried: Sequence[Point], values: Mapping[int, Values], attempt: int
 ) -> Point:
     seed = plan.seeds[0]
     if plan.method == "random":
@@ -61,7 +63,7 @@ def _proposed(
 
 
 def _study(
-    plan: Plan,
+    plan: SweepPlan,
     tried: Sequence[Point],
     values: Mapping[int, Values],
     seed: int,
@@ -114,7 +116,7 @@ def _distribution(dimension: Choice | Range) -> BaseDistribution:
     return cls(dimension.low, dimension.high, log=dimension.log)
 
 
-def _parameters(plan: Plan, point: Point) -> dict[str, Any]:
+def _parameters(plan: SweepPlan, point: Point) -> dict[str, Any]:
     """A point as Optuna has it."""
     return {
         key: dimension.values.index(point[key]) if isinstance(dimension, Choice) else point[key]
@@ -122,7 +124,7 @@ def _parameters(plan: Plan, point: Point) -> dict[str, Any]:
     }
 
 
-def _point(plan: Plan, parameters: Mapping[str, Any]) -> Point:
+def _point(plan: SweepPlan, parameters: Mapping[str, Any]) -> Point:
     return {
         key: dimension.values[parameters[key]]
         if isinstance(dimension, Choice)

@@ -15,6 +15,8 @@ import pytest
 
 from fedrec import testing
 from fedrec.components.registry import KINDS, resolve
+from fedrec.experiment.loading import load
+from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.scaffold.package import component_text
 
@@ -113,6 +115,18 @@ def test_early_stopping_stops(my_idea, tiny_experiment, tmp_path):
         "strategy": {"name": "reptile", "server-lr": 1e-30},
     }
     assert len(runner.run(table, output=tmp_path / "run").rounds) == 3
+
+
+@pytest.mark.parametrize(("metric", "rounds"), [("hits@5", 3), ("gini@5", 5), ("loss", 5)])
+def test_early_stopping_knows_what_is_better(my_idea, tiny_experiment, tmp_path, metric, rounds):
+    """Values that fall are worse hits, and better losses and concentrations."""
+    from my_idea.callback import EarlyStopping
+
+    callback = EarlyStopping(EarlyStopping.Config(metric=metric, patience=2))
+    run = RunFolder.create(load(tiny_experiment()), tmp_path / "run")
+    callback.on_start(run, 1, 5)
+    stops = (callback.after_round({"round": n, metric: 1 / n}, 0.1) for n in range(1, 6))
+    assert next((n for n, stop in enumerate(stops, 1) if stop), 5) == rounds
 
 
 def test_the_contract_block_names_a_contract(my_idea, monkeypatch):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simulations.cli import options
+
 if TYPE_CHECKING:
     from fedrec.data.reader import Reader
 
@@ -23,9 +25,8 @@ def _names(incomplete: str) -> list[str]:
 Name = Annotated[
     str, typer.Argument(help="Name of a dataset, see `fedrec data list`.", autocompletion=_names)
 ]
-Options = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", help="Setting of the reader, such as unit=pairs; may repeat."),
+Settings = Annotated[
+    list[str] | None, options.overrides("Setting of the reader, such as unit=pairs; may repeat.")
 ]
 
 
@@ -87,11 +88,11 @@ def import_(
 
 
 @app.command()
-def info(name: Name, options: Options = None) -> None:
+def info(name: Name, settings: Settings = None) -> None:
     """Read and verify a dataset, and print its statistics."""
     import numpy as np
 
-    data = _reader(name, options or []).read()
+    data = _reader(name, settings or []).read()
     cells = data.num_users * data.num_items
     typer.echo(
         f"{name}: {data.num_users:,} users, {data.num_items:,} items, {len(data):,} interactions"
@@ -115,12 +116,12 @@ def info(name: Name, options: Options = None) -> None:
     typer.echo(f"fingerprint {data.fingerprint()}")
 
 
-def _reader(name: str, options: list[str]) -> Reader:
+def _reader(name: str, settings: list[str]) -> Reader:
     from fedrec.components.registry import DATASET, resolve
     from fedrec.experiment.overrides import override
 
     table: dict = {}
-    for text in options:
+    for text in settings:
         table = override(table, text)
     cls = resolve(DATASET, name)
     return cls(name, cls.Config.parse(table, at="dataset"))

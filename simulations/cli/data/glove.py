@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from simulations.cli import options
+
 
 def glove_subset(
     file: Annotated[
@@ -17,12 +19,8 @@ def glove_subset(
     experiment: Annotated[
         str, typer.Argument(help="Experiment whose user metadata determine the needed words.")
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Output file, for priors.source = 'table:FILE'.")
-    ],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", "-s", help="Override a key of the experiment.")
-    ] = None,
+    output: Annotated[Path, options.output("Output file, for priors.source = 'table:FILE'.")],
+    overrides: Annotated[list[str] | None, options.overrides()] = None,
 ) -> None:
     """Extract the vectors of the words in users' metadata from a GloVe file."""
     import json

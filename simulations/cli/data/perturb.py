@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simulations.cli import options
+from simulations.cli.options import AsJson, Named
+
 if TYPE_CHECKING:
     from fedrec.data.perturbation import Perturbed
     from fedrec.data.population import Population
     from fedrec.experiment.schema import Experiment
 
-Named = Annotated[
-    str,
-    typer.Argument(metavar="EXPERIMENT", help="A TOML file, or the name of a shipped experiment."),
-]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", "-s", help="Override a key: --set perturb.budget=0.3")
+    list[str] | None, options.overrides("Override a key: --set perturb.budget=0.3")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print only one JSON object.")]
 
 
 def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = False) -> None:

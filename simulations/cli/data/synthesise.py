@@ -10,15 +10,10 @@ from typing import Annotated
 
 import typer
 
-from simulations.cli.data.perturb import (
-    AsJson,
-    Named,
-    Overrides,
-    finite,
-    perturbed_population,
-    print_figures,
-)
+from simulations.cli import options
+from simulations.cli.data.perturb import Overrides, finite, perturbed_population, print_figures
 from simulations.cli.data.table_output import refuse_unusable, write_table
+from simulations.cli.options import AsJson, Named
 
 _TITLES = {
     "kept": "kept, share of the real rows that are in the table",
@@ -33,7 +28,7 @@ _TITLES = {
 
 def synthesise(
     experiment: Named,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Output file: .csv or .parquet.")],
+    output: Annotated[Path, options.output("Output file: .csv or .parquet.")],
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from simulations.cli import options
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(help="Deployment folder.")]
 
@@ -44,9 +46,7 @@ def init(
         str | None,
         typer.Option(help="Split the dataset of this experiment into one file per node."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", "-s", help="Override a key of the experiment.")
-    ] = None,
+    overrides: Annotated[list[str] | None, options.overrides()] = None,
 ) -> None:
     """Create a deployment folder: authority, certificates, keys, secrets and settings."""
     from simulations.deployment.initialise import initialise
@@ -232,21 +232,12 @@ def _show(deployment) -> None:
     console.print(f"certificates: {left:.0f} days left{late}", highlight=False, soft_wrap=True)
 
 
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", "-s", help="Override a key of the experiment.")
-]
-
-
 @app.command(short_help="Run an experiment on the nodes.")
 def run(
     folder: Folder,
-    experiment: Annotated[
-        str, typer.Argument(help="A TOML file, or the name of a shipped experiment.")
-    ],
-    overrides: Overrides = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Run folder, new or empty.")
-    ] = None,
+    experiment: options.Named,
+    overrides: Annotated[list[str] | None, options.overrides()] = None,
+    output: options.RunOutput = None,
 ) -> None:
     """Run an experiment on the nodes of a deployment, and wait until it ends."""
     from fedrec.runs.directory import default_folder

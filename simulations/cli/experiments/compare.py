@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from simulations.cli import options
+
 _FILE_WIDTH = 240  # columns of a table that goes into a file or a pipe
 _FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 
@@ -26,9 +28,7 @@ def compare(
         str | None,
         typer.Option("--format", help="Output format: csv, markdown or latex; default: a table."),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Output file: .csv, .md or .tex.")
-    ] = None,
+    output: Annotated[Path | None, options.output("Output file: .csv, .md or .tex.")] = None,
 ) -> None:
     """Compare the systems of one or more runs by paired tests over users (t, Wilcoxon, bootstrap,
     Holm), and over seeds (t) where there are several."""

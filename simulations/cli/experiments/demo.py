@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simulations.cli import options
+
 if TYPE_CHECKING:
     from fedrec.runs.result import Result
 
 
 def demo(
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder of the runs and the report.")
-    ] = None,
+    output: Annotated[Path | None, options.output("Folder of the runs and the report.")] = None,
 ) -> None:
     """Train a federated recommender without and with differential privacy on synthetic data,
     compare it with baselines, and write a report; works offline."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from simulations.cli.options import AsJson
+
 if TYPE_CHECKING:
     from fedrec.components.registry import Kind
     from fedrec.config import Config
@@ -27,7 +29,7 @@ def list_components(
         str | None,
         typer.Argument(help="Name of a component, or a word in name, description or paper."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List components and shipped experiments; with KIND and NAME, show the settings of one
     component.

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simulations.cli import options
 from simulations.cli.experiments.finishing import finish
-from simulations.cli.setting_options import overrides_of, setting_option
+from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
 
 if TYPE_CHECKING:
     from fedrec.experiment.schema import Experiment
@@ -35,16 +36,10 @@ def try_(
             help="Target epsilon of user-level differential privacy; default: no privacy."
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", "-s", help="Override a key of the experiment.")
-    ] = None,
+    overrides: Annotated[list[str] | None, options.overrides()] = None,
     seed: Annotated[str | None, setting_option("seed")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Run folder: new or empty.")
-    ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only the run folder.")
-    ] = False,
+    output: RunOutput = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train a federated recommender on your own table, and compare it with popularity and
     centralised EASE."""

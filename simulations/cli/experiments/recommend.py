@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simulations.cli import options
 from simulations.cli.data.table_output import refuse_unusable, write_table
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ def recommend(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="Output file: .csv or .parquet; default: print as CSV."
-        ),
+        options.output("Output file: .csv or .parquet; default: print as CSV."),
     ] = None,
 ) -> None:
     """Recommend new items to users with the model of a finished run."""

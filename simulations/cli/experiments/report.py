@@ -8,14 +8,13 @@ from typing import Annotated
 
 import typer
 
+from simulations.cli import options
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.")],
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Output file; default: report.html in the first folder."
-        ),
+        Path | None, options.output("Output file; default: report.html in the first folder.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simulations.cli import options
+
 if TYPE_CHECKING:
     from simulations.study.study import Study
     from simulations.study.tables import Tables
@@ -44,12 +46,9 @@ def reproduce(
             "prints the names."
         ),
     ] = "",
-    workers: Annotated[
-        int, typer.Option(min=1, help="Number of parallel tasks; more than 1 use Ray.")
-    ] = 1,
+    workers: Annotated[int, options.workers("tasks")] = 1,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder of the study: new, or of the same study."),
+        Path | None, options.output("Folder of the study: new, or of the same study.")
     ] = None,
 ) -> None:
     """Run the experiments of a paper's table or figure, and print its numbers beside ours, with

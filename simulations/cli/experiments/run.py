@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simulations.cli import options
 from simulations.cli.experiments.finishing import finish, watched
 from simulations.cli.experiments.own_data import Column, Unrated, own_table
-from simulations.cli.setting_options import overrides_of, setting_option
+from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
 
 if TYPE_CHECKING:
     from fedrec.experiment.schema import Experiment
@@ -22,9 +23,6 @@ def _shipped(incomplete: str) -> list[str]:
     return [name for name in shipped_experiments() if name.startswith(incomplete)]
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run folder.")]
-
-
 def run(
     experiment: Annotated[
         str | None,
@@ -34,18 +32,14 @@ def run(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", "-s", help="Override a key, such as strategy.server-lr=0.5; may repeat."
-        ),
+        options.overrides("Override a key, such as strategy.server-lr=0.5; may repeat."),
     ] = None,
     engine: Annotated[str | None, setting_option("engine.name")] = None,
     nodes: Annotated[str | None, setting_option("engine.nodes")] = None,
     device: Annotated[str | None, setting_option("engine.device")] = None,
     seed: Annotated[str | None, setting_option("seed")] = None,
     ray_address: Annotated[str | None, setting_option("engine.ray-address")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Run folder: new or empty.")
-    ] = None,
+    output: RunOutput = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -110,9 +104,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder, or folder of a sweep.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", "-s", help="Change a key, such as rounds=200 for more rounds; may repeat."
-        ),
+        options.overrides("Change a key, such as rounds=200 for more rounds; may repeat."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simulations.cli import options
+from simulations.cli.options import Named
+
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
     from simulations.sweep.execution import SweepResult
-    from simulations.sweep.plan import Plan
+    from simulations.sweep.plan import SweepPlan
 
 _SHOWN = 20  # settings in the table on the terminal
 
 
-Experiment = Annotated[
-    str, typer.Argument(help="A TOML file, or the name of a shipped experiment.")
-]
 Vary = Annotated[
     list[str] | None,
     typer.Option(
@@ -36,7 +36,7 @@ Vary = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", help="Override a key in all runs, such as rounds=50; may repeat."),
+    options.overrides("Override a key in all runs, such as rounds=50; may repeat."),
 ]
 Seeds = Annotated[int, typer.Option(help="Number of seeds per setting.")]
 Trials = Annotated[
@@ -54,19 +54,16 @@ Choose = Annotated[
         help="Metric to select the best setting of the grid, or of the random settings, by."
     ),
 ]
-Workers = Annotated[int, typer.Option(help="Number of parallel runs; more than 1 use Ray.")]
+Workers = Annotated[int, options.workers("runs")]
 RayAddress = Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="Folder of the sweep: new, or of the same sweep."),
-]
+Output = Annotated[Path | None, options.output("Folder of the sweep: new, or of the same sweep.")]
 RetryFailed = Annotated[bool, typer.Option(help="Repeat runs that failed.")]
 DryRun = Annotated[bool, typer.Option(help="Validate and print the settings without running them.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder of the sweep.")]
+Quiet = Annotated[bool, options.quiet("Print only the folder of the sweep.")]
 
 
 def sweep(
-    experiment: Experiment,
+    experiment: Named,
     vary: Vary = None,
     overrides: Overrides = None,
     seeds: Seeds = 1,
@@ -139,7 +136,7 @@ def _default_folder(name: str) -> Path:
     return runs_directory() / f"sweep-{name}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
 
 
-def _print_plan(plan: Plan) -> None:
+def _print_plan(plan: SweepPlan) -> None:
     from simulations.sweep.space import grid, overrides
 
     runs = plan.trials * len(plan.seeds)

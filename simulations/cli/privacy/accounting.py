@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulations.cli.setting_options import overrides_of, setting_option
+from simulations.cli import options as shared
+from simulations.cli.options import overrides_of, setting_option
 
 if TYPE_CHECKING:
     from fedrec.privacy.accounting.accountant import Report
@@ -80,9 +81,7 @@ def explain(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", "-s", help="Override a key of the experiment, such as rounds=100; may repeat."
-        ),
+        shared.overrides("Override a key of the experiment, such as rounds=100; may repeat."),
     ] = None,
     clients: Clients = None,
     cohort: Cohort = None,

@@ -8,26 +8,21 @@ from typing import Annotated
 
 import typer
 
+from simulations.cli import options
+
+_KEY = "Override a key of the experiment, such as step.epsilon=0.5; may repeat."
+
 
 def users(
     experiment: Annotated[
         str,
         typer.Argument(help="Experiment whose users add their own noise (step dpvae or dpsgd)."),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            "-s",
-            help="Override a key of the experiment, such as step.epsilon=0.5; may repeat.",
-        ),
-    ] = None,
+    overrides: Annotated[list[str] | None, options.overrides(_KEY)] = None,
     rounds: Annotated[
         int | None, typer.Option(help="Number of rounds; default: all of the experiment.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Output CSV file with one row per user.")
-    ] = None,
+    output: Annotated[Path | None, options.output("Output CSV file with one row per user.")] = None,
 ) -> None:
     """Compute each user's true epsilon beside the requested one; no training is needed."""
     from rich.console import Console

@@ -19,7 +19,7 @@ both = ["@quiet", "rounds={rounds}"]
 
 [defaults]
 dataset = "data"
-measure = "tests.simulations.study.test_declaration:echo"
+measure = "HERE:echo"
 
 [parts.mf]
 name = "mf-{lr:g}"
@@ -46,7 +46,7 @@ like = "table1"
 title = "Others"
 sample = [{lr = 1.0}]
 rates = [1.0, 2.0]
-"""
+""".replace("HERE", __name__)
 
 
 def echo(job: TaskJob, dataset: str, lr: float = 0.0, set: tuple = (), b: int = 0):
@@ -96,6 +96,7 @@ def test_a_section_takes_over_what_it_is_like(written):
         ('set = ["@both"]', 'set = ["@bot"]', "did you mean 'both'"),
         ('"@mf"', '"@fm"', "nothing is named 'fm'"),
         ("seconds = 2", "", "'seconds'"),
+        ("seconds = 2", "", "see docs/how-to.md, Studies of your own"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_the_reason(written, before, after, words):

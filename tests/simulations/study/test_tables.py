@@ -4,13 +4,28 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from fedrec.metrics.base import UserMetric
+from simulations.study.runs import values
 from simulations.study.study import Found
 from simulations.study.tables import comparison, differences
+
+
+class Misses(UserMetric):
+    """A metric of which less is better."""
+
+    name = "misses"
+    lower_is_better = True
+
+    def per_user(self, block, k):
+        return 1.0 - block.hits(k)
+
 
 CELL = ("data", "model", "metric")
 
@@ -38,11 +53,23 @@ def test_intervals_are_students_over_seeds_and_the_users_for_one():
     assert (one["low"], one["high"]) == (0.2, 0.4)
 
 
-@pytest.mark.parametrize(("metric", "order"), [("Hits@10", "bac"), ("RMSE", "cab")])
-def test_the_best_is_first(metric, order):
-    found = [
-        Found("data", name, metric, value) for name, value in (("a", 0.2), ("b", 0.3), ("c", 0.1))
-    ]
+@pytest.mark.parametrize(
+    ("metric", "order"),
+    [("hits@10", "bac"), ("rmse", "cab"), (f"{__name__}:Misses@10", "cab")],
+)
+def test_the_best_is_first(load_tiny, metric, order):
+    """By the metric itself, whatever the table calls it, also one of the experiment's own."""
+    own = f"evaluation.metrics=['{metric.partition('@')[0]}']"
+    column = "misses@10" if ":" in metric else metric
+    result: Any = SimpleNamespace(
+        experiment=load_tiny(*([own] if ":" in metric else [])),
+        metrics={},
+        users=None,
+        baselines={name: {column: v} for name, v in (("a", 0.2), ("b", 0.3), ("c", 0.1))},
+        baseline_users={},
+    )
+    rows = {name: name for name in "abc"}
+    found = list(values(result, "data", rows, {column: "Quality"}))
     assert "".join(comparison({}, found, best=True)["model"]) == order
     assert "".join(comparison({}, found)["model"]) == "abc"
 

@@ -25,6 +25,11 @@ def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, tiny_file, 
     assert code == 0 and "server-lr=0.1" in (folder / "report.html").read_text("utf-8")
 
 
+def test_at_least_one_worker_is_needed(fedrec, tiny_file):
+    code, _, err = fedrec("sweep", tiny_file, "--workers", 0)
+    assert code == 2 and "'--workers': 0 is not in the range x>=1" in err
+
+
 def test_the_spread_in_a_sweeps_table_is_named(fedrec, tiny_file, tmp_path):
     ks = ("--set", "evaluation.ks=[10]", "--set", 'evaluation.baselines=["popularity"]')
     for seeds, named in ((1, False), (2, True)):
