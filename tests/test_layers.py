@@ -65,7 +65,7 @@ def violations(file: Path, source: str) -> list[str]:
         if (
             top == "flwr"
             and name not in PUBLIC_FLWR
-            and not {file, file.parent} & set(FLWR_PRIVATE)
+            and not {file, *file.parents} & set(FLWR_PRIVATE)
         ):
             found.append(
                 f"{file} imports {name}: private parts of Flower belong in {FLWR_PRIVATE[0]} or"

@@ -6,28 +6,20 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import httpx
-from flwr.app import Error, Message
-from flwr.common.constant import Status, SubStatus
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
-from flwr.supercore import heartbeat
-from flwr.supercore.object_store import ObjectStore
-from flwr.supernode import fleet_http_connection
-from flwr.supernode.cli.flower_supernode import flower_supernode
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.nodestate import in_memory_nodestate
-from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
-from flwr.supernode.servicer.runtime import runtime_handlers
+from flwr.supernode.nodestate import nodestate_factory
 from uvicorn import Server
 
 from fedrec.runtime.backoff import Backoff
-from simulations.deployment.flower import direct_middleware, pieces
-from simulations.deployment.flower.pace import PacedTime, ticking
+from simulations.deployment.flower import programs
+from simulations.deployment.flower.patches import direct_middleware, heartbeats, pieces
+from simulations.deployment.flower.patches.node_state import AnsweringState
+from simulations.deployment.flower.patches.pace import PacedTime, ticking
+from simulations.deployment.flower.patches.pieces import PackedPieces
 from simulations.deployment.flower.work_signal import WorkSignal
 
 FLOWER_POLL = 3.0
@@ -39,19 +31,10 @@ HELD_LONG = 5.0
 FIRST_LOOK = 0.03
 LONGEST_LOOK = 0.5
 """Seconds between two checks for the reply to a message (Flower: .5)."""
-REFUSED = 77
-"""Exit status of a SuperNode whose key the server does not accept."""
 KEPT = 60.0
 """Seconds that an unused connection to the server is kept; the gateway ends it after 75."""
-HEARTBEAT = 15.0
-"""Seconds between a node's heartbeats (Flower's default is 30, its minimum 10); a node is lost
-after two. With shorter intervals a killed node is replaced earlier; with longer ones the SuperLink
-may be offline for longer before it regards nodes as lost."""
-
-# Imported by name, because their packages define functions of the same names.
-nodestate_factory: Any = importlib.import_module("flwr.supernode.nodestate.nodestate_factory")
-start_client_internal: Any = importlib.import_module("flwr.supernode.start_client_internal")
-importlib.import_module("flwr.supernode.main")  # otherwise imported by each SuperNode
+REFUSED = 77
+"""Exit status of a SuperNode whose key the server does not accept."""
 
 
 class NodePace:
@@ -86,124 +69,55 @@ class NodePace:
         return pause
 
 
-class KeptConnections(FleetHttpClient):
-    """A SuperNode's calls, whose connection is kept between polls: httpx would close it after 5 s,
-    and each poll would begin with a TLS handshake. If the server does not accept the node's key,
-    the process ends with the status `REFUSED`."""
-
-    def __init__(self, base_url: str, *, verify: Any = True, **settings: Any) -> None:
-        super().__init__(base_url, verify=verify, **settings)
-        usual = self._client
-        limits = httpx.Limits(max_keepalive_connections=2, keepalive_expiry=KEPT)
-        self._client = httpx.Client(
-            verify=verify, timeout=usual.timeout, follow_redirects=True, limits=limits
-        )
-        usual.close()
-
-    def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:
-        """As Flower's, which ends with a status that other failures have too."""
-        try:
-            return super().ActivateNode(request)
-        except httpx.HTTPStatusError as error:
-            if not 400 <= error.response.status_code < 500:
-                raise
-            print(f"the server does not accept this node's key: {error}", file=sys.stderr)
-            sys.exit(REFUSED)
+class SuperNodeState(PackedPieces, AnsweringState):
+    """Flower's state of a SuperNode with all patches."""
 
 
-class AnsweringNodeState(InMemoryNodeState):
-    """A SuperNode's state that replies to every message once, and never with the reply to another
-    one.
-
-    Flower's SuperNode works on one message at a time, and waits for any reply without end. A
-    process that was killed together with its executor sends none: the node would stay online and
-    never take a message again. If a run is stopped while a message arrives, Flower's loop forgets
-    the message but its state does not: the late reply would be sent as the reply to the next
-    message.
-    """
-
-    _newest_task: int | None = None
-
-    def __init__(self, object_store: ObjectStore, work_signal: WorkSignal | None = None) -> None:
-        super().__init__(object_store)
-        self._work_signal = work_signal or WorkSignal(None)
-        self._forgotten: deque[str] = deque(maxlen=1000)
-
-    def store_message(self, message: Message) -> str | None:
-        """As Flower's; a new message ends those before it."""
-        if not message.metadata.reply_to_message_id:
-            with self.lock_msg_store:
-                stale = [
-                    identifier
-                    for identifier in self.msg_store
-                    if identifier != message.metadata.message_id
-                ]
-                self._forgotten.extend(stale)
-                self.delete_messages(message_ids=stale)
-            for identifier in stale:
-                self.object_store.delete(identifier)
-        return super().store_message(message)
-
-    def get_messages_legacy(self, **asked: Any) -> Sequence[Message]:
-        """As Flower's, without replies to ended messages."""
-        found = super().get_messages_legacy(**asked)
-        return [
-            message
-            for message in found
-            if message.metadata.reply_to_message_id not in self._forgotten
-        ]
-
-    def create_task(self, *args: Any, **kwargs: Any) -> int | None:
-        """As Flower's, which keeps all tasks; there is one message, and so one task, at a time. The
-        work signal wakes the executor."""
-        with self.lock_task_store:
-            for known in [
-                task.task_id
-                for task in self.task_store.values()
-                if task.status.status == Status.FINISHED
-            ]:
-                del self.task_store[known]
-        created = super().create_task(*args, **kwargs)
-        self._newest_task = created if created is not None else self._newest_task
-        self._work_signal.send()
-        return created
-
-    def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
-        """As Flower's; a task that failed late must not reply to the message after its own."""
-        finished = super().finish_task(task_id, sub_status, details)
-        if finished and sub_status != SubStatus.COMPLETED and task_id == self._newest_task:
-            runs = {task.run_id for task in self.get_tasks(task_ids=[task_id])}
-            self._store_error_replies(runs, in_memory_nodestate.CLIENT_APP_CRASHED_ERROR)
-        return finished
-
-    def _store_error_replies(self, run_ids: set[int], error: Error) -> None:
-        """As Flower's, which omits messages that the process had not fetched yet."""
-        with self.lock_msg_store:
-            for entry in self.msg_store.values():
-                if (
-                    entry.message.metadata.run_id in run_ids
-                    and not entry.message.metadata.reply_to_message_id
-                ):
-                    entry.is_retrieved = True
-            super()._store_error_replies(run_ids, error)
+def load() -> Any:
+    """Import all parts of Flower's SuperNode and patch them; its main loop. Before forks, so that
+    they need not."""
+    loop = importlib.import_module("flwr.supernode.start_client_internal")
+    importlib.import_module("flwr.supernode.main")  # otherwise imported by each SuperNode
+    programs.load("flower-supernode")
+    pieces.use(loop)
+    return loop
 
 
 def supernode(arguments: list[str], longest_poll: float, work_signal: WorkSignal) -> None:
-    """`flower-supernode` with shorter waits, faster heartbeats, and a reply to every message.
+    """`flower-supernode` with shorter waits, faster heartbeats, and a reply to every message. If
+    the server does not accept the node's key, the process ends with the status `REFUSED`.
 
     Args:
         arguments: of `flower-supernode`.
         longest_poll: largest number of seconds between two polls for a message.
         work_signal: sent to the executor.
     """
+    load().time = PacedTime(NodePace(longest_poll))
+    keep_connections()
     direct_middleware.use()
-    start_client_internal.time = PacedTime(NodePace(longest_poll))  # type: ignore[attr-defined]
+    heartbeats.use_in_supernode()
     Server.main_loop = ticking
-    pieces.use(start_client_internal)
-    pieces.answer(runtime_handlers)
-    fleet_http_connection.FleetHttpClient = KeptConnections  # type: ignore[attr-defined]
-    nodestate_factory.InMemoryNodeState = partial(AnsweringNodeState, work_signal=work_signal)
-    for module in (heartbeat, fleet_http_connection):
-        module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT  # type: ignore[attr-defined]
-    sys.argv = ["flower-supernode", *arguments]
-    flower_supernode()
+    nodestate_factory.InMemoryNodeState = partial(SuperNodeState, work_signal=work_signal)  # type: ignore[misc]
+    ending_as_refused(partial(programs.run, "flower-supernode", arguments))
+
+
+def keep_connections() -> None:
+    """Keep the connections that this process opens from one heartbeat to the next: httpx would
+    close them after 5 s, and each heartbeat would begin with a TLS handshake."""
+    limits = httpx.Limits(max_keepalive_connections=2, keepalive_expiry=KEPT)
+    httpx.Client = partial(httpx.Client, limits=limits)  # type: ignore[misc]
+
+
+def ending_as_refused(connect: Callable[[], None]) -> None:
+    """Run a SuperNode; its process ends with the status `REFUSED` if Flower ended it because of an
+    answer 401, 403 or the like, and otherwise as by Flower."""
+    try:
+        connect()
+    except BaseException as end:
+        error: BaseException | None = end
+        while error is not None and not isinstance(error, httpx.HTTPStatusError):
+            error = error.__context__
+        if error is not None and 400 <= error.response.status_code < 500:
+            print(f"the server does not accept this node's key: {error}", file=sys.stderr)
+            sys.exit(REFUSED)
+        raise

@@ -9,14 +9,13 @@ restarted, it finds them here and reports them.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import Any
 
 from simulations.deployment.pki.keys import private_folder, write_private
-
-if TYPE_CHECKING:
-    from flwr.supercore.superexec.executor.types import ExecutionSpec
 
 UNFINISHED = "FEDREC_UNFINISHED"
 """Names in the environment the folder where an executor notes tasks that have not ended."""
@@ -33,31 +32,25 @@ class UnfinishedTasks:
     def __init__(self, folder: Path | None) -> None:
         self._folder = None if folder is None else private_folder(folder)
 
-    def add(self, task: ExecutionSpec) -> None:
+    def add(self, task: Any) -> None:
         """Record a task that is being started."""
         if self._folder is not None:
             write_private(self._file(self._folder, task), json.dumps(asdict(task)))
 
-    def remove(self, task: ExecutionSpec) -> None:
+    def remove(self, task: Any) -> None:
         """Delete a task that has ended."""
         if self._folder is not None:
             self._file(self._folder, task).unlink(missing_ok=True)
 
-    def take(self) -> list[ExecutionSpec]:
+    def take(self) -> list[Any]:
         """Return and delete the tasks of an earlier executor; damaged files are omitted."""
-        from flwr.supercore.constant import TaskType
-        from flwr.supercore.superexec.executor.types import ExecutionSpec
-
         found = []
         for file in [] if self._folder is None else sorted(self._folder.glob("*.json")):
-            try:
-                table = json.loads(file.read_text())
-                found.append(ExecutionSpec(**{**table, "task_type": TaskType(table["task_type"])}))
-            except (OSError, ValueError, TypeError, KeyError):
-                pass
+            with suppress(OSError, ValueError, TypeError):
+                found.append(SimpleNamespace(**json.loads(file.read_text())))
             file.unlink(missing_ok=True)
         return found
 
     @staticmethod
-    def _file(folder: Path, task: ExecutionSpec) -> Path:
+    def _file(folder: Path, task: Any) -> Path:
         return folder / f"{task.task_id}.json"

@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from simulations.deployment.flower.node_auth import NodeSignatures
+from simulations.deployment.pki.node_signatures import NodeSignatures
 
 log = logging.getLogger("fedrec")
 FLEET = re.compile(rb"/v1/fleet/[a-z]+(?:-[a-z]+)*")

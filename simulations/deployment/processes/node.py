@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from fedrec import __version__
 from fedrec.cohort.kernel.warm_up import compile_kernel
 from fedrec.errors import ClientError, EngineError, FedrecError
-from simulations.deployment.flower import executors
+from simulations.deployment.flower import executors, programs
 from simulations.deployment.flower import supernode as flower_supernode
 from simulations.deployment.flower.work_signal import WORK_SIGNAL, WorkSignal
 
@@ -70,6 +70,9 @@ def import_everything(*, trains: bool = True) -> None:
         list(registry.available(kind))
     for name in (*_LATER, *_names_in("strategies")):
         importlib.import_module(name)
+    for name in ("flower-superexec", executors.CLIENT_APP):
+        programs.load(name)
+    flower_supernode.load()
     if trains:
         compile_kernel()
     gc.collect()

@@ -7,10 +7,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import os
+import sys
 import time
+from dataclasses import asdict
 from threading import Timer
 from types import SimpleNamespace
 
+import httpx
 import pytest
 import uvicorn
 from flwr.app import Message, RecordDict
@@ -19,28 +23,49 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.superexec.executor.types import ExecutionSpec
+from sqlalchemy import text
 
 from fedrec import __version__
 from fedrec.errors import ClientError, EngineError
 from fedrec.runtime.backoff import Backoff
 from server.deployed import grid
-from simulations.deployment.flower import executors, pace, superlink, supernode
-from simulations.deployment.flower.pace import PacedTime
+from simulations.deployment.flower import executors, programs, superlink, supernode
+from simulations.deployment.flower.patches import (
+    executor_loop,
+    heartbeats,
+    own_code,
+    pace,
+    rare_writes,
+)
+from simulations.deployment.flower.patches.pace import PacedTime
 from simulations.deployment.flower.unfinished import UnfinishedTasks
 from simulations.deployment.flower.work_signal import WorkSignal
 from simulations.deployment.processes.node import NODE_POLL, longest_poll, own_app
 
 
 def test_the_supernodes_loop_sleeps_through_its_module_time():
-    source = inspect.getsource(supernode.start_client_internal)
+    loop = supernode.load()
+    source = inspect.getsource(loop)
     assert "time.sleep(3)" in source and "time.sleep(0.5)" in source
-    assert inspect.ismodule(supernode.start_client_internal.time)
+    assert inspect.ismodule(loop.time)
 
 
-def test_the_heartbeats_interval_is_read_where_we_set_it():
-    for module in (supernode.heartbeat, supernode.fleet_http_connection):
-        assert module.HEARTBEAT_DEFAULT_INTERVAL == 30
-        assert "HEARTBEAT_DEFAULT_INTERVAL" in inspect.getsource(module)
+def test_the_heartbeats_interval_cannot_be_set_and_is_read_where_we_set_it():
+    assert heartbeats.heartbeat.HEARTBEAT_DEFAULT_INTERVAL == 30
+    assert "HEARTBEAT_DEFAULT_INTERVAL" in inspect.getsource(heartbeats.heartbeat.HeartbeatSender)
+    assert list(inspect.signature(heartbeats.heartbeat.HeartbeatSender).parameters) == [
+        "heartbeat_fn"
+    ]
+
+
+def test_a_node_is_lost_after_two_of_our_heartbeats(linked):
+    state = linked[0]
+    node = state.create_node("", "", b"key", 30.0)
+    for beat in (state.activate_node, state.acknowledge_node_heartbeat):
+        assert beat(node, 30.0)
+        (info,) = state.get_node_info(node_ids=[node])
+        assert info.heartbeat_interval == heartbeats.HEARTBEAT == 15.0
 
 
 def test_messages_that_were_not_there_in_time_have_the_codes_that_the_grid_knows():
@@ -53,44 +78,83 @@ def test_an_upload_that_lost_its_place_is_begun_again():
 
 
 def test_the_superlink_gives_up_silent_tasks_by_the_interval_that_we_set():
-    source = inspect.getsource(superlink.sql_corestate)
+    from flwr.supercore.corestate import sql_corestate
+
+    source = inspect.getsource(sql_corestate)
     assert (
-        superlink.sql_corestate.HEARTBEAT_DEFAULT_INTERVAL == 30
+        sql_corestate.HEARTBEAT_DEFAULT_INTERVAL == 30
         and "HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT" in source
     )
 
 
-def test_the_executor_asks_get_executor():
-    assert "get_executor(" in inspect.getsource(executors.run_superexec.run_superexec)
+def test_flowers_executor_starts_a_program_for_each_task_and_asks_for_an_executor():
+    source = inspect.getsource(executor_loop.run_superexec.run_superexec)
+    assert "get_executor(" in source and "ForkExecutor" not in source
+    usual = executor_loop.run_superexec.get_executor("subprocess")
+    assert "subprocess.Popen(args)" in inspect.getsource(type(usual).launch)
+    calls = source + inspect.getsource(executor_loop.run_superexec.AutoExecPlugin.__mro__[1])
     for name in ("get_eligible_capacity", "launch", "reconcile", "close"):
-        assert callable(
-            getattr(executors.ForkExecutor, name)
-        ) and f"executor.{name}" in inspect.getsource(executors.run_superexec) + inspect.getsource(
-            executors.run_superexec.AutoExecPlugin.__mro__[1]
-        )
+        assert callable(getattr(executors.ForkExecutor, name)) and f"executor.{name}" in calls
 
 
-def test_a_message_is_worked_on_by_run_clientapp_with_an_exchangeable_app():
-    source = inspect.getsource(executors.run_clientapp.run_clientapp)
-    assert "get_load_client_app_fn(" in source and "install_from_fab(" in source
+def test_flowers_executor_ends_when_a_call_fails():
+    """If this fails, a new version of Flower may no longer need `TolerantClient`."""
+    source = inspect.getsource(executor_loop.run_superexec.run_superexec)
+    assert "RuntimeHttpClient.from_server_address(" in source and "client.AcquireTask(" in source
+    assert "except" not in source[source.index("while True") :]
 
 
-def test_the_serverapps_program_reads_its_arguments():
-    source = inspect.getsource(importlib.import_module("flwr.superlink.cli.flwr_serverapp"))
-    for flag in ("--runtime-api-address", "token", "root_certificates", "parent_pid"):
-        assert flag in source
+def test_flower_installs_and_loads_the_code_that_the_server_sent():
+    source = inspect.getsource(own_code.run_clientapp.run_clientapp)
+    assert "get_load_client_app_fn(" in source and "install_from_fab(fab.content" in source
 
 
-def test_the_superlinks_database_reads_its_patience_where_we_set_it():
-    assert "SQLITE_PRAGMAS" in inspect.getsource(superlink.sql_mixin._set_sqlite_pragmas)
-    assert dict(superlink.sql_mixin.SQLITE_PRAGMAS)["busy_timeout"] == "5000"
+def test_an_executor_repeats_a_call_that_failed_on_the_server(monkeypatch):
+    answers = iter([503, 500, None, 404])
+
+    def acquire(self, request):
+        status = next(answers)
+        if status is not None:
+            asked = httpx.Request("POST", "https://superlink/v1/runtime/acquire-task")
+            httpx.Response(status, request=asked).raise_for_status()
+        return request
+
+    client = executor_loop.TolerantClient
+    monkeypatch.setattr(executor_loop, "AGAIN", 0.0)
+    monkeypatch.setattr(client.__bases__[0], "AcquireTask", acquire)
+    assert client("https://superlink").AcquireTask("task") == "task"
+    with pytest.raises(httpx.HTTPStatusError):
+        client("https://superlink").AcquireTask("task")
 
 
-def test_the_executor_makes_its_client_by_name():
-    assert "RuntimeHttpClient.from_server_address(" in inspect.getsource(
-        executors.run_superexec.run_superexec
-    )
-    assert "client.AcquireTask(" in inspect.getsource(executors.run_superexec.run_superexec)
+@pytest.mark.parametrize("name", [executors.SERVER_APP, executors.CLIENT_APP])
+def test_flowers_commands_for_tasks_take_our_arguments(name, monkeypatch):
+    taken = {}
+    command = inspect.getmodule(programs.load(name))
+    (run,) = (part for part in vars(command) if part in ("run_serverapp", "run_clientapp"))
+    monkeypatch.setattr(command, run, lambda **given: taken.update(given))
+    for part in ("mirror_output_to_queue", "validate_and_resolve_root_certificates"):
+        monkeypatch.setattr(command, part, lambda *given: given, raising=False)
+    task = SimpleNamespace(runtime_api_address="a:1", token="t", root_certificates_path="ca.crt")
+    monkeypatch.setattr(sys, "argv", [])
+    executors._work_on(name, task)
+    assert taken["runtime_api_address"] == "a:1" and taken["token"] == "t"
+    assert taken["certificates"] == ("ca.crt", False) and taken["parent_pid"] == os.getppid()
+    assert taken["runtime_dependency_install"] is False
+
+
+def test_the_kinds_of_tasks_are_flowers():
+    kinds = executor_loop.run_superexec.AutoExecPlugin.supported_task_types
+    for kind in (executors.SERVER_APP, executors.CLIENT_APP):
+        executor = executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1))
+        assert executor.get_eligible_capacity(kinds) == ({kind}, set())
+
+
+def test_the_superlink_waits_for_its_database_as_long_as_we_say(linked):
+    """Flower sets 5 s, after which a call fails."""
+    with linked[0].session() as session:
+        (wait,) = session.execute(text("PRAGMA busy_timeout")).one()
+    assert wait == superlink.DATABASE_WAIT_MS
 
 
 def test_sleeps_grow_until_there_is_work():
@@ -105,12 +169,10 @@ def test_sleeps_grow_until_there_is_work():
 
 
 def test_an_executor_asks_ever_more_rarely_until_there_is_work():
-    source = inspect.getsource(executors.run_superexec)
-    assert "time.sleep(task_poll_interval)" in source and inspect.ismodule(
-        executors.run_superexec.time
-    )
+    source = inspect.getsource(executor_loop.run_superexec)
+    assert "time.sleep(task_poll_interval)" in source
     backoff = Backoff(0.1, 1.0)
-    executor = executors.ForkExecutor(executors.TaskType.CLIENT_APP, lambda spec: None, backoff)
+    executor = executors.ForkExecutor(executors.CLIENT_APP, lambda spec: None, backoff)
     assert backoff.next() < backoff.next()
     executor.launch(SimpleNamespace(task_id=1))
     assert backoff.next() == 0.1
@@ -190,10 +252,8 @@ def test_a_web_server_ends_soon_and_looks_seldom():
 def test_a_new_task_sends_the_work_signal(tmp_path, identity):
     file = tmp_path / "work-signal"
     listener = WorkSignal(file).listen()
-    memory = supernode.AnsweringNodeState(
-        ObjectStoreFactory().store(), work_signal=WorkSignal(file)
-    )
-    memory.create_task(task_type=executors.TaskType.CLIENT_APP, run_id=1)
+    memory = supernode.SuperNodeState(ObjectStoreFactory().store(), work_signal=WorkSignal(file))
+    memory.create_task(task_type=executors.CLIENT_APP, run_id=1)
     started = time.monotonic()
     listener.sleep(60.0)
     assert time.monotonic() - started < 30.0
@@ -215,22 +275,34 @@ def test_what_is_no_such_time_is_refused(monkeypatch, text):
 
 
 @pytest.fixture
-def memory(identity):
+def memory(identity, monkeypatch):
     """A SuperNode's state, created as by Flower."""
-    supernode.nodestate_factory.InMemoryNodeState = supernode.AnsweringNodeState
-    try:
-        return supernode.nodestate_factory.NodeStateFactory(ObjectStoreFactory()).state()
-    finally:
-        supernode.nodestate_factory.InMemoryNodeState = supernode.InMemoryNodeState
+    factory = supernode.nodestate_factory
+    monkeypatch.setattr(factory, "InMemoryNodeState", supernode.SuperNodeState)
+    return factory.NodeStateFactory(ObjectStoreFactory()).state()
+
+
+def test_flower_does_not_answer_for_a_process_that_failed(identity):
+    """If this fails, a new version of Flower may no longer need `patches/node_state.py`."""
+    memory = supernode.nodestate_factory.InMemoryNodeState(ObjectStoreFactory().store())
+    _, task = received(memory, 1)
+    memory.get_messages_legacy(is_reply=False)
+    assert memory.finish_task(task, "failed", "killed") and not replies(memory)
+
+
+def test_the_error_of_a_lost_process_is_flowers(memory):
+    _, task = received(memory, 1)
+    memory.finish_task(task, "failed", "killed")
+    (reply,) = replies(memory)
+    code = importlib.import_module("flwr.common.constant").ErrorCode.CLIENT_APP_CRASHED
+    assert reply.error.code == code
 
 
 def received(memory, number):
     """A message as stored by the SuperNode's loop, and the id of its running task."""
     message = Message(RecordDict(), 1, "train")
     message.metadata.__dict__["_message_id"] = f"message-{number}"
-    task = memory.create_task(
-        task_type=executors.TaskType.CLIENT_APP, run_id=message.metadata.run_id
-    )
+    task = memory.create_task(task_type=executors.CLIENT_APP, run_id=message.metadata.run_id)
     memory.store_message(message)
     assert memory.claim_task(task) and memory.activate_task(task)
     return message, task
@@ -316,11 +388,27 @@ def test_a_node_runs_its_own_code_and_only_with_its_own_version():
             own_app("fedrec/fedrec", "99.0", "whatever")
 
 
+FlowersState = superlink.linkstate_factory.SqlLinkState
+
+
 def test_the_superlink_makes_its_memory_by_a_name_that_can_be_exchanged():
     assert "SqlLinkState(" in inspect.getsource(superlink.linkstate_factory.LinkStateFactory.state)
     assert "self.store_message_ins(" in inspect.getsource(
-        superlink.SqlLinkState.store_message_and_object_tree
+        FlowersState.store_message_and_object_tree
     )
+
+
+def test_flower_writes_bytes_and_lost_tasks_with_every_piece():
+    """If this fails, a new version of Flower may no longer need `patches/rare_writes.py`."""
+    assert "update(" in inspect.getsource(FlowersState.store_traffic)
+    assert "_cleanup_expired_task_tokens()" in inspect.getsource(FlowersState.get_tasks)
+
+
+def test_flower_keeps_the_pieces_of_deleted_messages(linked):
+    """If this fails, a new version of Flower may no longer need `patches/old_messages.py`."""
+    state, store, names = linked
+    FlowersState.delete_messages(state, {names["overdue"]})
+    assert state.num_message_ins() == 1 and len(store) == 4
 
 
 @pytest.fixture
@@ -336,15 +424,19 @@ def linked(tmp_path):
             1, ObjectTree(object_id=names[name], children=[ObjectTree(object_id=names["shared"])])
         )
     store.preregister(1, ObjectTree(object_id=names["late"]))
-    state = superlink.TidyLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)
+    state = superlink.SuperLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)
     state.initialize()
     with state.session() as session:
-        session.add(superlink.MessageIns(message_id=names["overdue"], created_at=1000.0, ttl=99.0))
-        session.add(
-            superlink.MessageIns(message_id=names["answerable"], created_at=1000.0, ttl=101.0)
-        )
-        session.add(
-            superlink.MessageRes(message_id=names["late"], reply_to_message_id=names["overdue"])
+        for name, ttl in (("overdue", 99.0), ("answerable", 101.0)):
+            session.execute(
+                text(
+                    "INSERT INTO message_ins (message_id, created_at, ttl) VALUES (:id, 1000, :ttl)"
+                ),
+                {"id": names[name], "at": 1000.0, "ttl": ttl},
+            )
+        session.execute(
+            text("INSERT INTO message_res (message_id, reply_to_message_id) VALUES (:id, :to)"),
+            {"id": names["late"], "to": names["overdue"]},
         )
     return state, store, names
 
@@ -374,22 +466,20 @@ def test_pieces_of_a_message_that_flower_just_forgot_can_still_be_read(linked):
 
 def test_what_is_done_seldom_is_done_once_in_a_while_and_never_twice_at_a_time():
     now, done = [0.0], []
-    seldom = superlink.Throttle(1.0, clock=lambda: now[0])
+    seldom = rare_writes.Throttle(1.0, clock=lambda: now[0])
     for now[0] in (0.0, 0.5, 0.99, 1.0, 1.5):
         seldom.run(lambda: (done.append(now[0]), seldom.run(lambda: done.append("inside")))[0])
     assert done == [0.0, 1.0]
-    later = superlink.Throttle(1.0, at_once=False, clock=lambda: now[0])
+    later = rare_writes.Throttle(1.0, at_once=False, clock=lambda: now[0])
     later.run(lambda: done.append("too soon"))
     assert done == [0.0, 1.0]
     with pytest.raises(ZeroDivisionError):
-        superlink.Throttle(0.0).run(lambda: 1 / 0)
+        rare_writes.Throttle(0.0).run(lambda: 1 / 0)
 
 
 def test_bytes_that_travelled_are_written_together_and_none_is_lost(linked, monkeypatch):
     state, written = linked[0], []
-    monkeypatch.setattr(
-        superlink.SqlLinkState, "store_traffic", lambda _, run, **b: written.append((run, b))
-    )
+    monkeypatch.setattr(FlowersState, "store_traffic", lambda _, run, **b: written.append((run, b)))
     for run in (7, 7, 8):
         state.store_traffic(run, bytes_sent=3, bytes_recv=5)
     assert written == [(7, {"bytes_sent": 3, "bytes_recv": 5})]
@@ -409,22 +499,27 @@ def test_bytes_of_a_deleted_run_are_dropped(linked):
 
 def test_silent_tasks_are_looked_for_once_a_second(linked, monkeypatch):
     state, looks = linked[0], []
-    monkeypatch.setattr(
-        superlink.SqlLinkState, "_cleanup_expired_task_tokens", lambda _: looks.append(1)
-    )
-    state._expiring = superlink.Throttle(superlink.SETTLING)
+    monkeypatch.setattr(FlowersState, "_cleanup_expired_task_tokens", lambda _: looks.append(1))
+    state._expiring = rare_writes.Throttle(rare_writes.SETTLING)
     for _ in range(5):
         state.get_tasks()
     assert looks == [1]
 
 
+def task_of(kind, authority):
+    """A task, as Flower describes it to its executors."""
+    kinds = executor_loop.run_superexec.AutoExecPlugin.supported_task_types
+    (known,) = (one for one in kinds if one == kind)
+    return ExecutionSpec(known, "a:1", "token", False, authority, False, 1, False, 7)
+
+
 def test_an_executor_reports_tasks_that_an_earlier_one_was_killed_with(tmp_path, monkeypatch):
     reported = []
     monkeypatch.setattr(
-        executors, "_report_failure", lambda spec, why: reported.append((spec, why))
+        executor_loop, "_report_failure", lambda spec, why: reported.append((vars(spec), why))
     )
-    kind = executors.TaskType.SERVER_APP
-    task = executors.ExecutionSpec(kind, "a:1", "token", False, "ca.crt", False, 1, False, 7)
+    kind = executors.SERVER_APP
+    task = task_of(kind, "ca.crt")
     first = UnfinishedTasks(tmp_path / "unfinished")
     first.add(task)
     (note,) = (tmp_path / "unfinished").iterdir()
@@ -432,15 +527,15 @@ def test_an_executor_reports_tasks_that_an_earlier_one_was_killed_with(tmp_path,
     (tmp_path / "unfinished" / "8.json").write_text("[")  # a truncated file is omitted
     second = UnfinishedTasks(tmp_path / "unfinished")
     executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), second)
-    assert reported == [(task, "ended together with its executor")]
+    assert reported == [(asdict(task), "ended together with its executor")]
     executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), second)
     assert len(reported) == 1
 
 
 def test_a_task_that_ended_is_no_longer_noted(tmp_path):
     unfinished = UnfinishedTasks(tmp_path)
-    kind = executors.TaskType.SERVER_APP
-    task = executors.ExecutionSpec(kind, "a:1", "token", False, None, False, 1, False, 7)
+    kind = executors.SERVER_APP
+    task = task_of(kind, None)
     executor = executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), unfinished)
     executor.launch(task)
     assert len(list(tmp_path.iterdir())) == 1

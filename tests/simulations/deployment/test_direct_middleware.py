@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.testclient import TestClient
 
-from simulations.deployment.flower import direct_middleware
+from simulations.deployment.flower.patches import direct_middleware
 
 
 class Reads(BaseHTTPMiddleware):

@@ -10,9 +10,11 @@ from datetime import timedelta
 from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
+import httpx
 import pytest
+import uvicorn
 from fastapi import FastAPI, Request, Response
-from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
@@ -22,18 +24,21 @@ from flwr.supercore.primitives.asymmetric import (
     public_key_to_bytes,
     sign_message,
 )
-from flwr.superlink import main
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
-from simulations.deployment.flower import superlink, supernode
-from simulations.deployment.flower.idle_polls import (
+from simulations.deployment.flower import programs, superlink, supernode
+from simulations.deployment.flower.patches import idle_polls
+from simulations.deployment.flower.patches.idle_polls import (
     BELIEVED,
     HELD,
     PULL,
     AnswerIdleNodes,
     EmptyQueues,
 )
+from simulations.deployment.pki import node_signatures
 
 NODE = 7
 PRIVATE, PUBLIC = generate_key_pairs()
@@ -120,7 +125,7 @@ def test_a_superlink_that_ends_answers_held_calls_and_holds_no_more():
         ended = SimpleNamespace(
             config=SimpleNamespace(app=app), on_tick=AsyncMock(return_value=True)
         )
-        await superlink.until_it_ends(ended)
+        await idle_polls.until_it_ends(ended)
         await asyncio.wait_for(call, 10)
         await asyncio.wait_for(queues.wait(NODE, 30.0), 10)
 
@@ -136,13 +141,14 @@ def test_a_node_asks_again_at_once_after_an_answer_that_was_held():
     assert pace(3.0) == supernode.FIRST_POLL
 
 
-def test_a_node_keeps_its_connection_from_one_question_to_the_next():
-    with supernode.KeptConnections.from_server_address("localhost:1", True, None, []) as client:
-        pool = client._client._transport._pool
-        assert pool._keepalive_expiry == supernode.KEPT > HELD
-    assert "FleetHttpClient.from_server_address(" in inspect.getsource(
-        supernode.fleet_http_connection
-    )
+def test_a_node_keeps_its_connections_from_one_heartbeat_to_the_next(monkeypatch):
+    monkeypatch.setattr(httpx, "Client", httpx.Client)
+    kept = []
+    for keep in (lambda: None, supernode.keep_connections):
+        keep()
+        with FleetHttpClient.from_server_address("localhost:1", True, None, []) as client:
+            kept.append(client._client._transport._pool._keepalive_expiry)
+    assert kept == [5.0, supernode.KEPT] and supernode.KEPT > HELD
 
 
 class Calls:
@@ -150,9 +156,8 @@ class Calls:
 
     def __init__(self):
         self.queues, self.passed = EmptyQueues(), []
-        state = SimpleNamespace(empty_queues=self.queues, get_node_id_by_public_key={KEY: NODE}.get)
-        app = FastAPI(middleware=[Middleware(AnswerIdleNodes, held=0.01)])
-        app.state.linkstate_factory = SimpleNamespace(state=lambda: state)
+        state = SimpleNamespace(empty_queues=self.queues, nodes={KEY: NODE})
+        app = FastAPI(middleware=[Middleware(AnswerIdleNodes, state=state, held=0.01)])
 
         async def usual(request: Request) -> Response:
             self.passed.append(await request.body())
@@ -200,12 +205,11 @@ OTHER = public_key_to_bytes(generate_key_pairs()[1])
     [
         {"key": OTHER},
         {"age": 3600.0},
-        {"body": b"\xff\xff"},
         {"media": "text/plain"},
         {"path": "/v1/fleet/push-messages"},
         {"key": b"no key"},
     ],
-    ids=["another key", "an old signature", "no message", "no protobuf", "another call", "no key"],
+    ids=["another key", "an old signature", "no protobuf", "another call", "no key"],
 )
 def test_everything_else_is_left_to_flower_with_its_body(calls, call):
     calls.queues.none_found(NODE, 0)
@@ -220,7 +224,7 @@ def test_another_nodes_queue_is_not_revealed(calls):
 
 
 def test_a_key_is_looked_up_once_until_a_node_is_removed(monkeypatch):
-    looked, usual = [], superlink.SqlLinkState
+    looked, usual = [], superlink.linkstate_factory.SqlLinkState
 
     def found(_, key):
         looked.append(key)
@@ -228,7 +232,7 @@ def test_a_key_is_looked_up_once_until_a_node_is_removed(monkeypatch):
 
     monkeypatch.setattr(usual, "get_node_id_by_public_key", found)
     monkeypatch.setattr(usual, "delete_node", lambda *_: None)
-    state = superlink.TidyLinkState(":memory:", SimpleNamespace(), SimpleNamespace())
+    state = superlink.SuperLinkState(":memory:", SimpleNamespace(), SimpleNamespace())
     assert [state.get_node_id_by_public_key(KEY) for _ in range(2)] == [NODE, NODE]
     assert len(looked) == 1
     state.delete_node("", NODE)
@@ -236,5 +240,33 @@ def test_a_key_is_looked_up_once_until_a_node_is_removed(monkeypatch):
     assert state.get_node_id_by_public_key(KEY) is None and len(looked) == 3
 
 
-def test_a_superlink_asks_it_first():
-    assert "*extensions.get_middleware()" in inspect.getsource(main._get_middleware)
+def test_a_web_server_of_a_superlink_asks_it_first(monkeypatch, calls):
+    monkeypatch.setattr(uvicorn.Config, "load", uvicorn.Config.load)
+    monkeypatch.setattr(uvicorn.Server, "main_loop", uvicorn.Server.main_loop)
+    idle_polls.use()
+    state = SimpleNamespace(empty_queues=EmptyQueues())
+    app = FastAPI()
+    app.state.linkstate_factory = SimpleNamespace(state=lambda: state)
+    config = uvicorn.Config(app)
+    config.load()
+    assert isinstance(config.loaded_app, AnswerIdleNodes)
+    assert uvicorn.Server.main_loop is idle_polls.until_it_ends
+    source = inspect.getsource(inspect.getmodule(programs.load("flower-superlink")))
+    assert "uvicorn.run(" in source and "main_loop" in vars(uvicorn.Server)
+
+
+def test_headers_and_ages_of_signatures_are_flowers():
+    assert node_signatures.TIMESTAMP == TIMESTAMP_HEADER
+    assert node_signatures.PUBLIC_KEY == FLEET_HTTP_PUBLIC_KEY_HEADER
+    assert node_signatures.SIGNATURE == FLEET_HTTP_SIGNATURE_HEADER
+    assert node_signatures.EARLIEST == SYSTEM_TIME_TOLERANCE
+    assert node_signatures.OLDEST == TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+
+
+def test_flower_answers_an_idle_node_at_once():
+    """If this fails, a new version of Flower may hold polls itself."""
+    asked = []
+    state = SimpleNamespace(get_message_ins=lambda **given: asked.append(given) or [])
+    request = PullMessagesRequest(node=Node(node_id=NODE))
+    answer = fleet_handlers.pull_messages(request, state, SimpleNamespace())
+    assert answer == PullMessagesResponse() and len(asked) == 1

@@ -4,12 +4,19 @@
 from __future__ import annotations
 
 import inspect
+import runpy
+import subprocess
+import sys
 from contextlib import suppress
 from hashlib import sha256
-from types import SimpleNamespace
 
 import pytest
-from flwr.proto.message_pb2 import PullObjectResponse, PushObjectResponse
+from flwr.proto.message_pb2 import (
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
@@ -21,60 +28,64 @@ from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPushError,
     ObjectUnavailableError,
 )
-from flwr.superlink.routers.fleet import router
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers as link_handlers
 from flwr.supernode.servicer.runtime import runtime_handlers as node_handlers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.deployment.flower import executors, pieces, supernode
+from simulations.deployment.flower import supernode
+from simulations.deployment.flower.patches import pieces
 
 
 def named(*contents):
     return {sha256(content).hexdigest(): content for content in contents}
 
 
-ALL = named(b"one", b"", b"three" * 50, b"four")
+ALL = named(b"one", b"2", b"three" * 50, b"four")
 NODE = Node(node_id=1)
 
 
-class Store:
-    """A SuperLink's pieces, behind Flower's functions for one piece: `None` is an announced piece
-    that is missing."""
+class Single:
+    """A state as Flower's, for one piece: `None` is an announced piece that is missing."""
 
     def __init__(self, held):
-        self.held, self.calls, self.handled = dict(held), 0, 0
-        self._pull = pieces.answering_pulls(self._pulled)
-        self._push = pieces.answering_pushes(self._pushed)
+        self.held = dict(held)
+        self.calls = self.handled = 0
 
-    def _pulled(self, request, state):
+    def get_object(self, run_id, object_id):
         self.handled += 1
-        content = self.held.get(request.object_id, b"unknown")
+        content = self.held.get(object_id, b"unknown")
+        return None if content == b"unknown" else content or b""
+
+    def store_object(self, run_id, session_id, object_id, object_content):
+        self.handled += 1
+        genuine = sha256(object_content).hexdigest() == object_id
+        if genuine:
+            self.held[object_id] = object_content
+        return genuine
+
+
+class Store(pieces.PackedPieces, Single):
+    """The same for several pieces, behind Flower's functions that make and read calls."""
+
+    def _pull(self, request: PullObjectRequest):
+        self.calls += 1
+        content = self.get_object(5, request.object_id)  # as Flower's handlers
         return PullObjectResponse(
-            object_found=content != b"unknown",
-            object_available=content is not None,
-            object_content=content or b"",
+            object_found=content is not None, object_available=bool(content), object_content=content
         )
 
-    def _pushed(self, request, state):
-        self.handled += 1
-        genuine = sha256(request.object_content).hexdigest() == request.object_id
-        if genuine:
-            self.held[request.object_id] = request.object_content
-        return PushObjectResponse(stored=genuine)
-
-    def _called(self, handler, request):
+    def _push(self, request: PushObjectRequest):
         self.calls += 1
-        return handler(request=request, state=SimpleNamespace())  # as Flower's routes call it
+        stored = self.store_object(5, "session", request.object_id, request.object_content)
+        return PushObjectResponse(stored=stored)
 
     def pulling(self):
-        return make_pull_object_fn_protobuf(lambda asked: self._called(self._pull, asked), NODE, 5)
+        return make_pull_object_fn_protobuf(self._pull, NODE, 5)
 
     def pushing(self):
-        return make_push_object_fn_protobuf(
-            lambda asked: self._called(self._push, asked), NODE, 5, "session"
-        )
+        return make_push_object_fn_protobuf(self._push, NODE, 5, "session")
 
 
 def test_all_pieces_take_one_call_and_each_passes_flowers_handler():
@@ -170,27 +181,41 @@ def test_unpacking_any_bytes_gives_pieces_or_a_value_error(content):
         assert isinstance(pieces.unpacked(content), dict)
 
 
+def test_flower_sends_and_fetches_each_piece_in_a_call_of_its_own():
+    """If this fails, a new version of Flower may no longer need `patches/pieces.py`."""
+    store = Store({})
+    usual = runpy.run_path(inflatable_utils.__file__, run_name=inflatable_utils.__name__)
+    usual["push_object_contents_from_iterable"](ALL.items(), store.pushing())
+    assert store.calls == len(ALL) and store.held == ALL
+    assert usual["pull_objects"](list(ALL), store.pulling()) == ALL
+    assert store.calls == 2 * len(ALL)
+
+
 def test_flower_calls_what_is_replaced_by_name():
     """Fails if a new version of Flower moves them."""
-    for module in (supernode.start_client_internal, executors.http_grid):
-        assert module.pull_objects is inflatable_utils.pull_objects
-    source = inspect.getsource(supernode.start_client_internal)
-    assert "push_object_contents_from_iterable(" in source
-    for function in (
-        inflatable_utils.pull_and_inflate_object_from_tree,
-        executors.http_grid.HttpGrid.pull_messages,
-        supernode.start_client_internal._pull_and_store_message,
-    ):
-        assert "pull_objects(" in inspect.getsource(function)
-    assert "push_object_contents_from_iterable(" in inspect.getsource(inflatable_utils.push_objects)
-    assert "except ObjectPullError" in inspect.getsource(executors.http_grid.HttpGrid.pull_messages)
+    source = inspect.getsource(supernode.load())
+    assert "push_object_contents_from_iterable(" in source and " pull_objects(" in source
+    for name in ("pull_and_inflate_object_from_tree", "push_objects"):
+        called = getattr(inflatable_utils, name).__code__.co_names
+        assert {"pull_objects", "push_object_contents_from_iterable"} & set(called)
 
 
-def test_flowers_routes_find_their_handlers_by_name():
-    for name in ("pull_object", "push_object"):
-        assert f"fleet_handlers.{name}(" in inspect.getsource(router)
-        for handlers in (fleet_handlers, link_handlers, node_handlers):
-            assert list(inspect.signature(getattr(handlers, name)).parameters)[:2] == [
-                "request",
-                "state",
-            ]
+@pytest.mark.parametrize("handlers", [fleet_handlers, link_handlers, node_handlers])
+def test_flowers_handlers_ask_the_state_for_a_piece_by_its_name(handlers):
+    assert ".get_object(" in inspect.getsource(handlers.pull_object)
+    assert "state.store_object(" in inspect.getsource(handlers.push_object)
+
+
+@pytest.mark.slow
+def test_a_serverapp_waits_for_pieces_as_long_as_it_is_told():
+    """The patch comes before the first import of the module that fetches replies."""
+    code = (
+        "from simulations.deployment.flower import executors, programs\n"
+        "programs.run = lambda *_: None\n"
+        "executors.server_executor([])\n"
+        "from flwr.superlink.grid import http_grid\n"
+        "print(http_grid.pull_objects.keywords['max_time'], http_grid.push_objects.__globals__"
+        "['push_object_contents_from_iterable'].__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["60.0", pieces.__name__], done.stderr

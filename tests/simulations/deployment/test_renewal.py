@@ -16,10 +16,10 @@ from fedrec.errors import RunError
 from simulations.cli import app
 from simulations.deployment import operator
 from simulations.deployment.client import plan_of, prepare
-from simulations.deployment.flower import control, node_auth
+from simulations.deployment.flower import control
 from simulations.deployment.initialise import add_nodes, initialise
 from simulations.deployment.layout import Deployment, DeploymentConfig
-from simulations.deployment.pki import certificates
+from simulations.deployment.pki import certificates, node_signatures
 from simulations.deployment.pki.certificates import days_left
 from simulations.deployment.renewal import days_to_end, renew, revoke
 
@@ -126,18 +126,19 @@ def test_registering_removes_revoked_nodes_from_the_superlink(made, monkeypatch)
 def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
     key = (made.node(1) / "node.pub").read_bytes()
     nodes = [
-        SimpleNamespace(node_id=3, status="online", public_key=control._point(key)),
+        SimpleNamespace(node_id=3, status="online", public_key=node_signatures.as_sent(key)),
         SimpleNamespace(node_id=4, status="online", public_key=b"another"),
     ]
 
-    def removed(order):
-        (found,) = (node for node in nodes if node.node_id == order.node_id)
+    def removed(node_id):
+        (found,) = (node for node in nodes if node.node_id == node_id)
         assert found.status != "unregistered"  # which Flower answers with an error
         found.status = "unregistered"
 
     superlink = object.__new__(control.Control)
     listed = SimpleNamespace(nodes_info=nodes)
-    superlink._client = SimpleNamespace(ListNodes=lambda _: listed, UnregisterNode=removed)
+    calls = {"ListNodes": lambda: listed, "UnregisterNode": removed}
+    superlink._call = lambda name, **fields: calls[name](**fields)
     assert superlink.unregister(key) and [node.status for node in nodes] == [
         "unregistered",
         "online",
@@ -148,14 +149,14 @@ def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
 
 def test_the_gateway_forgets_a_revoked_key(made, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(node_auth, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    known = node_auth.NodeSignatures(made.path / "nodes")
-    key = control._point((made.node(2) / "node.pub").read_bytes())
+    monkeypatch.setattr(node_signatures, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    known = node_signatures.NodeSignatures(made.path / "nodes")
+    key = node_signatures.as_sent((made.node(2) / "node.pub").read_bytes())
     assert known._knows(key)
     revoke(made, "node-2")
-    clock[0] += node_auth._FORGET + 1
+    clock[0] += node_signatures._FORGET + 1
     assert not known._knows(key)
-    assert known._knows(control._point((made.node(1) / "node.pub").read_bytes()))
+    assert known._knows(node_signatures.as_sent((made.node(1) / "node.pub").read_bytes()))
 
 
 def test_status_says_when_certificates_end(ending, tmp_path):

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from functools import partial
 
 import httpx
 import pytest
 
+from fedrec.runtime.forks import forked
 from simulations.deployment.flower import supernode
 from simulations.deployment.processes.commands import Process
 from simulations.deployment.processes.node_pool import NodePool
@@ -32,23 +35,19 @@ def test_a_refused_key_is_reported_once_on_the_terminal(tmp_path, capsys, status
     assert shown.count("fedrec deploy register DEPLOYMENT") == lines
 
 
-@pytest.mark.parametrize("status", [401, 403, 412])
-def test_a_supernode_whose_key_is_refused_ends_with_its_own_status(monkeypatch, status, capsys):
-    def refuse(self, request):
-        asked = httpx.Request("POST", "https://gateway/v1/fleet/activate-node")
-        httpx.Response(status, request=asked).raise_for_status()
+@pytest.mark.parametrize("status", [401, 403, 412, 503])
+def test_a_supernode_whose_key_is_refused_ends_with_its_own_status(monkeypatch, capfd, status):
+    """In a fork, because Flower ends the process."""
+    loop = supernode.load()
+    server = httpx.MockTransport(lambda asked: httpx.Response(status, request=asked))
+    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=server))
 
-    monkeypatch.setattr(supernode.FleetHttpClient, "ActivateNode", refuse)
-    with pytest.raises(SystemExit) as end:
-        object.__new__(supernode.KeptConnections).ActivateNode(None)
-    assert end.value.code == supernode.REFUSED and str(status) in capsys.readouterr().err
+    def connect():
+        loop.register_signal_handlers(loop.EventType.RUN_SUPERNODE_LEAVE)
+        with loop._init_connection("gateway:1", True, max_retries=0):
+            raise AssertionError("there is no connection")
 
-
-def test_a_server_that_is_away_is_not_a_refusal(monkeypatch):
-    def away(self, request):
-        asked = httpx.Request("POST", "https://gateway/v1/fleet/activate-node")
-        httpx.Response(503, request=asked).raise_for_status()
-
-    monkeypatch.setattr(supernode.FleetHttpClient, "ActivateNode", away)
-    with pytest.raises(httpx.HTTPStatusError):
-        object.__new__(supernode.KeptConnections).ActivateNode(None)
+    child = forked(lambda: supernode.ending_as_refused(connect))
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    refused = "the server does not accept this node's key" in capfd.readouterr().err
+    assert (ended, refused) == ((1, False) if status == 503 else (supernode.REFUSED, True))

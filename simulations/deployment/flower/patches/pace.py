@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces the sleep times of Flower's polling loops, and of the web server in a SuperNode."""
+"""Replaces the sleep times of Flower's polling loops, and of the web server in a SuperNode.
+
+Missing in Flower: settings for them. A SuperNode polls every 3 s, and looks for a reply every .5 s.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pieces of a message, many in one call.
 
-Flower sends a message as a tree of pieces, each named by the SHA-256 of its content, and pushes and
-pulls each in a call of its own. A training message of a small model has six, and passes four pairs
-of processes: most of a round with many nodes was spent on calls for pieces. Here one call names
-several pieces, separated by commas, and its content is `packed`. A call for a single piece is as in
-Flower. Every piece passes Flower's own handler, with its checks.
+Missing in Flower: calls for more than one piece, and shorter waits for a missing one. It sends a
+message as a tree of pieces, each named by the SHA-256 of its content, and pushes and pulls each in
+a call of its own. A training message of a small model has six, and passes four pairs of processes:
+most of a round with many nodes was spent on calls for pieces. Here one call names several pieces,
+separated by commas, and its content is `packed`. A call for a single piece is as in
+Flower. Every piece passes the checks of Flower's own state.
 """
 
 from __future__ import annotations
@@ -14,15 +15,9 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
-from flwr.proto.message_pb2 import (
-    PullObjectRequest,
-    PullObjectResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-)
-from flwr.supercore.constant import PULL_MAX_TIME
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 
@@ -31,6 +26,8 @@ from fedrec.runtime.backoff import Backoff
 FIRST_PULL_WAIT = 0.05
 LONGEST_PULL_WAIT = 1.0
 """Seconds before missing pieces of an announced message are requested again (Flower: 1 and 10)."""
+LONGEST_WAIT = 7200.0
+"""Seconds until an announced piece is given up (as in Flower)."""
 MOST_PIECES = 256
 MOST_BYTES = 8 * 2**20
 """Bytes of a call; the last piece may exceed them, by at most 5 MiB, the size at which Flower
@@ -75,7 +72,7 @@ def pull(
     object_ids: Iterable[str],
     pull_object_fn: Pull,
     *,
-    max_time: float = PULL_MAX_TIME,
+    max_time: float = LONGEST_WAIT,
     sleep: Callable[[float], None] = time.sleep,
     **_: Any,
 ) -> dict[str, bytes]:
@@ -144,81 +141,66 @@ def _sent(pieces: dict[str, bytes], push_object_fn: Push) -> None:
         push_object_fn(_BETWEEN.join(pieces), packed(dict(enumerate(pieces.values()))))
 
 
-def use(*modules: Any) -> None:
-    """Replace these functions in the modules of Flower that call them, in this process."""
-    for module in (inflatable_utils, *modules):
-        for name, ours in (("pull_objects", pull), ("push_object_contents_from_iterable", push)):
-            if hasattr(module, name):
-                setattr(module, name, ours)
-
-
-def answer(handlers: Any) -> None:
-    """Let the handlers of a SuperLink or a SuperNode answer calls for several pieces.
+def use(*modules: Any, longest_wait: float = LONGEST_WAIT) -> None:
+    """Replace these functions in this process, in Flower's module and in those that have imported
+    them.
 
     Args:
-        handlers: Flower's module, with `pull_object` and `push_object`.
+        modules: that have imported them.
+        longest_wait: seconds until an announced piece is given up.
     """
-    handlers.pull_object = answering_pulls(handlers.pull_object)
-    handlers.push_object = answering_pushes(handlers.push_object)
+    ours = {
+        "pull_objects": partial(pull, max_time=longest_wait),
+        "push_object_contents_from_iterable": push,
+    }
+    for module in (inflatable_utils, *modules):
+        for name, function in ours.items():
+            setattr(module, name, function)
 
 
-def answering_pulls(handler: Callable[..., PullObjectResponse]) -> Callable[..., Any]:
-    """Flower's handler, for calls that name several pieces too."""
+class PackedPieces:
+    """The state of a SuperLink or SuperNode, whose calls may name several pieces."""
 
-    def pull_object(request: PullObjectRequest, state: Any, *task: Any) -> PullObjectResponse:
-        names = request.object_id.split(_BETWEEN)
+    def get_object(self, run_id: int, object_id: str) -> bytes | None:
+        """As Flower's: None for an unknown piece, empty if it is not there yet. Of several pieces,
+        those that are there, at least one, up to the size of a call."""
+        names = object_id.split(_BETWEEN)
         if len(names) == 1:
-            return handler(request, state, *task)
+            return super().get_object(run_id, object_id)  # type: ignore[misc]
         found: dict[int, bytes] = {}
         size = 0
-        with _transaction(state):
+        with self._transaction():
             for place, name in enumerate(names[:MOST_PIECES]):
-                one = PullObjectRequest(node=request.node, run_id=request.run_id, object_id=name)
-                answer = handler(one, state, *task)
-                if not answer.object_found:
-                    return answer
-                if answer.object_available:
-                    found[place] = answer.object_content
-                    size += len(answer.object_content)
+                piece = super().get_object(run_id, name)  # type: ignore[misc]
+                if piece is None:
+                    return None
+                if piece:
+                    found[place] = piece
+                    size += len(piece)
                 if size >= MOST_BYTES:
                     break
-        return PullObjectResponse(
-            object_found=True, object_available=bool(found), object_content=packed(found)
-        )
+        return packed(found)
 
-    return pull_object
-
-
-def answering_pushes(handler: Callable[..., PushObjectResponse]) -> Callable[..., Any]:
-    """Flower's handler, for calls with several pieces too; if one is not stored, the answer says
-    so."""
-
-    def push_object(request: PushObjectRequest, state: Any, *task: Any) -> PushObjectResponse:
-        names = request.object_id.split(_BETWEEN)
+    def store_object(
+        self, run_id: int, session_id: str, object_id: str, object_content: bytes
+    ) -> bool:
+        """As Flower's; whether all pieces were stored."""
+        names = object_id.split(_BETWEEN)
+        store = super().store_object  # type: ignore[misc]
         if len(names) == 1:
-            return handler(request, state, *task)
+            return store(run_id, session_id, object_id, object_content)
         try:
-            pieces = unpacked(request.object_content)
+            pieces = unpacked(object_content)
         except ValueError:
-            return PushObjectResponse(stored=False)
+            return False
         if list(pieces) != list(range(len(names))):
-            return PushObjectResponse(stored=False)
-        with _transaction(state):
-            for name, piece in zip(names, pieces.values(), strict=True):
-                one = PushObjectRequest(
-                    node=request.node,
-                    run_id=request.run_id,
-                    session_id=request.session_id,
-                    object_id=name,
-                    object_content=piece,
-                )
-                if not handler(one, state, *task).stored:
-                    return PushObjectResponse(stored=False)
-        return PushObjectResponse(stored=True)
+            return False
+        with self._transaction():
+            return all(
+                store(run_id, session_id, name, piece)
+                for name, piece in zip(names, pieces.values(), strict=True)
+            )
 
-    return push_object
-
-
-def _transaction(state: Any) -> AbstractContextManager[Any]:
-    """One for all pieces, where the state is in a database."""
-    return state.session() if hasattr(state, "session") else nullcontext()
+    def _transaction(self) -> AbstractContextManager[Any]:
+        """One for all pieces, where the state is in a database."""
+        return self.session() if hasattr(self, "session") else nullcontext()  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starlette's middlewares without a task and a stream for each, for calls with a single response.
 
-A call to a SuperLink passes nine middlewares on Starlette's base class. Each runs the next one in a
+Missing in Flower: middlewares of one layer, or none for calls that they do not concern. A call to a
+SuperLink passes nine middlewares on Starlette's base class. Each runs the next one in a
 task and passes the response through a stream, and each piece of the request through another task,
 so that endless responses can be cancelled: two thirds of the time of a small call. Calls of nodes
 and executors have one request and one response, and are passed on directly here.
