@@ -5,7 +5,9 @@ A name is resolved in this order:
 
 1. `"package.module:Class"`: that class, from anywhere on `sys.path`;
 2. a built-in: the file of that name in the kind's home package or in a folder below it (`"ml-1m"`
-   is `fedrec/data/readers/ml_1m.py`, `"ease"` is `fedrec/baselines/factorisation/ease.py`);
+   is `fedrec/data/readers/ml_1m.py`, `"ease"` is `fedrec/baselines/factorisation/ease.py`); a kind
+   whose classes have a `name` may have several of them in a file (`"recall"` and `"map"` are in
+   `fedrec/metrics/whole_lists.py`);
 3. an entry point of the group `fedrec.<kind>` that an installed package declares.
 
 There is no list to edit: a new built-in is a new file. Homes and base classes are named by strings
@@ -20,6 +22,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -33,13 +36,14 @@ from fedrec.errors import ExperimentError
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of component: where its built-ins live, what they derive from, and the table that
-    names one."""
+    """One kind of component: where its built-ins live, what they derive from, the table that names
+    one, and whether its classes have a `name` of their own."""
 
     name: str
     home: str
     base: str
     table: str = ""
+    named: bool = False
 
     @property
     def group(self) -> str:
@@ -73,7 +77,7 @@ MECHANISM = Kind(
     "fedrec.privacy.mechanisms.base:Mechanism",
     table="privacy.mechanism",
 )
-METRIC = Kind("metric", "fedrec.metrics", "fedrec.metrics.base:Metric")
+METRIC = Kind("metric", "fedrec.metrics", "fedrec.metrics.base:Metric", named=True)
 
 KINDS = (
     DATASET,
@@ -90,14 +94,13 @@ KINDS = (
     METRIC,
 )
 
+_NAME = re.compile(r'^    name = "(.+)"$', re.MULTILINE)
 _NOT_COMPONENTS = {  # modules with the shared code of components
     "base",
-    "block",
     "callback_list",
     "dp",
     "examples",
     "histories",
-    "rated",
     "similarity",
     "training",
     "triples",
@@ -116,7 +119,7 @@ def resolve(kind: Kind, name: str) -> type:
     if ":" in name:
         return _from_path(kind, name)
     if name in _builtins(kind):
-        return _class_of(kind, _builtins(kind)[name])
+        return _class_of(kind, name)
     place = place_of(kind, name)
     if place is not None:
         return _from_path(kind, place)
@@ -150,24 +153,29 @@ def builtin_names(kind: Kind) -> list[str]:
 def _builtins(kind: Kind) -> dict[str, str]:
     """Name -> dotted module of each built-in, without importing any."""
     spec = importlib.util.find_spec(kind.home)
-    modules = _modules(kind.home, list(spec.submodule_search_locations or []) if spec else [])
-    leaves = ((module, module.rpartition(".")[2]) for module in modules)
+    folders = spec.submodule_search_locations if spec else None
     return {
-        leaf.replace("_", "-"): module
-        for module, leaf in leaves
-        if not leaf.startswith("_") and leaf not in _NOT_COMPONENTS
+        name: module
+        for folder in folders or ()
+        for module, file in _modules(kind.home, Path(folder))
+        for name in (_NAME.findall(file.read_text("utf-8")) if kind.named else _name_of(file))
     }
 
 
-def _modules(package: str, locations: list[str]) -> Iterator[str]:
-    """The modules in a package and its subpackages, by dotted name."""
-    for module in pkgutil.iter_modules(locations):
+def _name_of(file: Path) -> list[str]:
+    """The name of the component in a file; none where it holds something else."""
+    other = file.stem.startswith("_") or file.stem in _NOT_COMPONENTS
+    return [] if other else [file.stem.replace("_", "-")]
+
+
+def _modules(package: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """The modules in a package and its subpackages: dotted name and file."""
+    for module in pkgutil.iter_modules([str(folder)]):
         name = f"{package}.{module.name}"
-        if module.ispkg and not module.name.startswith("_"):
-            below = [str(Path(location, module.name)) for location in locations]
-            yield from _modules(name, below)
-        elif not module.ispkg:
-            yield name
+        if not module.ispkg:
+            yield name, folder / f"{module.name}.py"
+        elif not module.name.startswith("_"):
+            yield from _modules(name, folder / module.name)
 
 
 def available_names(kind: Kind) -> list[str]:
@@ -203,15 +211,17 @@ def _from_path(kind: Kind, path: str) -> type:
     return found
 
 
-def _class_of(kind: Kind, module_name: str) -> type:
-    """The only public class of the kind that the module defines."""
+def _class_of(kind: Kind, name: str) -> type:
+    """The only public class of a built-in's name that its module defines."""
+    module_name = _builtins(kind)[name]
     module = _import(kind, module_name)
     base = _base_of(kind)
     own = [
         value
-        for name, value in vars(module).items()
+        for key, value in vars(module).items()
         if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module_name
-        if not name.startswith("_") and not inspect.isabstract(value)
+        if not key.startswith("_") and not inspect.isabstract(value)
+        if not kind.named or getattr(value, "name", None) == name
     ]
     if len(own) != 1:
         raise ExperimentError(

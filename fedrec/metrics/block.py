@@ -99,6 +99,17 @@ class RankedBlock:
         zeros = torch.zeros(len(self.scores), dtype=torch.float64, device=self.scores.device)
         return zeros.index_add_(0, users, values)
 
+    def given(self, name: str) -> Tensor:
+        """An argument that not every block has, `liked` `[users, items]` or `popularity` `[items]`.
+
+        Raises:
+            ValueError: this block was made without it.
+        """
+        found = getattr(self, name)
+        if found is None:
+            raise ValueError(f"Expected the argument {name!r} of the block, got none.")
+        return found
+
     @cached_property
     def positives(self) -> tuple[Tensor, Tensor, Tensor]:
         """User, item and weight of each held-out positive, `[positives]` each."""

@@ -14,7 +14,7 @@ from fedrec.evaluation.metrics import Metrics
 from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.schema import EvaluationConfig
 from fedrec.metrics.block import RankedBlock
-from fedrec.metrics.lists.gini import gini
+from fedrec.metrics.concentration import gini
 
 
 def measured(scores, known, liked, popularity, ks, size=100):

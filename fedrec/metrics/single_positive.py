@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hit rate of single-positive lists (PrivRec, equation 12)."""
+"""Metrics of single-positive lists (PrivRec, equations 12 and 13), see `fedrec.metrics.block`."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ class Hits(UserMetric):
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
         """`float64 [users]`."""
         return block.expected_gain(torch.ones(k, dtype=torch.float64, device=block.scores.device))
+
+
+class Ndcg(UserMetric):
+    """Mean over a user's held-out positives of 1 / log2(rank + 1), 0 beyond k; each is alone in its
+    list, so the ideal DCG is 1."""
+
+    name = "ndcg"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        return block.expected_gain(block.gains(k))

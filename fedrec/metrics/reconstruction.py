@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recall of a user's whole history, in experiments with `evaluation.protocol = "reconstruction"`.
+"""Metrics of a user's whole history, in experiments with `evaluation.protocol = "reconstruction"`.
 
 The catalogue is ranked with nothing masked. This does not measure recommendation, because most
 relevant items are part of the model's input. It exists because it alone explains how Fang et al.
@@ -25,3 +25,16 @@ class ReconstructionRecall(UserMetric):
         """`float64 [users]`."""
         hits = block.hits[:, :k]
         return hits.sum(1) / block.number.clamp(min=1, max=hits.shape[1]) + block.nothing
+
+
+class ReconstructionNdcg(UserMetric):
+    """DCG of the first k places over that of the best possible list of that length."""
+
+    name = "reconstruction-ndcg"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        hits = block.hits[:, :k]
+        gains = block.gains(hits.shape[1])
+        best = block.number.clamp(min=1, max=len(gains))
+        return (hits * gains).cumsum(1)[:, -1] / gains.cumsum(0)[best - 1] + block.nothing

@@ -1,13 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Concentration of the lists of all users on few items."""
+"""Metrics of how often each item is in a list: coverage of the catalogue, concentration on few
+items."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from fedrec.metrics.lists._counts import CountMetric
+from fedrec.metrics.base import ListMetric
+from fedrec.metrics.block import RankedBlock
+
+
+class CountMetric(ListMetric):
+    """A metric of the numbers of lists that each item is in, the sum `lists`."""
+
+    def sums(self, block: RankedBlock, k: int) -> Mapping[str, Tensor]:
+        """`float64 [items]`: how many of the block's lists of length k hold each item."""
+        items = block.lists[:, :k][block.listed[:, :k]]
+        return {"lists": torch.bincount(items, minlength=block.scores.shape[1]).double()}
+
+
+class Coverage(CountMetric):
+    """Share of the catalogue that is in at least one list."""
+
+    name = "coverage"
+
+    def value(self, sums: Mapping[str, np.ndarray]) -> float:
+        """In [0, 1]."""
+        return float((sums["lists"] > 0).mean())
 
 
 class Gini(CountMetric):

@@ -7,7 +7,7 @@ from those that its user never interacted with. With N such items of which g sco
 number of higher ones in a sample without replacement is hypergeometric, and the rank is that number
 plus one. So the expected `hits-of-M@k` and `ndcg-of-M@k`, with M = n + 1 the length of the list,
 follow from the full ranking: no figure here depends on which items were drawn. Items of equal score
-are ordered at random, as in `fedrec.metrics.ranking`; a constant score gets k / M hits.
+are ordered at random, as in `fedrec.metrics.block`; a constant score gets k / M hits.
 
 Sampled metrics are not consistent with full ones (Krichene and Rendle 2020): they are provided for
 comparison with published figures, in addition to the full ranking.
@@ -26,7 +26,7 @@ from fedrec.metrics.base import UserMetric
 from fedrec.metrics.block import RankedBlock
 
 
-class SampledConfig(Config):
+class SampledListsConfig(Config):
     """Settings of sampled metrics."""
 
     items: int = Field(default=99, ge=1)
@@ -36,8 +36,8 @@ class SampledConfig(Config):
 class SampledMetric(UserMetric):
     """Mean over a user's held-out positives of an expectation over samples."""
 
-    Config = SampledConfig
-    config: SampledConfig
+    Config = SampledListsConfig
+    config: SampledListsConfig
     paper = "He et al. 2017, section 4.1"
 
     def column(self, k: int) -> str:
@@ -56,6 +56,26 @@ class SampledMetric(UserMetric):
     def gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
         """`float64 [positives]`: expected gains of positives whose ranks 1, 2, ... have the
         probabilities `chances [positives, places]`."""
+
+
+class HitsOf(SampledMetric):
+    """Share of a user's held-out positives that are among the first k of sampled lists."""
+
+    name = "hits-of"
+
+    def gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
+        """One for each of the first k ranks."""
+        return chances.sum(1)
+
+
+class NdcgOf(SampledMetric):
+    """Mean of 1 / log2(rank + 1) in sampled lists, 0 beyond k."""
+
+    name = "ndcg-of"
+
+    def gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
+        """1 / log2(rank + 1) for each of the first k ranks."""
+        return chances @ block.gains(chances.shape[1])
 
 
 def _competitors(block: RankedBlock) -> tuple[Tensor, Tensor, Tensor]:
