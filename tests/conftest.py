@@ -10,8 +10,13 @@ import sys
 import types
 
 import pytest
+from hypothesis import settings
 
 from tests.shared_engines import ENGINES, shared_engine  # noqa: F401  (a fixture for all tests)
+
+# The same inputs in every run, however long they take on a busy machine.
+settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+settings.load_profile("repeatable")
 
 # A shell and nohup let what they start in the background ignore Ctrl-C and hang-ups, which
 # processes of tests would inherit.

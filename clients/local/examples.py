@@ -30,6 +30,9 @@ def labelled(
         negatives: unobserved items per positive (ranking only).
         low_rated: how rows that are not positive are used (ranking only).
         random: source of the negatives.
+
+    A client that likes the whole catalogue has no negatives; it is no error, or its data would
+    decide whether a private run ends.
     """
     items = data.items
     labels = data.labels
@@ -39,7 +42,7 @@ def labelled(
         items = items[labels > 0]
         labels = labels[labels > 0]
     count = negatives * int((labels > 0).sum())
-    if not count:
+    if not count or len(data.never_negative) >= schema.num_items:
         return items, labels
     drawn = draw_negatives(data.never_negative, schema.num_items, count, random)
     return np.concatenate([items, drawn]), np.concatenate(

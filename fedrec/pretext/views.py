@@ -76,17 +76,16 @@ def draw_views(
 
     Returns:
         `int64 [views, layout.width]` in the order of the sessions. For a user without another
-        segment of the same length, the last two parts of a view are -1.
-
-    Raises:
-        DataError: the user's sequence contains the whole catalogue, so that no item is negative.
+        segment of the same length, the last two parts of a view are -1. A user whose sequence
+        contains the whole catalogue has no negative item, and no views.
     """
     starts, lengths = cut_sessions(len(sequence), layout.session)
     session = np.repeat(np.arange(len(starts)), masks)
-    if not len(session):
+    known = np.unique(sequence)
+    if not len(session) or len(known) >= num_items:
         return np.zeros((0, layout.width), dtype=np.int64)
     whole = _window(sequence, starts[session], lengths[session], layout.session)
-    items = _item_views(whole, lengths[session], np.unique(sequence), layout, num_items, random)
+    items = _item_views(whole, lengths[session], known, layout, num_items, random)
     if not layout.segment:
         return np.concatenate(items, axis=1)
     segments = _segment_views(sequence, whole, (starts, lengths), session, layout, random)

@@ -210,6 +210,15 @@ def test_ratings_of_zero_or_less_end_no_private_run(play):
     assert ended.releases[0].moved(lowest.releases[0]) == 0
 
 
+@pytest.mark.parametrize("step", ["{name='sgd'}", "{name='maml'}"])
+def test_a_client_that_likes_everything_ends_no_private_run(play, monkeypatch, step):
+    """It has no negatives, and learns from its positives alone."""
+    settings = (f"step={step}", "strategy={name='reptile'}", ALONE)
+    monkeypatch.setitem(SYSTEMS, "everything", settings)
+    ended = play("everything", [LIKED, *ratings(0)[1:]])
+    assert set(ended.charged) == {1, 2}
+
+
 def test_the_steps_without_signs_are_these():
     """All others cost 2 S under replace-one: their updates may point away from each other."""
     names = {name for name, _ in registry.available(registry.STEP)}

@@ -249,7 +249,7 @@ class FedgnnStep(Step):
         chosen, labels = labelled(data, self.model.schema, count, "ignore", random)
         chosen, first = np.unique(chosen, return_index=True)
         labels = labels[first]
-        if self.config.pseudo and len(chosen):
+        if self.config.pseudo and 0 < len(chosen) < items:
             room = min(self.config.pseudo, items - len(chosen))
             pseudo = draw_negatives(chosen, items, room, random)
             chosen = np.concatenate([chosen, pseudo])

@@ -175,13 +175,12 @@ class Maml(Step):
     def _with_negatives(
         self, data: ClientData, liked: np.ndarray, random: np.random.Generator
     ) -> _Examples:
-        """Some positives, and this many sampled items outside all of the client's."""
-        count = self.config.negatives * len(liked)
-        drawn = (
-            draw_negatives(data.never_negative, self.model.schema.num_items, count, random)
-            if count
-            else liked[:0]
-        )
+        """Some positives, and this many sampled items outside all of the client's, if there are
+        any."""
+        items = self.model.schema.num_items
+        known = data.never_negative
+        count = self.config.negatives * len(liked) if len(known) < items else 0
+        drawn = draw_negatives(known, items, count, random) if count else liked[:0]
         labels = np.concatenate([np.ones(len(liked), np.float32), np.zeros(count, np.float32)])
         return np.concatenate([liked, drawn]), labels
 
