@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from clients.local.one_by_one import Update, one_by_one
@@ -32,9 +32,6 @@ class RatingSumsConfig(StepConfig):
 
     scale: tuple[float, float] = (1.0, 5.0)
     """Lowest and highest rating; public. Ratings outside are clamped to it."""
-    most_ratings: int | None = Field(default=None, ge=1)
-    """Largest number of ratings that a client sends; of more, a random sample is sent. Default:
-    all."""
 
     @model_validator(mode="after")
     def _is_a_scale(self) -> Self:
@@ -80,11 +77,8 @@ class RatingSums(Step):
         items = data.positives
         ratings = data.amounts(rated=True)
         if self.config.epochs and len(items):  # 0 changes nothing, as in any step
-            drawn = np.arange(len(items))
-            if self.config.most_ratings is not None and len(items) > self.config.most_ratings:
-                drawn = np.sort(random.choice(len(items), self.config.most_ratings, replace=False))
-            rows = torch.from_numpy(items[drawn]).to(self.device)
-            values = torch.from_numpy(scaled(ratings[drawn], self.config.scale)).to(self.device)
+            rows = torch.from_numpy(items).to(self.device)
+            values = torch.from_numpy(scaled(ratings, self.config.scale)).to(self.device)
             delta["item.mean"][rows, 0] = values.to(delta["item.mean"].dtype)
             delta["item.count"][rows, 0] = 1.0
         return Update(delta, len(items))

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedrec.baselines.base import Histories, RatingBaseline, Ratings
-from fedrec.baselines.examples import Examples, ExamplesBaseline, ExamplesConfig
+from fedrec.baselines.examples import FOLD_IN_STEPS, Examples, ExamplesBaseline, ExamplesConfig
 from fedrec.baselines.histories import HistoriesConfig, history_scores, train_histories
 from fedrec.baselines.training import HELD_OUT
 from fedrec.components.registry import MODEL, resolve
@@ -234,6 +234,4 @@ class Central(ExamplesBaseline, RatingBaseline):
             column[place, within] = values
         rows, labels, weights = (torch.from_numpy(column).to(self.device) for column in columns)
         step = (rows, labels, weights)
-        return self.descended(
-            np.ones(len(new), bool), new, lambda: iter([step] * self.config.fold_in_steps)
-        )
+        return self.descended(np.ones(len(new), bool), new, lambda: iter([step] * FOLD_IN_STEPS))

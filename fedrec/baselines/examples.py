@@ -26,6 +26,10 @@ from fedrec.baselines.triples import Triples
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig, own_seed
 from fedrec.rng import stream
 
+FOLD_IN_STEPS = 60
+"""Steps of Adam on the row of a user who is folded in."""
+_FOLD_IN_RATE = 0.02  # of these steps
+
 
 class ExamplesConfig(UserRowsConfig, EarlyStoppingConfig):
     """Settings of systems that are trained on examples."""
@@ -34,10 +38,6 @@ class ExamplesConfig(UserRowsConfig, EarlyStoppingConfig):
     """Negatives sampled per liked pair."""
     regularisation: float = Field(default=0.0, ge=0)
     """L2 penalty on the embeddings of a batch, averaged over its examples."""
-    fold_in_steps: int = Field(default=60, ge=1)
-    """Steps of Adam on the parameters of a user who is folded in."""
-    fold_in_rate: float = Field(default=0.02, gt=0)
-    """Learning rate of these steps."""
 
 
 class Examples(NamedTuple):
@@ -166,7 +166,7 @@ class ExamplesBaseline(UserRowsBaseline):
         rows = start.to(self.device).requires_grad_()
         config = self.config
         kept = torch.from_numpy(able).to(self.device)
-        adam = torch.optim.Adam([rows], lr=config.fold_in_rate)
+        adam = torch.optim.Adam([rows], lr=_FOLD_IN_RATE)
         for items, labels, weights in steps():
             losses = self.losses(self.logits(rows, items, numbers), labels, weights)
             (losses + config.regularisation * rows[kept].square().sum()).backward()
@@ -181,7 +181,7 @@ class ExamplesBaseline(UserRowsBaseline):
         config = self.config
         counts = np.diff(liked.indptr)
         longest = counts.max()
-        shape = (config.fold_in_steps, histories.num_users, counts.max() * (1 + config.negatives))
+        shape = (FOLD_IN_STEPS, histories.num_users, counts.max() * (1 + config.negatives))
         items = np.zeros(shape, np.int64)
         labels = np.zeros(shape[1:], np.float32)
         weights = np.zeros(shape[1:], np.float32)
@@ -191,9 +191,7 @@ class ExamplesBaseline(UserRowsBaseline):
             random = stream(own_seed(own.indices), "fold-in")
             number = counts[user]
             drawn = number * config.negatives
-            others = Triples(own, "pairs", random).others(
-                np.zeros(config.fold_in_steps * drawn, np.int64)
-            )
+            others = Triples(own, "pairs", random).others(np.zeros(FOLD_IN_STEPS * drawn, np.int64))
             items[:, user, :number] = own.indices
             items[:, user, longest : longest + drawn] = others.reshape(-1, drawn)
             weights[user, :number] = weights[user, longest : longest + drawn] = 1 / number

@@ -27,6 +27,8 @@ from fedrec.nn.layers import weighted_cross_entropy
 
 Parameters = Mapping[str, Tensor]
 
+INIT_STD = 0.1
+"""Standard deviation of initial embeddings and factors."""
 _SCORED_AT_ONCE = 4096  # clients times items per forward pass; their activations stay in cache
 
 

@@ -19,12 +19,12 @@ from __future__ import annotations
 from typing import Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
-from fedrec.models.base import Model, Parameters
+from fedrec.models.base import INIT_STD, Model, Parameters
 from fedrec.nn.declaration import KernelModel, Layer
 from fedrec.nn.layers import gather_rows
 
@@ -34,8 +34,6 @@ class MfConfig(Config):
 
     factors: Width = 16
     """Number of factors (width of p_u and q_i)."""
-    std: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial factors."""
     center: float = 0.0
     """Initial value of b, such as the middle of the rating scale."""
     biases: bool = True
@@ -68,12 +66,11 @@ class Mf(Model):
         """Normal factors, zero biases."""
         items = self.schema.num_items
         width = self.config.factors
-        std = self.config.std
         drawn = {
             "bias": torch.full((1,), self.config.center),
-            "user.factors": torch.randn(width, generator=generator) * std,
+            "user.factors": torch.randn(width, generator=generator) * INIT_STD,
             "user.bias": torch.zeros(1),
-            "item.factors": torch.randn(items, width, generator=generator) * std,
+            "item.factors": torch.randn(items, width, generator=generator) * INIT_STD,
             "item.bias": torch.zeros(items, 1),
         }
         return {

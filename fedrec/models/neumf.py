@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
-from fedrec.models.base import Model, Parameters
+from fedrec.models.base import INIT_STD, Model, Parameters
 from fedrec.nn.layers import gather_rows, perceptron
 
 
@@ -36,8 +36,6 @@ class NeumfConfig(Config):
     tower: tuple[Width, ...] = (32, 16, 8)
     """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no
     tower."""
-    spread: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial embeddings."""
 
     @model_validator(mode="after")
     def _has_a_part(self) -> Self:
@@ -69,9 +67,9 @@ class Neumf(Model):
         widths = {"factors": config.factors, "tower": config.tower[0] // 2 if config.tower else 0}
         for part, width in widths.items():
             if width:
-                found[f"user.{part}"] = torch.randn(width, generator=generator) * config.spread
+                found[f"user.{part}"] = torch.randn(width, generator=generator) * INIT_STD
                 rows = torch.randn(self.schema.num_items, width, generator=generator)
-                found[f"item.{part}"] = rows * config.spread
+                found[f"item.{part}"] = rows * INIT_STD
         for layer, (before, after) in enumerate(itertools.pairwise(config.tower)):
             found[f"tower{layer}.weight"] = glorot(before, after, generator)
             found[f"tower{layer}.bias"] = torch.zeros(after)

@@ -13,11 +13,10 @@ from __future__ import annotations
 import math
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config, Width
-from fedrec.models.base import Model, Parameters
+from fedrec.models.base import INIT_STD, Model, Parameters
 from fedrec.nn.declaration import KernelModel, Layer
 from fedrec.nn.layers import gather_rows
 
@@ -27,8 +26,6 @@ class PfedrecConfig(Config):
 
     embedding: Width = 32
     """Width of the item embeddings (paper's code: 32)."""
-    spread: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial item embeddings."""
 
 
 class Pfedrec(Model):
@@ -42,7 +39,7 @@ class Pfedrec(Model):
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, a uniform score function without offset."""
         width = self.config.embedding
-        items = self.config.spread * torch.randn(self.schema.num_items, width, generator=generator)
+        items = INIT_STD * torch.randn(self.schema.num_items, width, generator=generator)
         weight = (2 * torch.rand(width, 1, generator=generator) - 1) / math.sqrt(width)
         return {"item.id": items, "score.weight": weight, "score.bias": torch.zeros(1)}
 

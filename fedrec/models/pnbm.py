@@ -28,7 +28,7 @@ from torch import Tensor
 from fedrec.config import Config
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.base import HistoryModel, Parameters
+from fedrec.models.base import INIT_STD, HistoryModel, Parameters
 
 
 class PnbmConfig(Config):
@@ -47,8 +47,6 @@ class PnbmConfig(Config):
     prior: float = Field(default=5.0, ge=0)
     """Added to the denominators, like this number of additional ratings without deviation at
     similarity 1."""
-    std: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial A and B."""
 
     @model_validator(mode="after")
     def _is_a_scale(self) -> Self:
@@ -103,7 +101,7 @@ class Pnbm(HistoryModel):
         }
         if config.rank is None:
             return {**found, "similarity": torch.full((self.size, self.size), config.start)}
-        drawn = torch.randn(2, self.size, config.rank, generator=generator) * config.std
+        drawn = torch.randn(2, self.size, config.rank, generator=generator) * INIT_STD
         return {**found, "similarity.left": drawn[0].clone(), "similarity.right": drawn[1].clone()}
 
     def chosen(self, counts: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.config import Config, Width
 from fedrec.rng import stream
 
+_INIT_STD = 0.1  # of the factors, as in Surprise
+
 
 class SvdConfig(Config):
     """Settings of biased matrix factorization by gradient descent."""
@@ -36,8 +38,6 @@ class SvdConfig(Config):
     """Learning rate."""
     regularisation: float = Field(default=0.02, ge=0)
     """Regularisation lambda."""
-    spread: float = Field(default=0.1, ge=0)
-    """Standard deviation of the initial factors."""
     seed: int = Field(default=0, ge=0)
     """Of the initial factors."""
 
@@ -54,7 +54,7 @@ class Svd(RatingBaseline):
         config = self.config
         random = stream(self.config.seed, "baseline-svd")
         sizes = (ratings.num_users, config.factors), (ratings.num_items, config.factors)
-        users, items = (random.normal(0, config.spread, size) for size in sizes)
+        users, items = (random.normal(0, _INIT_STD, size) for size in sizes)
         self._learn(ratings, users, items)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:

@@ -23,8 +23,6 @@ class ScaleConfig(Config):
 
     scale: Scale = (1.0, 5.0)
     """Lowest and highest rating; public."""
-    clip: bool = True
-    """Whether predictions are clipped to the scale."""
 
     @model_validator(mode="after")
     def _is_a_scale(self) -> Self:
@@ -33,8 +31,8 @@ class ScaleConfig(Config):
         return self
 
     def within(self, ratings: np.ndarray) -> np.ndarray:
-        """Predictions `float64 [rows]`, clipped to the scale if configured."""
-        return np.clip(ratings, *self.scale) if self.clip else ratings
+        """Predictions `float64 [rows]`, clipped to the scale."""
+        return np.clip(ratings, *self.scale)
 
 
 class NeighbourConfig(ScaleConfig):
@@ -44,7 +42,8 @@ class NeighbourConfig(ScaleConfig):
     """Number of neighbours N_k, the most similar items; default: all. PNBM has 900 on ML-100K and
     1,300 on ML-1M."""
     neighbours_of: Literal["catalogue", "user"] = "catalogue"
-    """Candidates for neighbours: all items, or those that the user has rated."""
+    """Candidates for neighbours: all items, or those that the user has rated, as in the library
+    Surprise."""
     positive_only: bool = False
     """Whether negative similarities are set to 0."""
     shrinkage: float = Field(default=0.0, ge=0)
@@ -52,13 +51,11 @@ class NeighbourConfig(ScaleConfig):
     among: Among = "co-raters"
     """Users whose ratings enter norms (cosine) or means (Pearson): those who rated both items, or
     all."""
-    fallback: Literal["item-mean", "user-mean"] = "item-mean"
-    """Prediction without rated neighbours: the item's mean, or that plus the user's mean
-    deviation."""
 
 
 class Neighbours(RatingBaseline):
-    """Item means plus deviations weighted by similarity (PNBM, equation 2)."""
+    """Item means plus deviations weighted by similarity (PNBM, equation 2); without rated
+    neighbours the item's mean."""
 
     Config = NeighbourConfig
     config: NeighbourConfig
@@ -89,10 +86,7 @@ class Neighbours(RatingBaseline):
         config = self.config
         limit = config.neighbours or EVERY if config.neighbours_of == "user" else EVERY
         found = predicted(self._similarity, own, self._means, users, items, limit=limit)
-        bare = self._means[items]
-        if config.fallback == "user-mean":
-            bare = bare + user_deviations(own, self._means)[users]
-        return config.within(np.where(np.isnan(found), bare, found))
+        return config.within(np.where(np.isnan(found), self._means[items], found))
 
 
 def profiles_of(ratings: Ratings) -> Profiles:

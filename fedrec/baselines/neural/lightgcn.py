@@ -18,8 +18,8 @@ A new user is folded in with a row of zeros in E^(0): its embedding is propagate
 over K layers.
 
 Where this differs from the paper: with the default settings, in nothing that is known. Like the
-authors' code, and unlike their text, it draws users uniformly, and then one of the user's items
-(`draw = "users"`). Two settings for large graphs are not in the paper: `precision = "bfloat16"`
+authors' code, and unlike their text, it draws users uniformly, and then one of the user's items.
+Two settings for large graphs are not in the paper: `precision = "bfloat16"`
 propagates rows of half the size, and `final-rate` decreases the learning rate, so that fewer large
 batches suffice.
 """
@@ -56,16 +56,13 @@ class LightgcnConfig(UserRowsConfig, TrainingConfig):
     """Triples per step."""
     decay: float = Field(default=1e-4, ge=0)
     """L2 penalty on the rows of a triple."""
-    spread: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial rows."""
-    draw: Literal["users", "pairs"] = "users"
-    """Uniform sampling of a user and one of its items (`users`), or of a liked pair (`pairs`)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of propagated rows in training; parameters, gradients and scores are float32.
     bfloat16 has 8 bits of mantissa, half the memory traffic, and on x86-64 several times the speed
     (elsewhere it may be slower)."""
 
 
+_INIT_STD = 0.1  # of the initial rows, as in the authors' code
 _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -86,9 +83,9 @@ class Lightgcn(UserRowsBaseline):
         generator = torch_stream(config.seed, "baseline-lightgcn")
         first = (
             torch.randn(users + histories.num_items, config.factors, generator=generator)
-            * config.spread
+            * _INIT_STD
         ).to(self.device)
-        triples = Triples(liked, config.draw, stream(config.seed, "baseline-lightgcn-triples"))
+        triples = Triples(liked, "users", stream(config.seed, "baseline-lightgcn-triples"))
         steps = -(-triples.per_epoch // config.batch_size)
 
         def backward(batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:

@@ -38,6 +38,7 @@ from fedrec.models.neumf import NeumfConfig as NeumfModelConfig
 from fedrec.models.neumf import glorot
 from fedrec.rng import stream, torch_stream
 
+_INIT_STD = 0.01  # of the initial embeddings
 _CELLS_AT_ONCE = (
     300_000  # users times items pushed through the tower at once; its activations stay in cache
 )
@@ -59,8 +60,6 @@ class NeumfConfig(ExamplesConfig, NeumfModelConfig):
     """alpha, the product's share in the logit when both are joined after pre-training."""
     optimiser: Literal["adam", "sgd"] = "adam"
     """Of the whole model: Adam, or plain gradient descent. Parts are pre-trained by Adam."""
-    spread: float = Field(default=0.01, gt=0)
-    """Standard deviation of the initial embeddings."""
 
     @model_validator(mode="after")
     def _is_trained(self) -> Self:
@@ -193,4 +192,4 @@ class Neumf(ExamplesBaseline):
 
     def _fresh_rows(self, number: int, generator: torch.Generator) -> Tensor:
         width = self.config.factors + (self.config.tower[0] // 2 if self.config.tower else 0)
-        return torch.randn(number, width, generator=generator) * self.config.spread
+        return torch.randn(number, width, generator=generator) * _INIT_STD

@@ -35,6 +35,8 @@ from fedrec.models.privrec import PrivRecConfig as PrivRecModelConfig
 from fedrec.nn.declaration import Activation
 from fedrec.rng import stream, torch_stream
 
+_LAYER_RATE = 0.3  # factor on the learning rate of the layers, as in privrec-ml1m
+
 
 class PrivrecConfig(PrivRecModelConfig):
     """Settings of centrally trained PrivRec, in addition to those of the network."""
@@ -58,8 +60,6 @@ class PrivrecConfig(PrivRecModelConfig):
     item_rate: float = Field(default=1000.0, ge=0)
     """Factor on the learning rate of the item embeddings, which are trained in the last epoch only,
     and not in fine-tuning."""
-    layer_rate: float = Field(default=0.3, ge=0)
-    """Factor on the learning rate of the layers."""
     seed: int = Field(default=0, ge=0)
     """Seed of the initial parameters and of all random draws."""
 
@@ -119,7 +119,7 @@ class Privrec(Baseline):
     ) -> list[dict[str, Tensor]]:
         """The fine-tuned parameters of each user, `[1, ...]` each, in the order of the users."""
         config = self.config
-        rates = {name: config.layer_rate for name in theta if name.startswith("layer")} | {
+        rates = {name: _LAYER_RATE for name in theta if name.startswith("layer")} | {
             "item.id": item_rate
         }
         sgd = SgdSettings(config.learning_rate, rates=rates, late=frozenset({"item.id"}))

@@ -34,10 +34,6 @@ CAVEATS = (
         " for one rating: that has the same epsilon as the user."
     ),
 )
-UNCLIPPED = (
-    "Predictions are not clipped inside the density: an error may then be larger than the scale is"
-    " wide, and the bound B does not hold."
-)
 
 
 class PosteriorConfig(ScaleConfig):
@@ -49,9 +45,6 @@ class PosteriorConfig(ScaleConfig):
     """Tau, the largest number of ratings per user; of more, a random subset is kept."""
     bound: Literal["paper", "tight"] = "paper"
     """Scale of the posterior: epsilon / 4B, or epsilon / B, which gives the same guarantee."""
-    clip_inside: bool = True
-    """Whether predictions are clipped to the scale inside the density; otherwise B is not a
-    bound."""
     steps: int = Field(default=200, ge=0)
     """Number of steps of the chain; not in the paper."""
     batch: int = Field(default=10_000, ge=1)
@@ -89,10 +82,4 @@ class PosteriorConfig(ScaleConfig):
         if self.epsilon is None:
             return None
         exact = self.factor * self.most_error / self.temperature
-        unclipped = () if self.clip_inside else (UNCLIPPED,)
-        return Stated(
-            self.epsilon,
-            exact if self.clip_inside else float("inf"),
-            "one user",
-            (*unclipped, *more, *CAVEATS),
-        )
+        return Stated(self.epsilon, exact, "one user", (*more, *CAVEATS))

@@ -30,7 +30,7 @@ Where this differs from the papers:
   charged.
 - `start = "gram"` starts from the eigenvectors of a noisy Gram matrix (`dp-gram`) instead of random
   ones or noisy power iterations; with few users the first steps from random ones are lost to noise.
-- Lambda of the items is increased by `ridge` times the largest eigenvalue of the noise in an A_i.
+- Lambda of the items is increased by five times the largest eigenvalue of the noise in an A_i.
 - Weights are scaled down to norm sqrt(k), never up.
 
 Without noise, with k and G large and e = 0, this is iALS.
@@ -58,6 +58,9 @@ from fedrec.privacy.clipping import Clip
 from fedrec.rng import torch_stream
 
 _NUMBERS_AT_ONCE = 2**24  # of matrices and of masks that are in memory at once
+_RIDGE = 5.0  # regularisation of items, in units of the largest eigenvalue of the noise in an A_i
+_START_SHARE = 0.5  # of the budget that the counts leave, for a noisy Gram matrix to start from
+_VECTOR_SHARE = 0.8  # of the steps' budget, for b; K takes a tenth of the rest, A what remains
 
 
 class DpAlsConfig(PrivateConfig):
@@ -80,17 +83,10 @@ class DpAlsConfig(PrivateConfig):
     """Weight a0 of all pairs."""
     regularisation: float = Field(default=0.3, gt=0)
     """Regularisation lambda of users and items."""
-    ridge: float = Field(default=5.0, ge=0)
-    """Additional regularisation of items, in units of the largest eigenvalue of the noise in an
-    A_i."""
     start: Literal["gram", "random"] = "gram"
     """First item factors: leading eigenvectors of a noisy Gram matrix, or random numbers."""
     count_share: float = Field(default=0.05, gt=0, lt=1)
     """Share of the budget (of mu^2) that the counts take."""
-    start_share: float = Field(default=0.5, gt=0, lt=1)
-    """With start = "gram": share of the remaining budget for the Gram matrix."""
-    vector_share: float = Field(default=0.8, gt=0, lt=1)
-    """Share of the steps' budget for b; K takes a tenth of the rest, and A what remains."""
     count_clip: float = Field(default=6.0, gt=0)
     """Bound on the L2 norm of a user's counts."""
     gram_clip: float = Field(default=8.0, gt=0)
@@ -112,17 +108,17 @@ class DpAls(PrivateBaseline):
             Part("counts", config.count_clip, config.count_share, contributions="non-negative")
         ]
         if config.start == "gram":
-            share = left * config.start_share
+            share = left * _START_SHARE
             parts.append(Part("start", config.gram_clip, share, contributions="non-negative"))
             left -= share
         bound = config.clip_norm
         reach = config.item_budget**0.5
-        rest = left * (1 - config.vector_share)
+        rest = left * (1 - _VECTOR_SHARE)
         return (
             *parts,
             Part("gram", bound**2, 0.1 * rest, config.steps, "non-negative"),
             Part("matrices", reach * bound**2, 0.9 * rest, config.steps, "non-negative"),
-            Part("vectors", reach * bound, left * config.vector_share, config.steps),
+            Part("vectors", reach * bound, left * _VECTOR_SHARE, config.steps),
         )
 
     def fit(self, histories: Histories) -> None:
@@ -185,7 +181,7 @@ class DpAls(PrivateBaseline):
             .double()
         )
         edge = releases.plans["matrices"].noise_scale * (2 * width) ** 0.5
-        penalty = (config.regularisation + config.ridge * edge) * torch.eye(
+        penalty = (config.regularisation + _RIDGE * edge) * torch.eye(
             width, device=self.device
         ).double()
         return torch.linalg.solve(matrices + config.unobserved * gram + penalty, vectors)

@@ -51,6 +51,7 @@ from fedrec.privacy.clipping import Clip
 from fedrec.rng import torch_stream
 
 _NUMBERS_AT_ONCE = 2**23  # of users' rows that are in memory at once
+_K_SHARE = 0.1  # of a step's budget, for K
 
 
 class DpMfConfig(PrivateConfig):
@@ -69,8 +70,6 @@ class DpMfConfig(PrivateConfig):
     gradient."""
     regularisation: float = Field(default=1.0, gt=0)
     """Regularisation lambda."""
-    quadratic_share: float = Field(default=0.1, gt=0, lt=1)
-    """With `objective`: share of a step's budget for K."""
     learning_rate: float = Field(default=0.001, gt=0)
     """With `posterior`: learning rate h on the summed gradient."""
 
@@ -88,14 +87,8 @@ class DpMf(PrivateBaseline):
         if config.reading == "posterior":
             return (Part("gradient", config.clip_norm, releases=config.steps),)
         return (
-            Part(
-                "quadratic",
-                config.user_norm**2,
-                config.quadratic_share,
-                config.steps,
-                "non-negative",
-            ),
-            Part("linear", config.clip_norm, 1 - config.quadratic_share, config.steps),
+            Part("quadratic", config.user_norm**2, _K_SHARE, config.steps, "non-negative"),
+            Part("linear", config.clip_norm, 1 - _K_SHARE, config.steps),
         )
 
     def fit(self, histories: Histories) -> None:

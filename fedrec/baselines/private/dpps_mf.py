@@ -30,6 +30,8 @@ from fedrec.neighbourhood.profiles import Profiles, item_means
 from fedrec.privacy.stated import Stated
 from fedrec.rng import stream
 
+_INIT_STD = 0.1  # of the initial factors of the chain
+
 
 class DppsMfConfig(PosteriorConfig):
     """Settings of a posterior sample of factors."""
@@ -38,8 +40,6 @@ class DppsMfConfig(PosteriorConfig):
     """Number of factors (width of u and v); 10 to 20 in PNBM."""
     temperature: float = Field(default=0.03, gt=0)
     """Rho, factor on the variance of the noise; 1e-4 to 3e-2 in PNBM, 1 samples the posterior."""
-    std: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial factors of the chain."""
     own_regularisation: float = Field(default=5.0, gt=0)
     """Regularisation of the users' own factors."""
 
@@ -62,9 +62,8 @@ class DppsMf(RatingBaseline):
         profiles = profiles_of(ratings)
         profiles = profiles.at_most(config.most_ratings, random.random(len(profiles.items)))
         self._means, _ = item_means(profiles)
-        start = random.normal(
-            0, config.std, (ratings.num_users + ratings.num_items, config.factors)
-        )
+        rows = ratings.num_users + ratings.num_items
+        start = random.normal(0, _INIT_STD, (rows, config.factors))
         found = config.chain().sample(start, self.gradient(profiles), random)
         refuse_divergence(found)
         self.items = found[ratings.num_users :]
@@ -84,8 +83,7 @@ class DppsMf(RatingBaseline):
             rated = profiles.items[drawn]
             guess = means[rated] + np.einsum("nk,nk->n", point[own], point[count + rated])
             errors = guess - profiles.values[drawn]
-            if config.clip_inside:
-                errors[(guess < config.scale[0]) | (guess > config.scale[1])] = 0.0
+            errors[(guess < config.scale[0]) | (guess > config.scale[1])] = 0.0
             matrix = csr_array((errors * (len(users) / config.batch), (own, rated)), shape=shape)
             found = np.concatenate([matrix @ point[count:], matrix.T @ point[:count]])
             found += config.regularisation * point

@@ -10,17 +10,14 @@ returned by `stated`.
 
 Where this differs from the paper:
 
-- B = 16 tau holds only if predictions stay within the scale, so they are clipped inside the density
-  (`clip-inside`); where they are clipped they have no gradient.
+- B = 16 tau holds only if predictions stay within the scale, so they are clipped inside the
+  density; where they are clipped they have no gradient.
 - H of section 4.2 is 1 to five digits for every pair of items of MovieLens-100K, so that dividing
-  by it corrects nothing; `correction = "none"` leaves it out, which is unbiased when the penalty is
-  on all of S, as it is here.
+  the penalty by it corrects nothing.
 - Start, number of steps and size of a batch are not in the paper; they are settings.
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -51,8 +48,6 @@ class DppsPnbmConfig(PosteriorConfig, SimilarityConfig):
     """S before the first step; `cosine` and `pearson` are computed from the ratings."""
     regularisation: float = Field(default=0.02, ge=0)
     """Lambda; 0.02 or 0.002 in the paper."""
-    correction: Literal["paper", "none"] = "paper"
-    """Whether the penalty is divided by H."""
 
 
 class DppsPnbm(RatingBaseline):
@@ -83,11 +78,9 @@ class DppsPnbm(RatingBaseline):
         """Estimates of the gradient of the scaled energy, from batches."""
         config = self.config
         examples = Examples(profiles, item_means(profiles)[0])
-        low, high = config.scale if config.clip_inside else (-np.inf, np.inf)
+        low, high = config.scale
         bounds = Bounds(prior=config.prior, low=low, high=high)
-        penalty = config.regularisation * np.ones(1)
-        if config.correction == "paper":
-            penalty = config.regularisation / inclusion(profiles, config.batch)
+        penalty = config.regularisation / inclusion(profiles, config.batch)
 
         def estimated(similarity: np.ndarray, random: np.random.Generator) -> np.ndarray:
             drawn = random.integers(0, len(examples), config.batch)

@@ -27,6 +27,7 @@ from fedrec.config import Width
 from fedrec.privacy.stated import Stated
 from fedrec.rng import stream
 
+_INIT_STD = 0.1  # of the initial factors
 _CAVEATS = (
     (
         "It is the value of one rating that is protected. That a user rated an item is not, nor is"
@@ -55,8 +56,6 @@ class DpsgdMfConfig(ScaleConfig):
     """Share of epsilon for the averages, in (0, 1)."""
     damping: float = Field(default=5.0, ge=0)
     """Smoothing: number of ratings without deviation that are added to each item and user."""
-    std: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial factors."""
     seed: int = Field(default=0, ge=0)
     """Seed of the initial factors, the order of ratings and the noise."""
 
@@ -79,8 +78,8 @@ class DpsgdMf(RatingBaseline):
         config = self.config
         random = stream(config.seed, "baseline-dpsgd-mf")
         left = self._averaged(ratings, random)
-        self.users = random.normal(0, config.std, (ratings.num_users, config.factors))
-        self.items = random.normal(0, config.std, (ratings.num_items, config.factors))
+        self.users = random.normal(0, _INIT_STD, (ratings.num_users, config.factors))
+        self.items = random.normal(0, _INIT_STD, (ratings.num_items, config.factors))
         users = ratings.users.astype(np.int64)
         items = ratings.items.astype(np.int64)
         for _ in range(config.epochs):

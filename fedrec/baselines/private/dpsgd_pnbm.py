@@ -87,15 +87,11 @@ class DpsgdPnbmConfig(SimilarityConfig):
     """Smallest denominator C; 10 or 15 in the paper; 0 only without noise."""
     minimum_ratings: int = Field(default=20, ge=0)
     """Users with at most this number of ratings do not train."""
-    bounded: bool = True
-    """Whether errors, factors and denominators are bounded; required for noise."""
 
     @model_validator(mode="after")
-    def _noise_needs_bounds(self) -> Self:
-        if self.epsilon is not None and not (self.bounded and self.floor > 0):
-            raise ValueError(
-                "bounded = true and floor > 0 with an epsilon: noise is scaled to the bounds"
-            )
+    def _noise_needs_a_floor(self) -> Self:
+        if self.epsilon is not None and not self.floor > 0:
+            raise ValueError("floor > 0 with an epsilon: noise is scaled to the bounds")
         return self
 
     @property
@@ -159,10 +155,12 @@ class DpsgdPnbm(RatingBaseline):
     ) -> np.ndarray:
         """Lines 3 to 7 of the algorithm."""
         config = self.config
-        bounds = Bounds(prior=self.config.prior)
-        if config.bounded:
-            error = error_bound(step, config.spread)
-            bounds = bounds._replace(error=error, factor=config.spread, floor=config.floor)
+        bounds = Bounds(
+            prior=config.prior,
+            error=error_bound(step, config.spread),
+            factor=config.spread,
+            floor=config.floor,
+        )
         size = max(1, round(config.sample * len(examples)))
         drawn = random.permutation(len(examples))[:size]
         gradient, _ = examples.gradient(similarity, drawn, bounds)

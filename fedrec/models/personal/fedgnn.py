@@ -19,12 +19,11 @@ attention without a softmax, which is used here.
 from __future__ import annotations
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config, Width
 from fedrec.graphs.attention import attended
-from fedrec.models.base import Model, Parameters
+from fedrec.models.base import INIT_STD, Model, Parameters
 from fedrec.nn.layers import gather_rows
 
 
@@ -33,8 +32,6 @@ class FedgnnConfig(Config):
 
     embedding: Width = 16
     """Width of all embeddings (paper: 256)."""
-    spread: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial embeddings."""
 
 
 class Fedgnn(Model):
@@ -47,12 +44,10 @@ class Fedgnn(Model):
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, Glorot-uniform layers `[in, out]`; no vector yet."""
-        config = self.config
         width = self.config.embedding
         found = {
-            "item.id": config.spread
-            * torch.randn(self.schema.num_items, width, generator=generator),
-            "user.id": config.spread * torch.randn(width, generator=generator),
+            "item.id": INIT_STD * torch.randn(self.schema.num_items, width, generator=generator),
+            "user.id": INIT_STD * torch.randn(width, generator=generator),
             "user.vector": torch.zeros(width),
         }
         for layer in ("items", "users"):

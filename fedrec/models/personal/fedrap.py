@@ -17,11 +17,10 @@ from __future__ import annotations
 import math
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config, Width
-from fedrec.models.base import Model, Parameters
+from fedrec.models.base import INIT_STD, Model, Parameters
 from fedrec.nn.layers import gather_rows
 
 
@@ -30,8 +29,6 @@ class FedrapConfig(Config):
 
     embedding: Width = 32
     """Width of both parts of an item's embedding (paper's code: 32)."""
-    spread: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial shared part; the personal one starts at zero."""
 
 
 class Fedrap(Model):
@@ -46,7 +43,7 @@ class Fedrap(Model):
         """A normal shared part, no personal one, a uniform score function without offset."""
         items = self.schema.num_items
         width = self.config.embedding
-        shared = self.config.spread * torch.randn(items, width, generator=generator)
+        shared = INIT_STD * torch.randn(items, width, generator=generator)
         weight = (2 * torch.rand(width, 1, generator=generator) - 1) / math.sqrt(width)
         return {
             "item.id": shared,

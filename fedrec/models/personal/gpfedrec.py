@@ -18,11 +18,10 @@ from __future__ import annotations
 import itertools
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config, Width
-from fedrec.models.base import Model, Parameters
+from fedrec.models.base import INIT_STD, Model, Parameters
 from fedrec.nn.layers import gather_rows, perceptron
 
 
@@ -33,8 +32,6 @@ class GpfedrecConfig(Config):
     """Width of user's and items' embeddings (paper's code: 32)."""
     hidden: tuple[Width, ...] = (32, 16, 8)
     """Widths of the hidden layers (paper's code: 32, 16, 8)."""
-    spread: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial embeddings."""
 
 
 class Gpfedrec(Model):
@@ -51,9 +48,9 @@ class Gpfedrec(Model):
         config = self.config
         items = self.schema.num_items
         found = {
-            "item.id": config.spread * torch.randn(items, config.embedding, generator=generator),
+            "item.id": INIT_STD * torch.randn(items, config.embedding, generator=generator),
             "item.own": torch.zeros(items, config.embedding),
-            "user.id": config.spread * torch.randn(config.embedding, generator=generator),
+            "user.id": INIT_STD * torch.randn(config.embedding, generator=generator),
         }
         widths = (2 * config.embedding, *config.hidden, 1)
         for layer, (before, after) in enumerate(itertools.pairwise(widths)):

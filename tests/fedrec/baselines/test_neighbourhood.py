@@ -69,15 +69,16 @@ def test_cosine_start_and_no_epochs_is_cosine():
     )
 
 
-def test_without_noise_and_bounds_algorithm_one_is_plain_descent():
-    """Step by step: the first K steps on all ratings."""
+def test_without_noise_and_within_its_bounds_algorithm_one_is_plain_descent():
+    """Step by step: the first K steps on all ratings; the scale is wide, so nothing is clamped."""
     train, _ = planted()
     for steps in (1, 2, 5):
         plain = Pnbm(PnbmConfig(epochs=steps, batch=None, learning_rate=0.3, regularisation=0.01))
         noisy = DpsgdPnbm(
             DpsgdPnbmConfig(
                 start="constant", epsilon=None, iterations=steps, learning_rate=0.3,
-                regularisation=0.01, rescale=1.0, bounded=False, minimum_ratings=0,
+                regularisation=0.01, rescale=1.0, minimum_ratings=0,
+                scale=(-1000.0, 1000.0), floor=0.0,
             )
         )  # fmt: skip
         plain.fit_ratings(train)
@@ -91,14 +92,8 @@ def test_fallback_and_clipping_by_hand():
         3, 3, np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1]), np.array([5.0, 1.0, 5.0, 1.0])
     )
     user, item = np.array([0]), np.array([2])
-    for fallback, expected in (("item-mean", 3.0), ("user-mean", 5.0)):
-        model = Cos(CosConfig(fallback=fallback))
-        model.fit_ratings(train)
-        assert model.predict(train, user, item) == pytest.approx(expected)
-    clipped, bare = (
-        Cos(CosConfig(fallback="user-mean", scale=(1, 4), clip=flag)) for flag in (True, False)
-    )
-    for model, expected in ((clipped, 4.0), (bare, 5.0)):
+    for scale, expected in (((1, 5), 3.0), ((1, 2), 2.0)):
+        model = Cos(CosConfig(scale=scale))
         model.fit_ratings(train)
         assert model.predict(train, user, item) == pytest.approx(expected)
 

@@ -31,6 +31,8 @@ from fedrec.baselines.private.dpsgd._outer import OuterGradients
 from fedrec.baselines.private.dpsgd._sampled import SampledBaseline, SampledConfig
 from fedrec.config import Width
 
+_INIT_STD = 0.1  # of the factors of items
+
 
 class DpSvdConfig(SampledConfig):
     """Settings of matrix factorization by DP-SGD."""
@@ -41,8 +43,6 @@ class DpSvdConfig(SampledConfig):
     """Whether items and users have biases."""
     user_regularisation: float = Field(default=10.0, gt=0)
     """Regularisation of x_u in the users' ridge regressions."""
-    spread: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial factors of items."""
 
 
 class DpSvd(SampledBaseline):
@@ -56,7 +56,7 @@ class DpSvd(SampledBaseline):
     def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters, on the device."""
         shape = histories.num_items, self.config.factors
-        found = {"items": torch.randn(*shape, generator=generator) * self.config.spread}
+        found = {"items": torch.randn(*shape, generator=generator) * _INIT_STD}
         if self.config.biases:
             found["biases"] = torch.zeros(shape[0])
         return {name: value.to(self.device) for name, value in found.items()}
