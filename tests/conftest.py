@@ -18,6 +18,10 @@ from tests.shared_engines import ENGINES, shared_engine  # noqa: F401  (a fixtur
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
 
+# Two threads of PyTorch in each of two processes wait for each other on two cores, up to thirty
+# times as long as one works. Set before it is imported; processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shell and nohup let what they start in the background ignore Ctrl-C and hang-ups, which
 # processes of tests would inherit.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -27,7 +27,8 @@ from strategies.base import CohortStrategy
 from strategies.dp import DpFedAvg
 from strategies.reptile import Reptile, ReptileConfig
 
-ITEMS, WIDTH = 3706, 64
+ITEMS = 3706
+WIDTH = 16
 SHAPES = {"item.id": (ITEMS, WIDTH), "layer.weight": (20, 8), "layer.bias": (8,)}
 COORDINATES = sum(int(np.prod(shape)) for shape in SHAPES.values())
 CLIP, CLIENTS = 4.0, 12
@@ -210,18 +211,18 @@ def norm(released: dict[str, np.ndarray], order: int = 2) -> float:
 
 
 def assert_std(noise: np.ndarray, expected: float) -> None:
-    """Standard deviation within five standard errors: 0.73% over all coordinates."""
+    """Standard deviation within five standard errors: 1.5% over all coordinates."""
     assert abs(noise.std() / expected - 1) < 5 / np.sqrt(2 * noise.size)
     assert abs(noise.mean()) < 5 * expected / np.sqrt(noise.size)
 
 
 def noise_has_the_accounted_scale(parts: Parts) -> None:
-    """The noise of a sum is N(0, (2 S z)^2) in every round."""
+    """The noise of a sum is N(0, (2 S z)^2) in every round; over eight rounds, the deviation is
+    known to 0.5%."""
     federation = Federation(parts, noise_multiplier=0.7)
-    for _ in range(2):
-        noise = flat(federation.play())
-        assert_std(noise, 2 * CLIP * 0.7)
-        assert kstest(noise / (2 * CLIP * 0.7), "norm").pvalue > 1e-5
+    noise = np.concatenate([flat(federation.play()) for _ in range(8)])
+    assert_std(noise, 2 * CLIP * 0.7)
+    assert kstest(noise / (2 * CLIP * 0.7), "norm").pvalue > 1e-5
 
 
 def noise_is_drawn_anew(parts: Parts) -> None:

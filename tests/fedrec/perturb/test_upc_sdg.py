@@ -37,16 +37,6 @@ def synthetic(data, seed=0, **settings):
     return UpcSdg(UpcSdgConfig.parse({**QUICK, **settings}), seed).perturb(data)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """One thread, as in runs: on a busy machine several threads wait for each other in every small
-    step."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def embeddings():
     generator = torch.Generator().manual_seed(4)
