@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fedrec.components.registry import DATASET
-from fedrec.data.files.tables import Layout, columns_of, read_table
+from fedrec.data.files.tables import TableLayout, columns_of, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.data.readers.table import TableConfig, indexed
@@ -45,7 +45,7 @@ def read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> I
     config = (
         settings if isinstance(settings, TableConfig) else TableConfig.parse(_BESIDE, at="history")
     )
-    layout = Layout.own(
+    layout = TableLayout.own(
         {config.user: str, config.item: str},
         {name: None for name in (config.rating, config.time) if name},
         {config.user: "dataset.user", config.item: "dataset.item"},

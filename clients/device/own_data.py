@@ -26,7 +26,7 @@ from fedrec.data.catalogue import Catalogue
 from fedrec.data.client_data import ClientData, HeldOut
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.files.columns import ids_of, numbers_of, times_of
-from fedrec.data.files.tables import Columns, Layout, read_table
+from fedrec.data.files.tables import Columns, TableLayout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.data.split import Partition
@@ -185,7 +185,7 @@ def _read_own(
     numeric = [name for name, has in (("rating", known.rated), ("time", known.timed)) if has]
     needed = {"user": str, "item": str, **dict.fromkeys(numeric)}
     optional = dict.fromkeys([*(name for name, _ in known.user_features), "part"], str)
-    frame = read_table(data, Layout.own(needed, optional, dict.fromkeys(needed, "--data")))
+    frame = read_table(data, TableLayout.own(needed, optional, dict.fromkeys(needed, "--data")))
     items = pd.Index(known.item_ids).get_indexer(pd.Index(ids_of(frame["item"], data).astype(str)))
     kept = items >= 0
     if not kept.all():

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedrec.config import Config
-from fedrec.data.files.source import Source
-from fedrec.data.files.verification import require_complete_lines, require_match
+from fedrec.data.files.published import DatasetSource, require_complete_lines, require_match
 from fedrec.data.interactions import Interactions
 from fedrec.errors import DataError
 
@@ -43,7 +42,7 @@ class Reader(ABC):
     Config: ClassVar[type[ReaderConfig]] = ReaderConfig
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    source: ClassVar[Source | None] = None
+    source: ClassVar[DatasetSource | None] = None
     folder_name: ClassVar[str] = ""
 
     def __init__(self, name: str, config: ReaderConfig) -> None:

@@ -31,7 +31,7 @@ _SAME = ("dataset", "split", "task", "positive-above")
 
 
 @dataclass(frozen=True, eq=False)
-class System:
+class ComparedSystem:
     """One system over all its seeds.
 
     Attributes:
@@ -63,7 +63,7 @@ class Comparison:
     metric: str
     lower_is_better: bool
     reference: str
-    systems: dict[str, System]
+    systems: dict[str, ComparedSystem]
     tests: dict[str, PairedTest]
     seed_tests: dict[str, SeedTest]
 
@@ -141,7 +141,7 @@ def compare(
     )
 
 
-def _differences(system: System, reference: System) -> pd.Series:
+def _differences(system: ComparedSystem, reference: ComparedSystem) -> pd.Series:
     """Differences of each user under each seed, indexed by (seed, client)."""
     differences = pd.Series((system.users - reference.users).dropna())
     if differences.index.nunique() < 2:
@@ -163,7 +163,7 @@ def _by_user(values: pd.Series) -> pd.Series:
     return pd.Series(values.groupby(level="client").mean()).dropna()
 
 
-def _systems(results: Sequence[Result], metric: str) -> dict[str, System]:
+def _systems(results: Sequence[Result], metric: str) -> dict[str, ComparedSystem]:
     parts: dict[str, dict[int, pd.Series]] = {}
     private: dict[str, bool] = {}
     named = zip(results, system_names(results), baseline_names(results), strict=True)
@@ -180,7 +180,7 @@ def _systems(results: Sequence[Result], metric: str) -> dict[str, System]:
         known = sorted({str(column) for result in results for column in result.users})
         raise _unknown("metric", metric, known)
     return {
-        label: System(
+        label: ComparedSystem(
             label,
             {seed: float(values.mean()) for seed, values in by_seed.items()},
             pd.concat(list(by_seed.values()), keys=list(by_seed), names=_LEVELS),

@@ -25,7 +25,7 @@ from fedrec.data.fetching.installing import (
     staged,
 )
 from fedrec.data.files.archives import unpack
-from fedrec.data.files.source import Archive, Source
+from fedrec.data.files.published import Archive, DatasetSource
 from fedrec.errors import DataError
 
 Progress = Callable[[int, int], object]
@@ -36,7 +36,7 @@ _PATIENCE = 60.0
 _ELSEWHERE = "try again later, or get the file elsewhere and use: fedrec data import NAME PATH"
 
 
-def fetch(name: str, source: Source, folder: Path, progress: Progress | None = None) -> Path:
+def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | None = None) -> Path:
     """Download a dataset's archives and put its files into `folder`.
 
     An interrupted download is kept beside the folder (`*.partial`) and resumed next time.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedrec.data.files.source import Source
+from fedrec.data.files.published import DatasetSource
 from fedrec.errors import DataError
 
 
@@ -89,7 +89,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 def collect(
-    source: Source, name: str, candidates: Iterator[tuple[Path, Path]], target: Path
+    source: DatasetSource, name: str, candidates: Iterator[tuple[Path, Path]], target: Path
 ) -> None:
     """Copy a dataset's files, wherever they lie among the candidates, to `target`.
 

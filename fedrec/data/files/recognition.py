@@ -14,9 +14,15 @@ import numpy as np
 import pandas as pd
 
 from fedrec.data.files.columns import dates_of, ids_of, numbers_of, typed
-from fedrec.data.files.parquet import PARQUET, parquet_columns
 from fedrec.data.files.recognised import ROLES, Recognised
-from fedrec.data.files.tables import Columns, Layout, column_names, read_table
+from fedrec.data.files.tables import (
+    PARQUET,
+    Columns,
+    TableLayout,
+    column_names,
+    parquet_columns,
+    read_table,
+)
 from fedrec.errors import DataError
 
 _NAMES = {
@@ -190,10 +196,10 @@ def _by_content(
         reasons[role] = "the only column of ids left" if len(ids) == 1 else "by its place"
 
 
-def _layout(path: Path) -> Layout:
+def _layout(path: Path) -> TableLayout:
     """The layout of a table, with the character that separates its first line into most columns;
     values in the first line are no names."""
-    layouts = [Layout.own({}, separator=one) for one in _SEPARATORS]
+    layouts = [TableLayout.own({}, separator=one) for one in _SEPARATORS]
     layout = max(layouts, key=lambda one: len(column_names(path, one)))
     values = all(re.fullmatch(_VALUE, name.strip()) for name in column_names(path, layout))
     return replace(layout, names="places") if values else layout

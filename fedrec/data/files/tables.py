@@ -9,7 +9,7 @@ import io
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -18,12 +18,12 @@ import numpy as np
 import pandas as pd
 
 from fedrec.config import did_you_mean
-from fedrec.data.files.parquet import PARQUET, parquet_columns, read_parquet
 from fedrec.errors import DataError
 
 Types: TypeAlias = Mapping[str, type | None]
 Columns: TypeAlias = Mapping[str, pd.Series]
 """Columns of a table, `[rows]` each, by name."""
+PARQUET = (".parquet", ".pq")
 _SHOWN = 200
 _CONVERSIONS = {
     b"PK": "spreadsheets and zip archives are not read: export the table as CSV, or unpack it",
@@ -34,7 +34,7 @@ _CONVERSIONS = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """The columns to read from a table, and its format if it is text.
 
     Attributes:
@@ -68,7 +68,7 @@ class Layout:
         *,
         separator: str = ",",
         header: bool = True,
-    ) -> Layout:
+    ) -> TableLayout:
         """The layout of a user's own table: CSV whose values may be quoted or missing."""
         names = "first line" if header else "places"
         return cls(
@@ -76,7 +76,7 @@ class Layout:
         )
 
 
-def column_names(path: Path, layout: Layout) -> list[str]:
+def column_names(path: Path, layout: TableLayout) -> list[str]:
     """Names of all columns of a table.
 
     Raises:
@@ -108,7 +108,20 @@ def column_names(path: Path, layout: Layout) -> list[str]:
     return names if layout.names == "first line" else [str(n + 1) for n in range(len(names))]
 
 
-def read_table(path: Path, layout: Layout) -> Columns:
+def parquet_columns(path: Path) -> list[tuple[str, str]]:
+    """Name of each column, and its type if its rows have lists, structs or maps; otherwise an empty
+    text.
+
+    Raises:
+        DataError: the file is damaged, or pyarrow is missing.
+    """
+    with _parquet(path) as file:
+        return [
+            (one.name, str(one.type) if one.type.num_fields else "") for one in file.schema_arrow
+        ]
+
+
+def read_table(path: Path, layout: TableLayout) -> Columns:
     """The columns of a layout; text is of type object.
 
     Args:
@@ -123,13 +136,13 @@ def read_table(path: Path, layout: Layout) -> Columns:
     names = column_names(path, layout)
     wanted = _wanted(str(path), layout, names)
     if path.suffix in PARQUET:
-        frame = read_parquet(path, list(wanted))
+        frame = _read_parquet(path, list(wanted))
     else:
         frame = _read_text(path, layout, names, wanted)
     return columns_of(str(path), frame, layout)
 
 
-def columns_of(table: str, frame: pd.DataFrame | Columns, layout: Layout) -> Columns:
+def columns_of(table: str, frame: pd.DataFrame | Columns, layout: TableLayout) -> Columns:
     """The columns of a layout from a table in memory.
 
     Raises:
@@ -143,7 +156,7 @@ def columns_of(table: str, frame: pd.DataFrame | Columns, layout: Layout) -> Col
     return found
 
 
-def _wanted(table: str, layout: Layout, present: Sequence[str]) -> dict[str, type | None]:
+def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str, type | None]:
     """The columns of a layout that are among those of a table, and their types.
 
     Raises:
@@ -170,7 +183,51 @@ def _wanted(table: str, layout: Layout, present: Sequence[str]) -> dict[str, typ
     return wanted
 
 
-def _read_text(path: Path, layout: Layout, names: list[str], wanted: Types) -> pd.DataFrame:
+def _read_parquet(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Columns with one value per row.
+
+    Raises:
+        DataError: a column has nested values, the file is damaged, or pyarrow is missing.
+    """
+    for name, nested in parquet_columns(path):
+        if nested and name in columns:
+            raise DataError(
+                f"{path}, column {name!r}: its rows have lists, structs or maps",
+                expected="one value per row, such as a number or a text",
+                got=nested,
+                fix="write one row per value, or name another column",
+            )
+    with _parquet(path) as file:
+        # the notes that pandas leaves in a file say nothing about the values, and may be damaged
+        return file.read(columns=list(columns)).to_pandas(ignore_metadata=True)
+
+
+@contextmanager
+def _parquet(path: Path):
+    """An open file; faults that appear while it is read are errors that name it."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(
+            f"{path.name} is a Parquet file, and reading Parquet needs pyarrow",
+            expected="the optional package pyarrow",
+            got="it is not installed",
+            fix="pip install 'fedrec[parquet]', or save the table as CSV",
+        ) from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} cannot be read as a table",
+            expected="an undamaged Parquet file",
+            got=str(error).strip(),
+            fix="write or copy the file again, or save the table as CSV",
+        ) from None
+
+
+def _read_text(path: Path, layout: TableLayout, names: list[str], wanted: Types) -> pd.DataFrame:
     kinds: dict = {
         name: object if kind is str else kind for name, kind in wanted.items() if kind is not None
     }
@@ -213,15 +270,15 @@ def _what(path: Path) -> str:
     return "a pipe or a device, which can be read once only" if path.exists() else "nothing"
 
 
-def _single(layout: Layout) -> str:
+def _single(layout: TableLayout) -> str:
     return "\t" if len(layout.separator) > 1 else layout.separator
 
 
-def _quoting(layout: Layout) -> Literal[0, 3]:
+def _quoting(layout: TableLayout) -> Literal[0, 3]:
     return csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
 
 
-def _opened(path: Path, layout: Layout) -> Path | io.BytesIO:
+def _opened(path: Path, layout: TableLayout) -> Path | io.BytesIO:
     # The fast parser knows separators of one character only; replacing them costs a few hundredths
     # of a second.
     if len(layout.separator) == 1:
@@ -231,13 +288,13 @@ def _opened(path: Path, layout: Layout) -> Path | io.BytesIO:
     )
 
 
-def _rows(path: Path, layout: Layout, errors: str = "strict") -> Iterator[list[str]]:
+def _rows(path: Path, layout: TableLayout, errors: str = "strict") -> Iterator[list[str]]:
     with path.open(encoding=layout.encoding, errors=errors, newline="") as file:
         lines = (line.replace(layout.separator, _single(layout)) for line in file)
         yield from csv.reader(lines, delimiter=_single(layout), quoting=_quoting(layout))
 
 
-def _first_fault(path: Path, layout: Layout, names: list[str], error: Exception) -> DataError:
+def _first_fault(path: Path, layout: TableLayout, names: list[str], error: Exception) -> DataError:
     """Find the first bad line, slowly: the fast parser does not say which one it was."""
     with suppress(csv.Error):  # a value of more than 128 KiB, as after an open quote
         for number, row in enumerate(_rows(path, layout, "replace"), start=1):
@@ -250,7 +307,7 @@ def _first_fault(path: Path, layout: Layout, names: list[str], error: Exception)
     return _unreadable(path, error)
 
 
-def _fault(row: list[str], layout: Layout, names: list[str]) -> str | None:
+def _fault(row: list[str], layout: TableLayout, names: list[str]) -> str | None:
     """The expected format of a row, or None if it is correct."""
     if len(row) > len(names) or (len(row) < len(names) and not layout.gaps):
         return f"{len(names)} values: {', '.join(names)}"

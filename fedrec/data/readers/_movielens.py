@@ -15,8 +15,8 @@ import pandas as pd
 
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.files.indexing import index_rows
-from fedrec.data.files.source import Source
-from fedrec.data.files.tables import Columns, Layout, read_table
+from fedrec.data.files.published import DatasetSource
+from fedrec.data.files.tables import Columns, TableLayout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
 from fedrec.errors import DataError
@@ -41,10 +41,10 @@ class MovieLens(Reader):
         users: layout of the users, likewise; None if the release has none.
     """
 
-    source: ClassVar[Source]  # pyright: ignore[reportIncompatibleVariableOverride]
-    ratings: ClassVar[Layout]
-    films: ClassVar[Layout]
-    users: ClassVar[Layout | None] = None
+    source: ClassVar[DatasetSource]  # pyright: ignore[reportIncompatibleVariableOverride]
+    ratings: ClassVar[TableLayout]
+    films: ClassVar[TableLayout]
+    users: ClassVar[TableLayout | None] = None
 
     def read(self) -> Interactions:
         ratings, *users, films = self.source.files
@@ -58,7 +58,7 @@ class MovieLens(Reader):
             return found
         return replace(found, user_features=self._table(users[0], self.users, bare.user_ids))
 
-    def _table(self, file: str, layout: Layout, ids: np.ndarray) -> FeatureTable:
+    def _table(self, file: str, layout: TableLayout, ids: np.ndarray) -> FeatureTable:
         path = self.file(file)
         rows = rows_of(ids, read_table(path, layout), path)
         features = self.film_features if layout is self.films else self.user_features

@@ -11,8 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedrec.data.files.indexing import index_rows
-from fedrec.data.files.source import Source
-from fedrec.data.files.verification import require_match
+from fedrec.data.files.published import DatasetSource, require_match
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 
@@ -36,8 +35,8 @@ class PublishedPairs(Reader):
 
     Config: ClassVar[type[ReaderConfig]] = PublishedPairsConfig
     config: PublishedPairsConfig
-    source: ClassVar[Source]  # pyright: ignore[reportIncompatibleVariableOverride]
-    train_source: ClassVar[Source]
+    source: ClassVar[DatasetSource]  # pyright: ignore[reportIncompatibleVariableOverride]
+    train_source: ClassVar[DatasetSource]
 
     def read(self) -> Interactions:
         files = [self.pairs(self.file(name)) for name in self.source.files]

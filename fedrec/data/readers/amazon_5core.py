@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fedrec.data.files.indexing import index_rows
-from fedrec.data.files.source import Source
+from fedrec.data.files.published import DatasetSource
 from fedrec.data.files.tables import malformed_line
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
@@ -36,7 +36,7 @@ class Amazon5Core(Reader):
         "UPC-SDG; J. McAuley et al., Image-based Recommendations on Styles and Substitutes, SIGIR"
         " 2015"
     )
-    source = Source(
+    source = DatasetSource(
         page="https://cseweb.ucsd.edu/~jmcauley/datasets/amazon/links.html",
         licence="research use; cite the authors",
         files=(),

@@ -17,11 +17,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrec.data.files.source import Source
-from fedrec.data.files.tables import Layout, read_table
+from fedrec.data.files.published import DatasetSource
+from fedrec.data.files.tables import TableLayout, read_table
 from fedrec.data.readers._published_pairs import PublishedPairs
 
-_PAIRS = Layout({"userID": np.int32, "itemID": np.int32}, separator=",", names="first line")
+_PAIRS = TableLayout({"userID": np.int32, "itemID": np.int32}, separator=",", names="first line")
 
 
 class AmazonUpc(PublishedPairs):
@@ -34,7 +34,7 @@ class AmazonUpc(PublishedPairs):
         " SIGIR 2022"
     )
     folder_name = "office"
-    source = Source(
+    source = DatasetSource(
         page="https://github.com/HuilinChenJN/UPC_SDG",
         licence=(
             "derived from the Amazon review data of J. McAuley (UCSD); research use, cite the"
@@ -46,7 +46,7 @@ class AmazonUpc(PublishedPairs):
         rows=52_957,
         fingerprints=("09098895a87d69485c1fb544dd0a168a29a74aca745c4d23ca3a3896ff355d84",),
     )
-    train_source: ClassVar[Source] = replace(
+    train_source: ClassVar[DatasetSource] = replace(
         source,
         rows=37_027,
         fingerprints=("d217ddbd0bd4e228197e73db417e8b104eddec9118fc5fcc58f6b8bb4c2e0a6d",),

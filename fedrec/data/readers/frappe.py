@@ -21,14 +21,14 @@ import pandas as pd
 
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.files.indexing import index_rows
-from fedrec.data.files.source import Source
-from fedrec.data.files.tables import Layout, read_table
+from fedrec.data.files.published import DatasetSource
+from fedrec.data.files.tables import TableLayout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 
 _ROWS = 96_203
 _CONTEXT = ("daytime", "weekday", "isweekend", "homework", "weather", "country", "city")
-_USAGE = Layout(
+_USAGE = TableLayout(
     {
         "user": np.int32,
         "item": np.int32,
@@ -38,7 +38,7 @@ _USAGE = Layout(
     },
     names="first line",
 )
-_APPS = Layout({"item": np.int32, "category": str}, names="first line", quoted=True)
+_APPS = TableLayout({"item": np.int32, "category": str}, names="first line", quoted=True)
 
 
 class FrappeConfig(ReaderConfig):
@@ -60,7 +60,7 @@ class Frappe(Reader):
         "PrivRec; L. Baltrunas et al., Frappe: Understanding the Usage and Perception of Mobile App"
         " Recommendations"
     )
-    source = Source(
+    source = DatasetSource(
         page="https://www.baltrunas.info/context-aware/frappe",
         licence=(
             "research use with acknowledgement; no redistribution, no commercial use without"

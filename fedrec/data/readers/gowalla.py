@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrec.data.files.source import Source
+from fedrec.data.files.published import DatasetSource
 from fedrec.data.files.tables import malformed_line
 from fedrec.data.readers._published_pairs import PublishedPairs
 
@@ -27,7 +27,7 @@ class Gowalla(PublishedPairs):
 
     title = "Gowalla: 1,027,370 check-ins, 29,858 users, 40,981 places"
     paper = "UPC-SDG; X. He et al., LightGCN, SIGIR 2020"
-    source = Source(
+    source = DatasetSource(
         page="https://github.com/gusye1234/LightGCN-PyTorch",
         licence=(
             "collected by E. Cho, S. A. Myers, J. Leskovec (KDD 2011) and published by SNAP; cite"
@@ -39,7 +39,7 @@ class Gowalla(PublishedPairs):
         rows=1_027_370,
         fingerprints=("e747d1fbcd694b9a04bcab83a20e4c6f0392254f692f11171f9b13313c05bbf2",),
     )
-    train_source: ClassVar[Source] = replace(
+    train_source: ClassVar[DatasetSource] = replace(
         source,
         rows=810_128,
         fingerprints=("55a126701da3607f7ae5bfa45ca00d0786f9c8106783579b6db56a20a9a63d7d",),

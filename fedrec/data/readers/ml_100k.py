@@ -3,7 +3,7 @@
 
 Ages are given in years; they are banded as MovieLens-1M does, so that a model with an age feature
 reads both. The zip code is dropped. The publisher's five folds lie in the same folder;
-`fedrec.data.files.folds` reads them.
+`fedrec.data.splits.kfold` reads them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedrec.data.features import Feature
-from fedrec.data.files.source import Archive, Source
-from fedrec.data.files.tables import Columns, Layout
+from fedrec.data.files.published import Archive, DatasetSource
+from fedrec.data.files.tables import Columns, TableLayout
 from fedrec.data.readers._movielens import LICENCE, RATINGS, MovieLens
 
 _GENRES = (
@@ -47,7 +47,7 @@ class MovieLens100K(MovieLens):
 
     title = "MovieLens-100K: 100,000 ratings, 943 users, 1,682 films"
     paper = "DP-VAE, PNBM; F. M. Harper, J. A. Konstan, The MovieLens Datasets, ACM TiiS 2015"
-    source = Source(
+    source = DatasetSource(
         page="https://grouplens.org/datasets/movielens/100k/",
         licence=LICENCE,
         files=("u.data", "u.user", "u.item"),
@@ -65,8 +65,8 @@ class MovieLens100K(MovieLens):
         fingerprints=("33caa63b1f96eb36dbe5d712b44ef39aa3ba8252027c98507131ca06498f48fd",),
     )
 
-    ratings = Layout(RATINGS)
-    films = Layout(
+    ratings = TableLayout(RATINGS)
+    films = TableLayout(
         {
             "id": np.int32,
             "title": str,
@@ -78,7 +78,7 @@ class MovieLens100K(MovieLens):
         separator="|",
         encoding="latin-1",
     )
-    users = Layout(
+    users = TableLayout(
         {"id": np.int32, "age": np.int32, "gender": str, "occupation": str, "zip": str},
         separator="|",
     )

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from fedrec.data.features import Feature
-from fedrec.data.files.source import Archive, Source
-from fedrec.data.files.tables import Columns, Layout
+from fedrec.data.files.published import Archive, DatasetSource
+from fedrec.data.files.tables import Columns, TableLayout
 from fedrec.data.reader import ReaderConfig
 from fedrec.data.readers._movielens import LICENCE, RATINGS, MovieLens, genre_lists
 from fedrec.errors import DataError
@@ -66,7 +66,7 @@ class MovieLens1M(MovieLens):
     config: MovieLens1MConfig
     title = "MovieLens-1M: 1,000,209 ratings, 6,040 users, 3,706 rated films"
     paper = "PrivRec, PNBM; F. M. Harper, J. A. Konstan, The MovieLens Datasets, ACM TiiS 2015"
-    source = Source(
+    source = DatasetSource(
         page="https://grouplens.org/datasets/movielens/1m/",
         licence=LICENCE,
         files=("ratings.dat", "users.dat", "movies.dat"),
@@ -84,11 +84,11 @@ class MovieLens1M(MovieLens):
         fingerprints=("5b75cd00c6c0484a1135c0f59b5ef3667177635a4c1e989b770a1d8b7906e43f",),
     )
 
-    ratings = Layout(RATINGS, separator="::")
-    films = Layout(
+    ratings = TableLayout(RATINGS, separator="::")
+    films = TableLayout(
         {"id": np.int32, "title": str, "genres": str}, separator="::", encoding="latin-1"
     )
-    users = Layout(
+    users = TableLayout(
         {"id": np.int32, "gender": str, "age": np.int32, "occupation": np.int32, "zip": str},
         separator="::",
     )

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedrec.data.features import Feature
-from fedrec.data.files.source import Archive, Source
-from fedrec.data.files.tables import Columns, Layout
+from fedrec.data.files.published import Archive, DatasetSource
+from fedrec.data.files.tables import Columns, TableLayout
 from fedrec.data.readers._movielens import LICENCE, MovieLens, genre_lists
 
 
@@ -22,7 +22,7 @@ class MovieLens20M(MovieLens):
 
     title = "MovieLens-20M: 20,000,263 ratings, 138,493 users, 26,744 rated films"
     paper = "DP-VAE; F. M. Harper, J. A. Konstan, The MovieLens Datasets, ACM TiiS 2015"
-    source = Source(
+    source = DatasetSource(
         page="https://grouplens.org/datasets/movielens/20m/",
         licence=LICENCE,
         files=("ratings.csv", "movies.csv"),
@@ -39,12 +39,12 @@ class MovieLens20M(MovieLens):
         rows=20_000_263,
     )
 
-    ratings = Layout(
+    ratings = TableLayout(
         {"userId": np.int32, "movieId": np.int32, "rating": np.float32, "timestamp": np.int64},
         separator=",",
         names="first line",
     )
-    films = Layout(
+    films = TableLayout(
         {"movieId": np.int32, "genres": str}, separator=",", names="first line", quoted=True
     )
 

@@ -21,7 +21,7 @@ import pandas as pd
 
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.files.indexing import index_rows
-from fedrec.data.files.source import Source
+from fedrec.data.files.published import DatasetSource
 from fedrec.data.files.tables import malformed_line
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
@@ -39,7 +39,7 @@ class Netflix(Reader):
 
     title = "Netflix Prize: 100,480,507 ratings, 480,189 users, 17,770 films"
     paper = "DP-VAE; J. Bennett, S. Lanning, The Netflix Prize, KDD Cup and Workshop 2007"
-    source = Source(
+    source = DatasetSource(
         page="https://archive.org/details/nf_prize_dataset.tar",
         licence=(
             "research use as granted by the Netflix Prize rules; no redistribution, no"

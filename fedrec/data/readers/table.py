@@ -20,7 +20,7 @@ from pydantic import Field
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.files.columns import ids_of, numbers_of, times_of
 from fedrec.data.files.indexing import index_rows
-from fedrec.data.files.tables import Columns, Layout, column_names, columns_of, read_table
+from fedrec.data.files.tables import Columns, TableLayout, column_names, columns_of, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.errors import DataError
@@ -102,12 +102,12 @@ class Table(Reader):
             )
         return self.folder()
 
-    def _layout(self) -> Layout:
+    def _layout(self) -> TableLayout:
         config = self.config
         settings = self._columns(self._path())
         numbers = (config.rating, config.time)
         columns = {name: None if name in numbers else str for name in settings}
-        return Layout.own(
+        return TableLayout.own(
             columns, settings=settings, separator=config.separator, header=config.header
         )
 
@@ -158,7 +158,7 @@ class Table(Reader):
         return FeatureTable(len(ids), tuple(features))
 
     def _from_extra(self, path: Path, key: str, ids: np.ndarray) -> list[Feature]:
-        layout = Layout.own({}, separator=self.config.separator)
+        layout = TableLayout.own({}, separator=self.config.separator)
         columns = dict.fromkeys([key, *column_names(path, layout)], str)
         settings = {key: "the column of ids"}
         frame = read_table(path, replace(layout, columns=columns, settings=settings))

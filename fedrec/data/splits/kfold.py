@@ -12,15 +12,20 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import pandas as pd
 from pydantic import Field, model_validator
 
 from fedrec.config import Config
+from fedrec.data.files.published import require_complete_lines
+from fedrec.data.files.tables import Columns, TableLayout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition, Split
 from fedrec.data.splits._order import ROWS, VALIDATION, users_of
+from fedrec.errors import DataError
 from fedrec.rng import stream
 
 _SHIPPED_FOLDS = 5
+_FOLD = TableLayout({"user": np.int32, "item": np.int32, "rating": np.float32, "time": np.int64})
 
 
 class KfoldConfig(Config):
@@ -60,7 +65,7 @@ class Kfold(Split):
             DataError: a published fold file is missing or does not belong to these interactions.
         """
         test_rows = (
-            self._shipped_rows(interactions)
+            read_test_fold(self.config.folder or Path(), self.config.fold, interactions)
             if self.config.shipped
             else self._random_rows(interactions)
         )
@@ -86,8 +91,50 @@ class Kfold(Split):
         shuffled = stream(self.seed, "split", ROWS).permutation(len(interactions))
         return shuffled[self.config.fold - 1 :: self.config.folds]
 
-    def _shipped_rows(self, interactions: Interactions) -> np.ndarray:
-        from fedrec.data.files.folds import read_test_fold
 
-        folder = self.config.folder or Path()
-        return read_test_fold(folder, self.config.fold, interactions)
+def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.ndarray:
+    """Row numbers in `interactions` of the test pairs of one fold, `int64 [pairs]`, in the order of
+    the file.
+
+    Args:
+        folder: the dataset's folder.
+        fold: 1 to 5.
+        interactions: what was read from that folder, each (user, item) pair in one row.
+
+    Raises:
+        DataError: its file is missing or damaged, or a pair is not among the interactions.
+    """
+    path = folder / f"u{fold}.test"
+    if not path.is_file():
+        fix = "take the dataset's folder with all its files, or let the split draw its folds itself"
+        raise DataError(
+            f"the file of fold {fold} is missing", expected=f"a file {path}", got="nothing", fix=fix
+        )
+    require_complete_lines(path)
+    return _rows_of_pairs(interactions, read_table(path, _FOLD), path)
+
+
+def _rows_of_pairs(interactions: Interactions, pairs: Columns, path: Path) -> np.ndarray:
+    users = pd.Index(interactions.user_ids).get_indexer(pd.Index(pairs["user"]))
+    items = pd.Index(interactions.item_ids).get_indexer(pd.Index(pairs["item"]))
+    known = pd.Index(interactions.users * interactions.num_items + interactions.items)
+    if not known.is_unique:
+        raise DataError(
+            f"{interactions.name}: shipped folds need each (user, item) pair once",
+            expected="distinct pairs",
+            got=f"{int(known.duplicated().sum()):,} repeated rows",
+            fix="let the split draw its folds itself (split.shipped = false)",
+        )
+    codes = np.where((users >= 0) & (items >= 0), users * interactions.num_items + items, -1)
+    rows = known.get_indexer(pd.Index(codes))
+    if (rows < 0).any():
+        line = int((rows < 0).argmax())
+        user = pairs["user"][line]
+        item = pairs["item"][line]
+        raise DataError(
+            f"{path}, line {line + 1:,}: a pair that is not among the interactions",
+            expected=f"pairs of {interactions.name}",
+            got=f"user {user}, item {item}",
+            fix="take fold files and ratings from one copy of the dataset, and keep all ratings",
+        )
+    return rows.astype(np.int64)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedrec.config import Config
 from fedrec.data.files.columns import ids_of, numbers_of
-from fedrec.data.files.tables import Layout, read_table
+from fedrec.data.files.tables import TableLayout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import TrainingData
 from fedrec.errors import DataError
@@ -98,7 +98,7 @@ def refuse_missing_rows(data: TrainingData) -> None:
 
 def _from_table(path: Path, rows: Interactions) -> dict[str, np.ndarray]:
     wanted: dict[str, type | None] = {RATIO: None, SENSITIVITY: None}
-    table = read_table(path, Layout.own({"user": str}, wanted, {"user": "perturb.users"}))
+    table = read_table(path, TableLayout.own({"user": str}, wanted, {"user": "perturb.users"}))
     present = [name for name in wanted if name in table]
     if not present:
         raise DataError(

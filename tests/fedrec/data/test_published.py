@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedrec.components.registry import DATASET, resolve
-from fedrec.data.files.folds import read_test_fold
 from fedrec.data.reader import data_directory
+from fedrec.data.splits.kfold import read_test_fold
 from fedrec.errors import DataError
 
 pytestmark = pytest.mark.real_data

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-import types
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -246,12 +243,11 @@ class TestKfold:
         assert np.array_equal(np.sort(np.concatenate(tests)), np.arange(33))
         assert max(map(len, tests)) - min(map(len, tests)) <= 1
 
-    def test_shipped_fold(self, monkeypatch):
-        folds = types.ModuleType("fedrec.data.files.folds")
-        folds.read_test_fold = lambda folder, fold, table: np.array([fold, 0])
-        monkeypatch.setitem(sys.modules, "fedrec.data.files.folds", folds)
-        split = make("kfold", shipped=True, folder=Path("here"), fold=2)
-        assert parts(split.split(interactions([0, 0, 1, 1]))) == [[1, 3], [], [0, 2]]
+    def test_shipped_fold(self, tmp_path):
+        (tmp_path / "u2.test").write_text("1\t0\t5\t9\n0\t0\t5\t9\n")
+        split = make("kfold", shipped=True, folder=tmp_path, fold=2)
+        table = interactions([0, 0, 1, 1], [0, 1, 0, 1])
+        assert parts(split.split(table)) == [[1, 3], [], [0, 2]]
 
     @pytest.mark.parametrize(
         "options", [{"fold": 6}, {"shipped": True}, {"shipped": True, "folder": "x", "folds": 4}]

@@ -12,7 +12,7 @@ import pytest
 
 from fedrec.data.fetching import download
 from fedrec.data.fetching.download import fetch
-from fedrec.data.files.source import Archive, Source
+from fedrec.data.files.published import Archive, DatasetSource
 from fedrec.errors import DataError
 
 CONTENT = "1\t2\t3\n" * 50_000
@@ -87,7 +87,7 @@ def folder(tmp_path):
 def source_of(server, body=BODY, **changes):
     archive = Archive(url=server.url, size=len(body), sha256=hashlib.sha256(body).hexdigest())
     settings = {"files": ("data.txt",), "extras": ("note*.txt",), "archives": (archive,)} | changes
-    return Source(page="http://example.org", licence="any", **settings)
+    return DatasetSource(page="http://example.org", licence="any", **settings)
 
 
 def left(folder):

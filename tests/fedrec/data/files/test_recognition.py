@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from fedrec.data.files.recognition import recognise
-from fedrec.data.files.tables import Layout, read_table
+from fedrec.data.files.tables import TableLayout, read_table
 from fedrec.errors import DataError
 
 RATED = [(1, 10, 5, 978300760), (1, 11, 1, 978300761), (2, 10, 3, 978300762), (2, 12, 4, 978300763)]
@@ -190,7 +190,7 @@ def test_columns_of_lists_structs_and_maps_are_left_out(tmp_path):
     assert found.ignored == ("rating", "struct", "map")
     for name in found.ignored:
         with pytest.raises(DataError, match="lists, structs or maps") as error:
-            read_table(file, Layout.own({"user": str, name: str}))
+            read_table(file, TableLayout.own({"user": str, name: str}))
         assert repr(name) in str(error.value)
     pyarrow.parquet.write_table(pyarrow.table(_nested()).select(["rating"]), file)
     with pytest.raises(DataError, match="no column with one value per row"):
