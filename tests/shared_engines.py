@@ -2,8 +2,6 @@
 """One local Ray and one SuperLink per test process, for tests that need one but do not test its
 start."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from pathlib import Path

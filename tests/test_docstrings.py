@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Docstrings of public functions with arrays give shapes, such as `int64 [users]`."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 """Imports go one way: simulations -> server -> strategies -> fedrec, and simulations -> clients ->
 fedrec."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections import Counter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The studies of centralised systems: settings exist, and are compared on validation rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Curves: every line, level and text is in the file, and the same numbers give the same bytes."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 from benchmarks.curves import Panel, write_panels

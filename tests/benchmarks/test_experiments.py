@@ -2,8 +2,6 @@
 """The plain PyTorch loop gives the same updates as the shipped experiments: an independent oracle
 for the kernel."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.experiments import difference, steps_of

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The list without a model and the item-kNN of the study of federated peers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

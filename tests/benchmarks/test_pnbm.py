@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The study of PNBM's figures: its settings, that finished work is not repeated, and its tables."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

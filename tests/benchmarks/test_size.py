@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What counts as a line of code, and as two statements in one."""
 
-from __future__ import annotations
-
 from benchmarks import size
 from benchmarks.size import size_of
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The study of UPC-SDG: its measurements, that they are made once, and its tables."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -2,8 +2,6 @@
 """Local training of one client after the other, with whole item tables and automatic
 differentiation: independent of the blocks that the steps train, and compared with them."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import replace

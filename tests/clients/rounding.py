@@ -8,8 +8,6 @@ against the same computation in float64, and may be a multiple of those of the r
 which takes the same number of steps.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from clients.training.round import train_clients

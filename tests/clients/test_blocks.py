@@ -2,8 +2,6 @@
 """Training in blocks equals training one client after the other: updates, sums, norms,
 evaluations."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 """The ClientApp: replies in fedrec's form to orders that name clients, and in Flower's form to
 others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluation on the device: shared or fine-tuned parameters, against scores and metrics by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

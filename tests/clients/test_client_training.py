@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training round on one node: sums, weights, errors, and private state."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Counting: the sum of the clients' updates is the number of clients who like each item, on every
 path."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same numbers on a GPU; skipped where there is none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-SGD with the user's own noise on matrix factorization, against gradients in closed form."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithm 3 of DP-VAE: gradients of single examples, the clip, the noise, and the upload."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client of FedGNN: the gradient of its local graph, clip and noise, and their guarantee."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 """FedRAP in its limiting cases, shared and separate matrix factorization, and against sums by
 hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 """A client of GPFedRec in its limiting cases: without guidance it is plain gradient descent, with
 guidance only it converges to it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """MAML against its closed form for quadratic losses, and in its limiting cases."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

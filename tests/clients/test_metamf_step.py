@@ -2,8 +2,6 @@
 """Gradients of generated parameters on a node: in blocks and one by one, for unusual clients, and
 errors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

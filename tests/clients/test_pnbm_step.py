@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client's part in the neighbourhood model against autograd, and against central training."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Local training with products in bfloat16: close to float32 on both paths, and updates are
 float32."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

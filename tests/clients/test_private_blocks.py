@@ -2,8 +2,6 @@
 """Clients with private parameters, trained in blocks: equal to training one after the other, over
 several rounds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -2,8 +2,6 @@
 """Protection of updates on the client: clipping in blocks and one by one, invalid updates, client
 noise."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -2,8 +2,6 @@
 """Gradients of `blocks` can be differentiated again, as second-order methods need, with the
 reference's result."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

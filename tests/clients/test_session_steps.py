@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contrastive and the joint step, against plain SGD, by hand, and in blocks."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local SGD against `torch.optim.SGD` on plain modules, and its selection of examples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

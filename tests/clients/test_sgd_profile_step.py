@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local SGD with a profile of the user's own items: beside plain SGD, and cosines by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

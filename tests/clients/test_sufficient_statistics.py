@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of many clients at once: the same updates, norms and sums as client by client."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The variational autoencoder's steps in blocks equal those client by client."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

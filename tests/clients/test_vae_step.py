@@ -2,8 +2,6 @@
 """Training of the variational autoencoder on clients: gradients by autograd on the whole cohort,
 and a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

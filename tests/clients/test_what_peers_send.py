@@ -2,8 +2,6 @@
 """What leaves the devices of federated recommenders with private parts, in whole rounds: the shared
 part and nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

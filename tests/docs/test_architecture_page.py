@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The architecture page: every path that it names exists, and its picture is that of the script."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every back-quoted Python name and path of ours in the documentation exists in the source."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ A block with `title` is a file (appended to the file `from`), commands in `bash`
 succeed, or fail if the block is marked `fails`, and other `python` blocks are executed.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -2,8 +2,6 @@
 """docs/plugins.md: every example equals that of `fedrec new`, passes its contract test, and runs
 with its TOML."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

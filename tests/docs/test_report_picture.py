@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The picture in README.md: its style has a rule for everything that it draws."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/settings.md is up to date, and its rows are correct."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

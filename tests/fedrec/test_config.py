@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration: errors give the full key, what was expected, and how to fix it."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pytest

@@ -4,8 +4,6 @@
 `NEEDS` has the settings, or other sections of the experiment, without which a built-in cannot run.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

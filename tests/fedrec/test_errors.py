@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors: text, exit codes, and pickling between processes."""
 
-from __future__ import annotations
-
 import ast
 import pickle
 from pathlib import Path

@@ -2,8 +2,6 @@
 """Graph attention against a dense computation and torch_geometric's layer; the third party by
 hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

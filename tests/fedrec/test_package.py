@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package itself: its names, and the packages beside it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

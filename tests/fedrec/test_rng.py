@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named random streams: functions of their address, and independent of each other."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

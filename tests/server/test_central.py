@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experiments of centralised systems only, and the saved results of each system."""
 
-from __future__ import annotations
-
 import json
 import re
 

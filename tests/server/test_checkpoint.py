@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: bit-exact, and damage is detected."""
 
-from __future__ import annotations
-
 import logging
 import zipfile
 

@@ -3,8 +3,6 @@
 also if a run is interrupted or extended; test users are never used, and the effect on privacy is
 reported."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

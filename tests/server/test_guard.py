@@ -2,8 +2,6 @@
 """Whole private runs: charges and their order, the budget, resuming, secure mode, refusals and the
 report."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -2,8 +2,6 @@
 """Limited sampling: no client more often than allowed, and cohorts that are a function of seed and
 round."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from server.samplers.limited import Limited, LimitedConfig

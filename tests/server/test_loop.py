@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rounds: callbacks, early end, divergence, reproducible files, and evaluations."""
 
-from __future__ import annotations
-
 import json
 import time
 from itertools import pairwise

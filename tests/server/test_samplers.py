@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cohort samplers: functions of the seed and the round, with the documented distribution."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Number of inputs of a fuzz test, and what such a test accepts as an answer."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import HealthCheck, settings

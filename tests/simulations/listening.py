@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Addresses that processes listen on, by Linux's `/proc`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that are extended, changed or overwritten, and failed starts that leave nothing behind."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedrec.errors import ExperimentError, FedrecError, RunError

@@ -5,8 +5,6 @@ Each kind is broken in up to five ways: it cannot be imported, a method has the 
 returns NaN, it returns wrong shapes, it changes its input.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap

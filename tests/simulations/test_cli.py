@@ -2,8 +2,6 @@
 """The command line: valid input works; errors state what was expected, what was found, and how to
 fix it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -2,8 +2,6 @@
 """`fedrec privacy`: one JSON object, a table with a sentence, explanations, and errors without a
 traceback."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 """DP-VAE, and its noise on another model, as whole runs: three engines, an interrupted run,
 reports, cohorts."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

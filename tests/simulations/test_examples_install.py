@@ -2,8 +2,6 @@
 """The packages under examples/ install with pip, are listed by their entry points, and their
 READMEs are correct."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

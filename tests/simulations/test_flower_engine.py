@@ -2,8 +2,6 @@
 """The flower engine: a real `flwr run` gives the serial engine's numbers, and leaves nothing
 behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 

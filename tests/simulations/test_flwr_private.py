@@ -2,8 +2,6 @@
 """The private parts of Flower that our grids use. If a new version fails here, fix
 `simulations/engines/flwr_private.py`."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -6,8 +6,6 @@ Some 2,500 inputs: experiments, overrides, data and catalogues of nodes, their s
 deployments, run folders and their checkpoints, and network messages.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -5,8 +5,6 @@ or refused with a reason, never with a traceback.
 800 inputs; `FEDREC_FUZZ=10` tries ten times as many.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any, cast
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recommendations after a run: for users who came later, and with data that have grown."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The experiment on a user's own table, and what the commands say of it."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """True and nominal epsilons of users, from the experiment only."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actors that die while they start, on a local Ray."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

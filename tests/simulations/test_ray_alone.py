@@ -2,8 +2,6 @@
 """A local Ray is restricted to its user: no other process of the machine can connect, at any
 address."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

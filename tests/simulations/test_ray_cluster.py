@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Ray cluster of three raylets with object stores of their own, of which one is killed."""
 
-from __future__ import annotations
-
 import os
 import threading
 from typing import Any

@@ -2,8 +2,6 @@
 """The Ray engine: the serial engine's numbers, and nodes that fail, hang or die. One Ray for the
 whole file."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recommendations of finished runs, with the ids of the data."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reply buffers: arrays are returned unchanged, and no buffer is written while it is still read."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that is killed or interrupted in the middle of a round ends like an uninterrupted one."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running and resuming experiments."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

@@ -2,8 +2,6 @@
 """Whole runs under secure aggregation: the same numbers as without it, on every engine; impossible
 combinations are refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

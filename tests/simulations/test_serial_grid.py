@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The serial grid: nodes in this process that do not affect each other."""
 
-from __future__ import annotations
-
 import traceback
 
 import numpy as np

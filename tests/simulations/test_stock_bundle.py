@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flwr run` of an app bundle with stock clients and fedrec's server."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

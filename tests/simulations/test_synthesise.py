@@ -2,8 +2,6 @@
 """`fedrec synthesise`: the table can be read again, the figures are printed, and errors are
 reported."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

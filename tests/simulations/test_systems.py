@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Federated systems on all engines, and in interrupted runs: the same numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

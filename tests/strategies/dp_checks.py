@@ -6,8 +6,6 @@ so that they can be arbitrarily bad. The parameters start at zero, so the parame
 are the release.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

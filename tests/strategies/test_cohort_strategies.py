@@ -2,8 +2,6 @@
 """REPTILE and FedAvg on arrays small enough to compute by hand, through Flower's Strategy
 interface."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message

@@ -2,8 +2,6 @@
 """User-level DP around strategies: released noise, sensitivity with malicious clients and nodes,
 and charges."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

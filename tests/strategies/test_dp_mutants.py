@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ten broken aggregators, each with the check that must catch it."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import replace
 

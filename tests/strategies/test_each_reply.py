@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strategies that ask for the update of each client: the updates, engines, refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -2,8 +2,6 @@
 """Every federated private system with captured noise: its sums move by what is charged, and the
 model that follows depends on its releases alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

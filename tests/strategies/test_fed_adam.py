@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedAdam against torch's Adam on the same gradients, and through a resumed run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

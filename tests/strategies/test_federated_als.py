@@ -2,8 +2,6 @@
 """Federated matrix factorization with solved users, against the centralised one and automatic
 differentiation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

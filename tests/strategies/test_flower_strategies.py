@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flower's own strategies run unchanged on fedrec's clients, and can be resumed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAdam

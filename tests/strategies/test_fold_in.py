@@ -2,8 +2,6 @@
 """The federated fold-in against the centralised one, on every engine, with noise, under secure
 aggregation, and when it is resumed."""
 
-from __future__ import annotations
-
 import json
 import math
 

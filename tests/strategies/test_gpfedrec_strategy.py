@@ -2,8 +2,6 @@
 """GPFedRec's server: the graph of four users by hand and against torch_geometric, its state, and
 refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

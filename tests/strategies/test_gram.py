@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The federated linear item-to-item model against the centralised EASE and PureSVD."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

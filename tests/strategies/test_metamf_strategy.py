@@ -2,8 +2,6 @@
 """Federated meta matrix factorization against central training with dense tables, one-hot products
 and autograd."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

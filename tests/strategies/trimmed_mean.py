@@ -2,8 +2,6 @@
 """A robust rule as a plug-in in one file: the mean without the largest and smallest share of the
 clients' updates, coordinate by coordinate (Yin et al. 2018, option II)."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

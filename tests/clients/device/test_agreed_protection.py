@@ -2,8 +2,6 @@
 """The protection that a node requires, against the server's plan and the analytic Gaussian
 mechanism, also for nested strategies."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

@@ -2,8 +2,6 @@
 """A node with its own data: it holds the same as a simulated node, under client numbers, and
 refuses invalid orders."""
 
-from __future__ import annotations
-
 import sqlite3
 import stat
 import tomllib

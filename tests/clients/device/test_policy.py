@@ -2,8 +2,6 @@
 """Attacks of a server on a node: orders and experiments that its owner did not accept, sent as real
 messages."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

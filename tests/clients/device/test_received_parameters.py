@@ -2,8 +2,6 @@
 """Parameters by which a server would learn a client's items from who answers are refused by every
 node alike, before a client's data are read."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work on a message ends at its time limits."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes: which clients each hosts, and that a node is made once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict

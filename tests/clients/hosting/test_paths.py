@@ -2,8 +2,6 @@
 """The choice of the training path: the fastest that is supported, with the reason; an error if the
 requested path is not supported."""
 
-from __future__ import annotations
-
 import pytest
 from torch import Tensor
 

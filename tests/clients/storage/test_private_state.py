@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private state: by client and round, readable by its owner only."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 

@@ -2,8 +2,6 @@
 """Session secrets outlive a process, each step is taken once, and secrets of finished sessions are
 deleted."""
 
-from __future__ import annotations
-
 import stat
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device counts its uploads and refuses further ones, also after a restart."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

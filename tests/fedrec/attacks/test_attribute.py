@@ -2,8 +2,6 @@
 """Attribute inference against the best possible classifier and scikit-learn, and without any
 signal."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression

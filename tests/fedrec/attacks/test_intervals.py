@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Intervals of proportions, against scipy and by their coverage."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

@@ -2,8 +2,6 @@
 """The leak of held-out items through negatives: off by default, complete when enabled, and always
 reported."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Likelihood ratios, against scipy user by user, and on planted signals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

@@ -2,8 +2,6 @@
 """The paper's attack on constructed systems: one that recommends what its members like, and one
 that is independent of its members."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals of the small world, by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of an attack, against scikit-learn and against mechanisms whose limits are known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Histories for the baselines' tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The centralised baselines one by one, and under the protocol of the held-out users."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

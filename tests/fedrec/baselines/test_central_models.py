@@ -2,8 +2,6 @@
 """Any model trained in one place: against plain PyTorch, on two groups of users, with ratings, with
 early stopping; the loop by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

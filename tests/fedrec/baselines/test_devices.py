@@ -2,8 +2,6 @@
 """Systems that are written in torch compute on the experiment's device: on a GPU where there is
 one, and everywhere on a stand-in that refuses to mix tensors of two devices."""
 
-from __future__ import annotations
-
 import importlib
 
 import pandas as pd

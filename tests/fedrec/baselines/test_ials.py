@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Implicit alternating least squares against its normal equations, its loss, and `implicit`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

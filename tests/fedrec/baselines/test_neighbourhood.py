@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neighbourhood predictors on published folds and by hand, and private ones without noise."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -2,8 +2,6 @@
 """Private rating baselines: scales of their noise, their stated epsilons, and their limits without
 noise."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Centralised PrivRec: its first round by plain gradient descent, its accuracy, and users without
 features."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

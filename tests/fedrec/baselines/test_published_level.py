@@ -2,8 +2,6 @@
 """Levels that systems of other libraries and papers reach on real data, with the settings of the
 shipped experiments."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedrec.data.population import Population

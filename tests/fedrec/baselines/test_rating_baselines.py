@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rating baselines by hand, against other solvers, and on published folds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

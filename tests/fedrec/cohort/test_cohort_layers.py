@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers with a cohort dimension against torch.nn client by client, and their derivatives."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

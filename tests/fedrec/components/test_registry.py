@@ -2,8 +2,6 @@
 """Components by name: built-in files, dotted paths, entry points; one broken plug-in does not stop
 the others."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import EntryPoint
 

@@ -2,8 +2,6 @@
 """Theorem 1 of DP-VAE as a split: the paper's number, the training users, and unchanged held-out
 rows."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

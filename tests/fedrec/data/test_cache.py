@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The populations that a process keeps, and data that are rewritten between two of its runs."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features as tables of shares."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

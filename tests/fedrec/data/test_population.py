@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interactions as clients: labels, known items, held-out items."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every split on small examples, and the common properties of all splits."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -2,8 +2,6 @@
 """The synthetic dataset: its shape, its true preferences, how well they can be learned, and large
 sizes."""
 
-from __future__ import annotations
-
 import time
 import tracemalloc
 

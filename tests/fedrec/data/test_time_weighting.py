@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repeated ratings by loops, and their use in datasets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

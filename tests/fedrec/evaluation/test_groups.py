@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of users and the means over them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

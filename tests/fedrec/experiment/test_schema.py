@@ -2,8 +2,6 @@
 """Experiments: reading, overrides, validation of all components, resolution, and lossless
 writing."""
 
-from __future__ import annotations
-
 import tomllib
 
 import pytest

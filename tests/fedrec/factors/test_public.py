@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public embeddings are factors of their documented kernel."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

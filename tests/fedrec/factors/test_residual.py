@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hidden embeddings of a Gram matrix are recovered, and nothing is found in pure noise."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

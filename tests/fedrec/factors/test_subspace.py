@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Denoising with public features: exact without noise, and closer to the true matrix with noise."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of all users' lists by hand, by definition, and in blocks."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranking metrics against ir-measures, brute force, and by hand."""
 
-from __future__ import annotations
-
 import math
 
 import ir_measures

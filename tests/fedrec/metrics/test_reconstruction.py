@@ -2,8 +2,6 @@
 """The whole-history metrics against the paper's example and loops, and their separation from
 held-out metrics."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expected metrics over sampled items, against scipy's distribution and by sampling."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The autoencoder against an implementation with `nn.Linear`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

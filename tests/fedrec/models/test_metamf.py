@@ -2,8 +2,6 @@
 """Meta matrix factorization: generated parameters and predictions, against dense layers and one-hot
 products."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

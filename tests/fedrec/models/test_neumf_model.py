@@ -2,8 +2,6 @@
 """Federated NeuMF against the centralised one: equal logits, and one client's step equals its
 gradient."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

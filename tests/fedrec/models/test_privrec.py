@@ -2,8 +2,6 @@
 """PrivRec's network against an implementation with `nn.Embedding` and `nn.Linear`, and against
 equations 1 and 2."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -2,8 +2,6 @@
 """The variational autoencoder against `nn.Linear`, `torch.distributions` and the paper's parameter
 counts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

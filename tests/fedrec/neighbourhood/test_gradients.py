@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predictions and gradients against autograd, Euler's identity and closed-form limits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

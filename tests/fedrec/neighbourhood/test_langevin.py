@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chain against a closed form, and against another sampler of the same posterior."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Similarities against their definitions pair by pair, and profiles against loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Equations 8 and 9 against loops over plain torch modules."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The encoders against `torch.nn.GRU` and `torch.nn.Linear`, values and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

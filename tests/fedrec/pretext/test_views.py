@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masked views: replaced items, their replacements and frequencies, by enumeration."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 

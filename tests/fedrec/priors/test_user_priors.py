@@ -2,8 +2,6 @@
 """Priors of equation 11 against loops, their noise against their sensitivity, and the sources of
 vectors."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

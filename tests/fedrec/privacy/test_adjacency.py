@@ -2,8 +2,6 @@
 """Sensitivities by adversarial pairs: at most sqrt(2) S for non-negative contributions, 2 S for
 signed ones."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

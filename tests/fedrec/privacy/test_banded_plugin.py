@@ -2,8 +2,6 @@
 """Banded noise as a plug-in of two files, a mechanism and the sampler that it needs: the contracts
 of both, whole runs, and figures against dense matrices in numpy."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -2,8 +2,6 @@
 """Clipping: the table of edge cases, exact sensitivity against adversarial updates, and the
 adaptive norm."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

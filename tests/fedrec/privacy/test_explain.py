@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Explanations: the bounds are the published ones, and the caveats are those of the plan."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ledger: synced to disk before it counts, never refunded, intact after a crash."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -2,8 +2,6 @@
 """The noise: its scale to well below one per cent, its shape, that it is on every coordinate, and
 that it never repeats."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

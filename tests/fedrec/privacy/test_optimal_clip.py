@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Equation 20 and algorithm 2 of DP-VAE against loops, Monte Carlo, and a search of all norms."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

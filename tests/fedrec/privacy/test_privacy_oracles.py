@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accountants against Google's dp-accounting, Opacus, and integration in 30 digits."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath

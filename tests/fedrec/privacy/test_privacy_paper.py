@@ -2,8 +2,6 @@
 """PrivRec's tables 4 and 5: all 36 finite cells as printed, and the smaller cost of the actual
 releases."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

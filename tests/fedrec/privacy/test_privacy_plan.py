@@ -2,8 +2,6 @@
 """The plan: sensitivity, noise and event are consistent, computed by hand; inconsistent settings
 are refused with the reason."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Properties for any number of rounds, sampling rate, noise and delta."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -5,8 +5,6 @@ The values were computed once with autodp 0.2.3 and dp-accounting 0.6.0 and with
 numerical integration.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -2,8 +2,6 @@
 """Exact totals of nominal schedules, against the formula in exact arithmetic and a mechanism by
 hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stacked parameters of clients: selection, padding, and serialization."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests

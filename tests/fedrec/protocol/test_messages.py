@@ -2,8 +2,6 @@
 """Messages: packing and unpacking are inverse, and messages of Flower's own strategies are
 understood."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serialization of arrays: packing and unpacking are inverse, and other data are refused."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

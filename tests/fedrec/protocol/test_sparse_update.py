@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of touched rows equal sums of whole tables."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Headless Chromium, controlled by the DevTools protocol over two pipes."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

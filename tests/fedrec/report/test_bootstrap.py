@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bootstrap intervals: against resampling one by one, coverage, shared draws, and time."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -2,8 +2,6 @@
 """The report in a browser: no console messages or requests; usable by keyboard, on a phone, with a
 screen reader, in print and in dark mode; fast to open."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparisons of runs: the pairing of users, and refusals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparison tables: cells, marks, and missing values."""
 
-from __future__ import annotations
-
 import io
 import math
 

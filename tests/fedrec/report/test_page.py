@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report as a page: self-contained, accessible, small, and true to the run."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from html.parser import HTMLParser

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paired tests against scipy, closed forms and worked examples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

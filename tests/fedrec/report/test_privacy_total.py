@@ -2,8 +2,6 @@
 """Total privacy cost of the private runs of a table: the sum of their ledgers, or the reason why
 there is none."""
 
-from __future__ import annotations
-
 import json
 import math
 

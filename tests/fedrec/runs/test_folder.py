@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run folders: created once, recognised, locked, and with their experiment."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

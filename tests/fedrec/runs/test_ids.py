@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ids of the data, kept in a run folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of a growing table, against pandas on the whole table."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

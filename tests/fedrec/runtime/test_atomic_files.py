@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files are written completely or not at all."""
 
-from __future__ import annotations
-
 import errno
 import os
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory in reference cycles is released on request."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared parameters: other processes read the owner's current values and cannot change them."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's reply as one vector of integers, and the sum of several vectors as a reply."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -2,8 +2,6 @@
 """Fixed point: sums are exact to the step, nothing wraps around, and numbers that are too large are
 refused."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masks: they cancel, they look random, and two nodes agree on theirs in secret."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey

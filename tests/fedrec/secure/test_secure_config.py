@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings of secure aggregation, and the number of nodes that a sum needs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

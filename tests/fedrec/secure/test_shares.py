@@ -2,8 +2,6 @@
 """Shares: any quorum reconstructs the secret, fewer do not, and only the recipient can read a
 share."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

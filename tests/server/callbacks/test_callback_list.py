@@ -2,8 +2,6 @@
 """Callbacks of an experiment: created from their settings, called in order, unable to change the
 run."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

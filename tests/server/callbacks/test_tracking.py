@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs in TensorBoard and MLflow: these tools read the same numbers as in the run folder."""
 
-from __future__ import annotations
-
 import builtins
 import logging
 import os

@@ -2,8 +2,6 @@
 """The roster: the clients of each node, in the order of the nodes' partitions and not of Flower's
 ids."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from flwr.app import Error, Message

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Orders to real nodes: one per node and round."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from flwr.app import Message

@@ -2,8 +2,6 @@
 """Real nodes: the roster, the owner of each client, and how a deployed grid treats offline
 nodes."""
 
-from __future__ import annotations
-
 import json
 
 import httpx

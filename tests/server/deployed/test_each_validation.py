@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validation of single clients' updates, by node and client."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from flwr.app import Message

@@ -2,8 +2,6 @@
 """Compatibility with Flower in both directions: a stock ClientApp under fedrec's server, and
 fedrec's ClientApp under a stock ServerApp."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import stock_app

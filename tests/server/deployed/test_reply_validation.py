@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validation of replies: those of malicious nodes are rejected, honest ones are accepted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of dropped replies: columns of rounds.csv, and a sentence at the end."""
 
-from __future__ import annotations
-
 from server.exchange.dropped_replies import DroppedReplies
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replies: which are accepted, and the error if too many failed."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

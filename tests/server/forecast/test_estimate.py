@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forecast comes from a trial without side effects, and has the right order of magnitude."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

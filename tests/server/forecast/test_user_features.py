@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The warning about users whom a model cannot tell apart."""
 
-from __future__ import annotations
-
 import pytest
 
 from simulations import runner

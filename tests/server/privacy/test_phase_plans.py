@@ -2,8 +2,6 @@
 """Privacy cost of an experiment before any run, against runs' ledgers and the analytic Gaussian
 mechanism."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Secure aggregation with nodes in this process: the result is the plain sum for all dropouts, and
 nothing else is revealed."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

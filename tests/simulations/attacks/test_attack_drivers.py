@@ -2,8 +2,6 @@
 """Membership attacks end to end: federations, lists and signals, on systems with and without a
 leak."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Attribute inference end to end: from profiles, lists and updates of a system, and with
 perturbation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The audit end to end, on a correct strategy of this file and on broken ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -2,8 +2,6 @@
 """Audits of strategies with phases, each with its own noise, and of every trained parameter: right
 ones are not refuted, and an error in one phase or parameter is found there."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

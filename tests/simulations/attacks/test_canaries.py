@@ -2,8 +2,6 @@
 """What an audit adds to an experiment: canary users, rows of parameters that nothing reads, and a
 step in which the canaries upload fixed updates and all others do the same as ever."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -2,8 +2,6 @@
 """Who trains the systems of an attack: sizes, balance, independence of the order of users, and a
 split in which only they train."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each contract test fails for a component that breaks what the test is for."""
 
-from __future__ import annotations
-
 import inspect
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of a model for one with private parameters."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedrec.models.mf import Mf

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A deployment in real containers for tests, with functions to kill them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -2,8 +2,6 @@
 """A deployment on loopback for tests: real processes with real flags, and functions to kill
 them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """With only the authority's certificate, or with an unregistered key: refused and logged."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

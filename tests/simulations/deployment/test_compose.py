@@ -2,8 +2,6 @@
 """The compose file: accepted by docker compose, its flags by Flower's own parsers, and its
 networks."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil

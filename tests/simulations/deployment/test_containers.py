@@ -2,8 +2,6 @@
 """A deployment in real containers: up, register, run, killed containers, reported failures, no
 root, down."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of a deployment that need no processes: the files of `init`, and refusals."""
 
-from __future__ import annotations
-
 import json
 import stat
 import tomllib

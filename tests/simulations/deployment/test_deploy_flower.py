@@ -2,8 +2,6 @@
 """The private parts of Flower that a deployment depends on: if a new version changes one, the
 test's name tells which."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import inspect

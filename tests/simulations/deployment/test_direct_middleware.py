@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Direct middlewares give the same responses as Starlette's."""
 
-from __future__ import annotations
-
 import pytest
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse

@@ -2,8 +2,6 @@
 """Killed processes, silent and malicious nodes, full disks: what is preserved of a run on real
 processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -2,8 +2,6 @@
 """The gateway forwards nodes' calls and nothing else: our own proxy and nginx, by the same table,
 over real TLS."""
 
-from __future__ import annotations
-
 import datetime
 import http.client
 import http.server

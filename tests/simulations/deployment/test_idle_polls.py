@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes without a message are answered from memory, and no other caller is."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from base64 import b64encode

@@ -2,8 +2,6 @@
 """A whole deployment on loopback: TLS, node keys, gateway, executors; the same numbers as a
 simulation; late nodes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operator's waiting; whole deployments are in `test_loopback.py`."""
 
-from __future__ import annotations
-
 import logging
 import time
 from types import SimpleNamespace

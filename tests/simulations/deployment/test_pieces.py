@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several pieces of a message in one call, against Flower's functions and handlers for one."""
 
-from __future__ import annotations
-
 import inspect
 import runpy
 import subprocess

@@ -2,8 +2,6 @@
 """The private modules of Flower that the sources import are few, counted in docs/deployment.md, and
 in files that name what Flower lacks."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Renewed certificates, and keys that are not accepted any more; without processes."""
 
-from __future__ import annotations
-
 import shutil
 from types import SimpleNamespace
 

@@ -2,8 +2,6 @@
 """Secure aggregation on real processes: a simulation's parameters, and no node's sum in the
 traffic."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import stat

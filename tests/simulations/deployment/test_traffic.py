@@ -2,8 +2,6 @@
 """Traffic of a client: everything that passes the gateway is recorded and searched for the client's
 data."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tasks measure beyond the metrics of a run, on small runs and by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

@@ -2,8 +2,6 @@
 """The papers' studies: the small version of each runs, and its rows are the paper's; and settings
 that the studies vary differ in nothing else."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -2,8 +2,6 @@
 """`fedrec new`: a package of each kind is written, installed with pip, listed, run, and passes its
 contract."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Studies that a TOML file declares: what its tasks are, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

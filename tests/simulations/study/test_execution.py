@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Studies do what is left, repeat what failed, and take no other run for theirs."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

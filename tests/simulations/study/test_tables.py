@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Intervals and tests of a study's tables, by formula."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search spaces of sweeps: from texts of the command line to points and overrides."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -2,8 +2,6 @@
 """Sweeps: a killed sweep loses nothing, two sweeps are never mixed, and none selects by test
 users."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os

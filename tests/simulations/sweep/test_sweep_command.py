@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fedrec sweep` on the command line."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Item factors from the sum of the clients' products, and alternating least squares from there."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Item means as a first round, and the federated neighbourhood model under one budget, on every
 engine."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

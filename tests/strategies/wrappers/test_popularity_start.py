@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The popularity start: the biases after the first round, and the charges of each phase."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -2,8 +2,6 @@
 """Two-stage training: participants, strategy and step of each round, and resuming in either
 stage."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord

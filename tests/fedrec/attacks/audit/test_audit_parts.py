@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of an audit against simple computations: canaries, scores, bounds, estimate, checks."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -7,8 +7,6 @@ sensitivity 2 S / M. The privacy loss distribution of sampling without replaceme
 with the audit.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

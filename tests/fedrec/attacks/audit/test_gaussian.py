@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epsilon between normal distributions, against numerical integration of the densities."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Two datasets that differ in one rating: the paper's algorithm leaks more than it states, a
 correct mechanism does not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

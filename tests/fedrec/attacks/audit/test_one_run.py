@@ -2,8 +2,6 @@
 """The one-run bound against values of an independent implementation, and on randomised response,
 whose epsilon is known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PureSVD against the dense decomposition."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

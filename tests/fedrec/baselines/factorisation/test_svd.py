@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix factorization by gradient descent against Surprise, one step by hand, and new users."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -2,8 +2,6 @@
 """WARP against `lightfm-next`, its weights by formula, side features, and users who are folded
 in."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

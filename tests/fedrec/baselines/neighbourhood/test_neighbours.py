@@ -2,8 +2,6 @@
 """Neighbourhoods of users and of items against scikit-learn's neighbours and `implicit`'s item
 similarities."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -2,8 +2,6 @@
 """LightGCN against PyTorch Geometric, the dense formula, automatic differentiation and matrix
 factorization."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

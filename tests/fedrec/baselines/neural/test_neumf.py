@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """NeuMF and its parts against `cornac`, in limiting cases, and for folded-in users."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

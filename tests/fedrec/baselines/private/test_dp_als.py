@@ -2,8 +2,6 @@
 """Private alternating least squares: without noise it is iALS; no user moves a sum by more than its
 accounted sensitivity."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Fold-in on private embeddings: without noise it follows its equations, with noise it costs its
 epsilon."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

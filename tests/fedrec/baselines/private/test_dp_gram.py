@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The noisy Gram matrix: without noise it is EASE and PureSVD, with noise it costs its epsilon."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Matrix factorization by DP-SGD: users' gradients equal autograd's, and an optimal clip norm has
 no guarantee."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 """The private autoencoder: each user's gradient equals autograd's and is clipped, and each step is
 charged."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

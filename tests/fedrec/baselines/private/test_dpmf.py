@@ -2,8 +2,6 @@
 """Private matrix factorization: without noise it is plain alternation, and no user moves a sum by
 more than the sensitivity."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Every private system with captured noise: its sums move by what is charged, and all that follows
 depends on its releases alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -2,8 +2,6 @@
 """Compiled code is cached between processes, depends on its source, and is not required for
 training."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of the kernel against numpy in float64: products, activations, sums."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

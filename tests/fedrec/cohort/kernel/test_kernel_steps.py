@@ -2,8 +2,6 @@
 """The kernel against autograd in float64: every activation, depth, loss, kind of input, and late
 parameters."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recognition of columns, and errors if it is ambiguous."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 with the first coefficients of (1 - x)^(-1/2) in its bands (Choquette-Choo et al. 2023, "(Amplified)
 Banded Matrix Factorization"; Henzinger, Upadhyay and Upadhyay 2023 for the square root)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

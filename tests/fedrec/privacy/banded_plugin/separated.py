@@ -2,8 +2,6 @@
 """Cohorts with a smallest distance between two rounds of a client: the clients are divided at
 random into as many groups, and each round draws from the next one."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

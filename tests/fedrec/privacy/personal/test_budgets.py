@@ -2,8 +2,6 @@
 """Personal budgets against reference values, scipy's quadrature of the hockey-stick divergence, and
 the RDP bound."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

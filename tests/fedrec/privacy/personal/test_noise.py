@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cost of an upload under each setting, against the composition of Gaussian releases."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

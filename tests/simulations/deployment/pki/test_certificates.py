@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certificates and keys, checked with OpenSSL and OpenSSH's formats."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import stat

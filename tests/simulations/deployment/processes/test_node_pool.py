@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes as forks: what their owner is told about a key that the server does not accept."""
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import partial

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor: restarts processes that end, waits for required files, leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
