@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
+from functools import partial
 
 import numpy as np
 import torch
@@ -87,13 +88,8 @@ class Versions:
         ]
         if moved:
             shown = ", ".join(map(repr, moved))
-            refuse_wrong(
-                STEP,
-                step,
-                doing,
-                expected="the global parameters left as they are",
-                got=f"changed {shown}",
-            )
+            left = "the global parameters left as they are"
+            refuse_wrong(STEP, step, doing, expected=left, got=f"changed {shown}")
 
 
 def watch_plug_in(step: Step, arrays: Mapping[str, np.ndarray]) -> Unchanged:
@@ -157,28 +153,15 @@ def check_plugin_model(model: Model) -> Model:
         return model
     kind = "model"
     doing = "in its trial"
+    wrong = partial(refuse_wrong, kind, model, doing)
     with component_errors(kind, model, doing):
         initial = model.initial(torch.Generator().manual_seed(0))
-        wrong = not isinstance(initial, dict) or not initial
-        if wrong or not all(
-            isinstance(v, Tensor) and v.dtype == torch.float32 for v in initial.values()
-        ):
-            refuse_wrong(
-                kind,
-                model,
-                doing,
-                expected="float32 tensors by name from `initial`",
-                got=repr(initial)[:200],
-            )
+        tables = initial.values() if isinstance(initial, dict) and initial else [None]
+        if not all(isinstance(v, Tensor) and v.dtype == torch.float32 for v in tables):
+            wrong(expected="float32 tensors by name from `initial`", got=repr(initial)[:200])
         for name, value in initial.items():
             if not finite(value):
-                refuse_wrong(
-                    kind,
-                    model,
-                    doing,
-                    expected="finite initial parameters",
-                    got=f"others in {name!r}",
-                )
+                wrong(expected="finite initial parameters", got=f"others in {name!r}")
         if isinstance(model, HistoryModel):
             return model
         both = {name: value.expand(2, *value.shape).clone() for name, value in initial.items()}
@@ -189,14 +172,8 @@ def check_plugin_model(model: Model) -> Model:
             found = model.predict(both, users, items)
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if got != (2, 3):
-            refuse_wrong(
-                kind,
-                model,
-                doing,
-                expected="predictions [2, 3] for 3 items of 2 clients",
-                got=str(got),
-            )
+            wrong(expected="predictions [2, 3] for 3 items of 2 clients", got=str(got))
         if not finite(found):
-            refuse_wrong(kind, model, doing, expected="finite predictions", got="NaN or infinity")
+            wrong(expected="finite predictions", got="NaN or infinity")
         untouched.refuse(kind, model, doing)
     return model

@@ -30,6 +30,7 @@ from simulations.deployment.processes.commands import (
     TASK_POLL,
     Process,
     executor_flags,
+    flags,
     refuse_root_in_a_container,
 )
 
@@ -218,14 +219,14 @@ def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
     """Flags of the SuperNode: TLS, its own key, and a separate executor."""
     meeting = plan.state / "meeting"
     return (
-        *("--superlink", plan.superlink),
-        *("--root-certificates", str(plan.join / "ca.crt")),
-        *("--auth-supernode-private-key", str(plan.join / "node.key")),
-        *("--isolation", "process", "--host", plan.bind or plan.host, "--port", str(plan.port)),
-        *("--ssl-certfile", str(meeting / "node.crt"), "--ssl-keyfile", str(meeting / "node.key")),
-        *("--ssl-ca-certfile", str(meeting / "ca.crt")),
-        *("--superexec-auth-secret-file", str(meeting / "node.secret")),
-        *("--node-config", plan.node_config()),
+        *flags(superlink=plan.superlink, root_certificates=plan.join / "ca.crt"),
+        *flags(auth_supernode_private_key=plan.join / "node.key", isolation="process"),
+        *flags(host=plan.bind or plan.host, port=plan.port),
+        *flags(ssl_certfile=meeting / "node.crt", ssl_keyfile=meeting / "node.key"),
+        *flags(
+            ssl_ca_certfile=meeting / "ca.crt", superexec_auth_secret_file=meeting / "node.secret"
+        ),
+        *flags(node_config=plan.node_config()),
     )
 
 
@@ -234,10 +235,7 @@ def client_processes(plan: ClientPlan) -> list[Process]:
     meeting = plan.state / "meeting"
     home = {"FLWR_HOME": str(plan.state / "flwr"), WORK_SIGNAL: str(meeting / "work-signal")}
     noted = {UNFINISHED: str(plan.state / "unfinished")}
-    executor = (
-        *executor_flags(plan.address, meeting / "ca.crt"),
-        *("--superexec-auth-secret-file", str(meeting / "node.secret")),
-    )
+    executor = executor_flags(plan.address, meeting / "ca.crt", meeting / "node.secret")
     known = {} if plan.data is None else {DATA: str(plan.data), CATALOGUE: str(plan.catalogue)}
     poll = {TASK_POLL: os.environ.get(TASK_POLL, "0.1")}
     return [

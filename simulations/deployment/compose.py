@@ -22,6 +22,7 @@ from simulations.deployment.processes.commands import (
     SERVER,
     TASK_POLL,
     executor_flags,
+    flags,
     superlink_flags,
 )
 
@@ -38,9 +39,17 @@ ANY_BIND = "${FEDREC_BIND:-127.0.0.1}"
 _MEMORY = "${FEDREC_MEMORY:-4g}"
 _SMALL = "1g"
 _SECRETS = Path("/run/secrets")
+_SERVER_FILES = (
+    "server/superlink.crt",
+    "server/superlink.key",
+    "server/gateway.crt",
+    "server/gateway.key",
+    "server/superexec.secret",
+)
 _STATE = Path("/var/lib/fedrec/state")
 _RUNS = "/var/lib/fedrec/runs"
 _DATA = Path("/data/data.csv")
+_ASK_NGINX = "CMD wget -q --no-check-certificate -O /dev/null https://127.0.0.1:8443/health"
 _HEALTH = {"interval": "10s", "timeout": "10s", "retries": 6, "start_period": "60s"}
 
 
@@ -73,15 +82,7 @@ def compose(
     networks: dict[str, Any] = {"inside": {"internal": True}, "outside": {}}
     volumes: dict[str, Any] = {"superlink-state": {}, "runs": {}}
     secrets = {
-        name: {"file": f"{deployment}/{file}"}
-        for name, file in {
-            "ca.crt": "ca.crt",
-            "superlink.crt": "server/superlink.crt",
-            "superlink.key": "server/superlink.key",
-            "gateway.crt": "server/gateway.crt",
-            "gateway.key": "server/gateway.key",
-            "superexec.secret": "server/superexec.secret",
-        }.items()
+        Path(file).name: {"file": f"{deployment}/{file}"} for file in ("ca.crt", *_SERVER_FILES)
     }
     for number in numbers:
         services |= _node(number, deployment)
@@ -153,10 +154,6 @@ def _own(folder: str) -> str:
     return f"{folder}:mode=0700,{_USER_OPTIONS}"
 
 
-def _secret(name: str) -> str:
-    return str(_SECRETS / name)
-
-
 def _checked(*arguments: str) -> dict[str, Any]:
     """The health check of a container."""
     return {
@@ -166,22 +163,23 @@ def _checked(*arguments: str) -> dict[str, Any]:
 
 
 def _superlink(build: str) -> dict[str, Any]:
-    flags = superlink_flags(
+    command = superlink_flags(
         host="0.0.0.0",
         port=8000,
         certificate=_SECRETS / "superlink.crt",
         key=_SECRETS / "superlink.key",
         authority=_SECRETS / "ca.crt",
         database=_STATE / "superlink.db",
+        secret=_SECRETS / "superexec.secret",
     )
     return _ours(
         build=build,
         entrypoint=["python", "-m", SERVER, "superlink"],
-        command=[*flags, "--superexec-auth-secret-file", _secret("superexec.secret")],
+        command=[*command],
         networks=["inside"],
         secrets=["ca.crt", "superlink.crt", "superlink.key", "superexec.secret"],
         volumes=[f"superlink-state:{_STATE}"],
-        healthcheck=_checked("answers", "https://superlink:8000/health", _secret("ca.crt")),
+        healthcheck=_checked("answers", "https://superlink:8000/health", str(_SECRETS / "ca.crt")),
     )
 
 
@@ -189,15 +187,14 @@ def _serverapp() -> dict[str, Any]:
     return _ours(
         entrypoint=["python", "-m", SERVER, "executor"],
         command=[
-            *executor_flags("superlink:8000", _SECRETS / "ca.crt"),
-            *("--superexec-auth-secret-file", _secret("superexec.secret")),
+            *executor_flags("superlink:8000", _SECRETS / "ca.crt", _SECRETS / "superexec.secret")
         ],
         environment={TASK_POLL: "0.5", UNFINISHED: f"{_RUNS}/.unfinished"},
         networks=["inside"],
         secrets=["ca.crt", "superexec.secret"],
         volumes=[f"runs:{_RUNS}"],
         depends_on={"superlink": {"condition": "service_healthy"}},
-        healthcheck=_checked("answers", "https://superlink:8000/health", _secret("ca.crt")),
+        healthcheck=_checked("answers", "https://superlink:8000/health", str(_SECRETS / "ca.crt")),
     )
 
 
@@ -222,18 +219,7 @@ def _gateway(bind: str, port: int, deployment: str) -> dict[str, Any]:
         "secrets": ["ca.crt", "gateway.crt", "gateway.key"],
         "volumes": [f"{deployment}/server/nginx-compose.conf:/etc/nginx/gateway.conf:ro"],
         "depends_on": {"superlink": {"condition": "service_healthy"}},
-        "healthcheck": {
-            "test": [
-                "CMD",
-                "wget",
-                "-q",
-                "--no-check-certificate",
-                "-O",
-                "/dev/null",
-                "https://127.0.0.1:8443/health",
-            ],
-            **_HEALTH,
-        },
+        "healthcheck": {"test": _ASK_NGINX.split(), **_HEALTH},
     }
 
 
@@ -257,17 +243,8 @@ def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
     joined = [
         f"{folder}/{file}:/join/{file}:ro" for file in ("ca.crt", "node.toml", "catalogue.json")
     ]
-    command = ["client", "--join", "/join", "--superlink", "gateway:8443", "--state", str(_STATE)]
-    command += [
-        "--data",
-        str(_DATA),
-        "--host",
-        f"meeting-{number}",
-        "--bind",
-        "0.0.0.0",
-        "--port",
-        "9094",
-    ]
+    command = ["client", *flags(join="/join", superlink="gateway:8443", state=_STATE, data=_DATA)]
+    command += flags(host=f"meeting-{number}", bind="0.0.0.0", port=9094)
     alive = _checked("alive", str(_STATE / "logs"))
     supernode = _ours(
         mem_limit=_SMALL,

@@ -16,6 +16,7 @@ from simulations.deployment.gateway.nginx import rules
 from simulations.deployment.layout import Deployment, DeploymentConfig, refuse_unwritable
 from simulations.deployment.pki.certificates import Authority, Issued
 from simulations.deployment.pki.keys import NodeKey, new_secret, private_folder, write_private
+from simulations.flower_commands import connection
 
 SUPERLINK_HOSTS = ("superlink", "localhost", "127.0.0.1")
 
@@ -44,7 +45,8 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
     _write(deployment.server, "superlink", authority.issue(SUPERLINK_HOSTS))
     _write(deployment.server, "gateway", authority.issue([*settings.hosts, "gateway"]))
     write_private(deployment.server / "superexec.secret", new_secret())
-    _write_connection(deployment)
+    home = private_folder(deployment.flower_home)  # for the operator's commands
+    write_private(home / "config.toml", connection(deployment.superlink, deployment.authority))
     write_private(deployment.server / "nginx.conf", _nginx_rules(deployment))
     write_private(deployment.server / "nginx-compose.conf", gateway_rules())
     private_folder(deployment.logs)
@@ -139,22 +141,3 @@ def _nginx_rules(deployment: Deployment) -> str:
         authority=deployment.authority,
         scratch=private_folder(server / "nginx"),
     )
-
-
-def _write_connection(deployment: Deployment) -> None:
-    """How the operator's commands reach the SuperLink."""
-    private_folder(deployment.flower_home)
-    write_private(deployment.flower_home / "config.toml", connection(deployment))
-
-
-def connection(deployment: Deployment) -> str:
-    """Flower's configuration of how the SuperLink is reached."""
-    lines = (
-        "[superlink]",
-        'default = "fedrec"',
-        "",
-        "[superlink.fedrec]",
-        f'address = "{deployment.superlink}"',
-        f'root-certificates = "{deployment.authority}"',
-    )
-    return "\n".join(lines) + "\n"

@@ -29,11 +29,11 @@ from fedrec.experiment.sections import Section
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from simulations.deployment.flower.control import Control, RunState
-from simulations.deployment.initialise import connection
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki.keys import private_folder, write_private
-from simulations.deployment.processes.commands import Process, environment_of, script
+from simulations.deployment.processes.commands import Process, environment_of
 from simulations.engines.flower import app_folder
+from simulations.flower_commands import connection, script
 
 DEADLINE = 120.0
 """Seconds that a round waits for nodes, unless the experiment sets it."""
@@ -92,7 +92,8 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
         app = app_folder(Path(scratch) / "fedrec")
         command = (script("flwr"), "run", str(app), "fedrec", "--format", "json", "-c", str(file))
         home = {"FLWR_HOME": str(private_folder(Path(scratch) / "home"))}
-        write_private(Path(scratch) / "home" / "config.toml", connection(deployment))
+        found = connection(deployment.superlink, deployment.authority)
+        write_private(Path(scratch) / "home" / "config.toml", found)
         environment = environment_of(Process("run", command, home))
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=scratch)
     try:
@@ -157,9 +158,8 @@ def _restart_words(deployment: Deployment, experiment: Experiment) -> str:
 
 def _end_of(deployment: Deployment, run: int, poll: float) -> RunState:
     """The final status of a run in Flower; waits for a SuperLink that is restarted in between."""
-    control = Control(deployment.superlink, deployment.authority)
     heard = time.monotonic()
-    try:
+    with closing(Control(deployment.superlink, deployment.authority)) as control:
         while True:
             try:
                 state = next((state for state in control.runs() if state.run == run), None)
@@ -175,8 +175,6 @@ def _end_of(deployment: Deployment, run: int, poll: float) -> RunState:
                         fix=f"fedrec deploy up {deployment.path}",
                     ) from None
             time.sleep(poll)
-    finally:
-        control.close()
 
 
 def resumable(path: Path) -> RunFolder:

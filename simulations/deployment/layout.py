@@ -18,6 +18,7 @@ from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.toml_files import read_toml
 from fedrec.secure.identity import REVOKED
 
+SETTINGS = "deployment.toml"
 DATA = "FEDREC_NODE_DATA"
 CATALOGUE = "FEDREC_NODE_CATALOGUE"
 """Environment variables of the files that a client's executor reads before the first message."""
@@ -114,6 +115,17 @@ class Deployment:
     Args:
         path: the folder.
 
+    Attributes:
+        authority: certificate of the authority; public.
+        authority_key: its private key; needed to make certificates, never by a running process.
+        server: folder of the files of the server's processes.
+        logs: folder of the processes' output.
+        database: the SuperLink's state.
+        revoked: names of the revoked nodes, for all others.
+        registered: a file that exists after the nodes' keys were registered.
+        flower_home: Flower's home for the operator's commands and the server's processes.
+        settings: from `deployment.toml`.
+
     Raises:
         RunError: it is not one.
     """
@@ -122,7 +134,8 @@ class Deployment:
         got = "no such file"
         try:
             self.path = path.expanduser().resolve()
-            found = self.settings_file.is_file()
+            file = self.path / SETTINGS
+            found = file.is_file()
         except (OSError, ValueError, RuntimeError) as error:  # too long, a zero byte, no such home
             found = False
             got = getattr(error, "strerror", None) or str(error)
@@ -133,66 +146,25 @@ class Deployment:
                 got=got,
                 fix="create one with fedrec deploy init FOLDER",
             )
-        self.settings = DeploymentConfig.parse(
-            read_toml(self.settings_file, RunError), at="deployment"
-        )
+        self.authority = self.path / "ca.crt"
+        self.authority_key = self.path / "authority" / "ca.key"
+        self.server = self.path / "server"
+        self.logs = self.path / "logs"
+        self.database = self.server / "superlink.db"
+        self.revoked = self.path / REVOKED
+        self.registered = self.server / "registered"
+        self.flower_home = self.server / "flwr"
+        self.settings = DeploymentConfig.parse(read_toml(file, RunError), at="deployment")
 
     @classmethod
     def create(cls, path: Path, settings: DeploymentConfig) -> Deployment:
         """Make the folder with its settings and nothing else."""
-        write_atomically(
-            path.expanduser().resolve() / "deployment.toml", tomli_w.dumps(settings.table())
-        )
+        write_atomically(path.expanduser().resolve() / SETTINGS, tomli_w.dumps(settings.table()))
         return cls(path)
 
     def changed(self, **settings: object) -> Deployment:
         """The same folder with other settings, which are saved."""
         return self.create(self.path, self.settings.model_copy(update=settings))
-
-    @property
-    def settings_file(self) -> Path:
-        """The settings."""
-        return self.path / "deployment.toml"
-
-    @property
-    def authority(self) -> Path:
-        """Certificate of the authority; public."""
-        return self.path / "ca.crt"
-
-    @property
-    def authority_key(self) -> Path:
-        """Private key of the authority; needed to make certificates, never by a running process."""
-        return self.path / "authority" / "ca.key"
-
-    @property
-    def server(self) -> Path:
-        """Folder of the files of the server's processes."""
-        return self.path / "server"
-
-    @property
-    def logs(self) -> Path:
-        """Folder of the processes' output."""
-        return self.path / "logs"
-
-    @property
-    def database(self) -> Path:
-        """The SuperLink's state."""
-        return self.server / "superlink.db"
-
-    @property
-    def revoked(self) -> Path:
-        """Names of the revoked nodes, for all others."""
-        return self.path / REVOKED
-
-    @property
-    def registered(self) -> Path:
-        """A file that exists after the nodes' keys were registered."""
-        return self.server / "registered"
-
-    @property
-    def flower_home(self) -> Path:
-        """Flower's home for the operator's commands and the server's processes."""
-        return self.server / "flwr"
 
     @property
     def superlink(self) -> str:

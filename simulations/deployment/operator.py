@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from simulations.deployment.processes.commands import (
     server_processes,
 )
 from simulations.deployment.processes.health import is_healthy
+from simulations.flower_commands import last_lines
 
 if TYPE_CHECKING:
     from simulations.deployment.client import ClientPlan
@@ -97,8 +98,7 @@ def register_nodes(deployment: Deployment) -> dict[str, int]:
     """
     from simulations.deployment.flower.control import Control
 
-    control = Control(deployment.superlink, deployment.authority)
-    try:
+    with closing(Control(deployment.superlink, deployment.authority)) as control:
         folders = deployment.node_folders()
         found = {
             folder.name: control.register((folder / "node.pub").read_bytes(), folder.name)
@@ -106,12 +106,10 @@ def register_nodes(deployment: Deployment) -> dict[str, int]:
         }
         for number in deployment.settings.revoked:
             control.unregister((deployment.node(number) / REVOKED_KEY).read_bytes())
-        # in a container the folder may be read-only, and this file is not needed
-        with contextlib.suppress(OSError):
-            deployment.registered.touch()
-        return found
-    finally:
-        control.close()
+    # in a container the folder may be read-only, and this file is not needed
+    with suppress(OSError):
+        deployment.registered.touch()
+    return found
 
 
 def states(deployment: Deployment) -> list[ProcessState]:
@@ -151,16 +149,6 @@ def answers(process: Process, deployment: Deployment) -> bool:
     return is_healthy(str(process.health), deployment.authority)
 
 
-def log_end(deployment: Deployment, name: str, lines: int = 12) -> str:
-    """The end of a process's log."""
-    file = deployment.logs / f"{name}.txt"
-    return (
-        "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
-        if file.exists()
-        else "no log"
-    )
-
-
 def _start_supervisor(deployment: Deployment) -> None:
     command = (*python("simulations.cli"), "deploy", "supervise", str(deployment.path))
     log = os.open(deployment.logs / "supervisor.txt", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
@@ -184,7 +172,7 @@ def _wait_for(deployment: Deployment, processes: Sequence[Process], deadline: fl
                 raise EngineError(
                     f"{process.name} did not start",
                     expected=f"an answer from {process.health}",
-                    got=log_end(deployment, process.name),
+                    got=last_lines(deployment.logs / f"{process.name}.txt"),
                     fix=f"see {deployment.logs / process.name}.txt; is its port free?",
                 )
             time.sleep(0.1)
@@ -193,12 +181,11 @@ def _wait_for(deployment: Deployment, processes: Sequence[Process], deadline: fl
 def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None:
     from simulations.deployment.flower.control import Control
 
-    control = Control(deployment.superlink, deployment.authority)
     online = 0
-    try:
+    with closing(Control(deployment.superlink, deployment.authority)) as control:
         while True:
             # the SuperLink is busy when many nodes connect at the same time
-            with contextlib.suppress(httpx.TransportError):
+            with suppress(httpx.TransportError):
                 online = sum(node.status == "online" for node in control.nodes())
             if online >= count:
                 return
@@ -210,8 +197,6 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
                     fix=f"see {deployment.logs}/nodes.txt and {deployment.logs}/nodes/*",
                 )
             time.sleep(0.2)
-    finally:
-        control.close()
 
 
 def _table(deployment: Deployment) -> dict:

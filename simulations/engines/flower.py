@@ -14,12 +14,10 @@ executed as this user.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -36,7 +34,7 @@ from fedrec.runs.result import Result
 from server.callbacks.base import Callback
 from simulations.engines import process_groups
 from simulations.engines.ray_alone import settings_of_a_local_ray
-from simulations.telemetry import disable_telemetry
+from simulations.flower_commands import connection, environment_with, last_lines, script
 
 _SUPERLINK_START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
@@ -71,7 +69,7 @@ def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
             "the Flower run failed",
             expected="a finished run",
             got=f"state {run.status()['state']!r} after round {run.status()['round']}\n"
-            + (_last_error(run) or _tail(run)),
+            + (_last_error(run) or last_lines(run.path / "flower.txt")),
             fix=f"see {run.path / 'flower.txt'} and {run.log_file}; the run can be resumed",
         )
     result = run.read_result()
@@ -96,7 +94,7 @@ def _flwr_run(run: RunFolder, app: Path) -> list[str]:
         tomli_w.dumps({"experiment": str(run.path / "experiment.toml"), "output": str(run.path)})
     )
     return [
-        _script("flwr"),
+        script("flwr"),
         "run",
         str(app),
         "fedrec",
@@ -111,7 +109,7 @@ def _flwr_run(run: RunFolder, app: Path) -> list[str]:
 @contextmanager
 def _superlink(run: RunFolder, environment: dict[str, str], port: int) -> Iterator[None]:
     """A SuperLink for this run only."""
-    command = [_script("flower-superlink"), "--simulation", "--insecure", "--port", str(port)]
+    command = [script("flower-superlink"), "--simulation", "--insecure", "--port", str(port)]
     command.append("--disable-runtime-dependency-installation")
     with open(run.path / "flower.txt", "ab") as log:
         process = subprocess.Popen(
@@ -135,7 +133,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, run: RunFol
     raise EngineError(
         "Flower's SuperLink did not start",
         expected=f"an answer on port {port} within {_SUPERLINK_START_SECONDS:.0f} s",
-        got=_tail(run),
+        got=last_lines(run.path / "flower.txt"),
         fix="--engine ray or --engine serial run without it",
     )
 
@@ -203,35 +201,11 @@ def app_folder(folder: Path) -> Path:
 
 
 def _environment(home: Path, port: int) -> dict[str, str]:
-    """The environment of Flower's processes: without telemetry, with a home and a connection for
-    this run only."""
+    """The environment of Flower's processes, with a home and a connection for this run only. The
+    user's settings for Ray are for a cluster; Flower starts a Ray for this run."""
     home.mkdir(parents=True)
-    connection = (
-        '[superlink]\ndefault = "fedrec"\n\n[superlink.fedrec]\naddress ='
-        f' "127.0.0.1:{port}"\ninsecure = true\n'
-    )
-    (home / "config.toml").write_text(connection, encoding="utf-8")
-    # Flower's processes start each other by name, and a Python that is called by its path does not
-    # have them on its PATH.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    # The user's settings for Ray are for a cluster; Flower starts a Ray for this run only.
-    environment = {**os.environ, **settings_of_a_local_ray(), "FLWR_HOME": str(home), "PATH": path}
-    disable_telemetry(environment)
-    if "FEDREC_DATA" in environment:  # these processes have another working directory
-        environment["FEDREC_DATA"] = str(Path(environment["FEDREC_DATA"]).resolve())
-    return environment
-
-
-def _script(name: str) -> str:
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise EngineError(
-            f"there is no command {name!r}",
-            expected="Flower's commands",
-            fix="pip install 'flwr[simulation]'",
-        )
-    return found
+    (home / "config.toml").write_text(connection(f"127.0.0.1:{port}"), encoding="utf-8")
+    return environment_with({**settings_of_a_local_ray(), "FLWR_HOME": str(home)})
 
 
 def _free_port() -> int:
@@ -246,12 +220,3 @@ def _last_error(run: RunFolder) -> str:
     lines = file.read_text(errors="replace").splitlines() if file.exists() else []
     starts = [place for place, line in enumerate(lines) if line[24:30] == "ERROR "]
     return "\n".join([lines[starts[-1]][30:], *lines[starts[-1] + 1 :]]) if starts else ""
-
-
-def _tail(run: RunFolder, lines: int = 15) -> str:
-    file = run.path / "flower.txt"
-    return (
-        "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
-        if file.exists()
-        else "no log"
-    )

@@ -90,7 +90,7 @@ def test_our_server_runs_clients_that_know_nothing_of_it(bundle, tmp_path):
     config = f"experiment='{tmp_path / 'experiment.toml'}' output='{tmp_path / 'run'}'"
     sizes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
     with flower._superlink(place, environment, port):
-        command = [flower._script("flwr"), "run", str(bundle), "fedrec", "--stream", "-c", config]
+        command = [flower.script("flwr"), "run", str(bundle), "fedrec", "--stream", "-c", config]
         done = subprocess.run(
             [*command, "--federation-config", sizes],
             env=environment,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -220,12 +221,11 @@ def _show(deployment) -> None:
         )
     console.print(table)
     if any(state.name == "superlink" and state.healthy for state in found):
-        control = Control(deployment.superlink, deployment.authority)
-        online = [node.status for node in control.nodes()]
-        console.print(f"nodes: {online.count('online')} online of {len(online)} registered")
-        for run in control.runs()[:10]:
-            console.print(f"run {run.run}: {run.status}", run.details, markup=False)
-        control.close()
+        with closing(Control(deployment.superlink, deployment.authority)) as control:
+            online = [node.status for node in control.nodes()]
+            console.print(f"nodes: {online.count('online')} online of {len(online)} registered")
+            for run in control.runs()[:10]:
+                console.print(f"run {run.run}: {run.status}", run.details, markup=False)
     console.print(f"gateway: {deployment.gateway}")
     left = days_to_end(deployment)
     late = f"; fedrec deploy renew {quote(str(deployment.path))}" if left < RENEWED_DAYS else ""
@@ -274,9 +274,8 @@ def stop(
     from simulations.deployment.layout import Deployment
 
     deployment = Deployment(folder)
-    control = Control(deployment.superlink, deployment.authority)
-    control.stop(run)
-    control.close()
+    with closing(Control(deployment.superlink, deployment.authority)) as control:
+        control.stop(run)
 
 
 def _follow(deployment, run_folder) -> None:

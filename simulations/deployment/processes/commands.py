@@ -13,7 +13,7 @@ from pathlib import Path
 from fedrec.errors import EngineError
 from simulations.deployment.flower.unfinished import UNFINISHED
 from simulations.deployment.layout import Deployment
-from simulations.telemetry import disable_telemetry
+from simulations.flower_commands import environment_with
 
 SERVER = "simulations.deployment.processes.server"
 HEALTH = "simulations.deployment.processes.health"
@@ -47,58 +47,68 @@ def server_processes(deployment: Deployment) -> list[Process]:
     server = deployment.server
     home = {"FLWR_HOME": str(deployment.flower_home)}
     noted = {UNFINISHED: str(server / "unfinished")}
-    secret = ("--superexec-auth-secret-file", str(server / "superexec.secret"))
-    superlink = (
-        *python(SERVER),
-        "superlink",
-        *superlink_flags(
-            host="127.0.0.1",
-            port=settings.superlink_port,
-            certificate=server / "superlink.crt",
-            key=server / "superlink.key",
-            authority=deployment.authority,
-            database=deployment.database,
-        ),
-        *secret,
+    secret = server / "superexec.secret"
+    superlink = superlink_flags(
+        host="127.0.0.1",
+        port=settings.superlink_port,
+        certificate=server / "superlink.crt",
+        key=server / "superlink.key",
+        authority=deployment.authority,
+        database=deployment.database,
+        secret=secret,
     )
-    executor = (
-        *python(SERVER),
-        "executor",
-        *executor_flags(deployment.superlink, deployment.authority),
-        *secret,
-    )
+    executor = executor_flags(deployment.superlink, deployment.authority, secret)
     return [
-        Process("superlink", superlink, home, f"https://{deployment.superlink}/health"),
-        Process("serverapp", executor, {**home, **noted, TASK_POLL: "0.5"}),
+        Process(
+            "superlink",
+            (*python(SERVER), "superlink", *superlink),
+            home,
+            f"https://{deployment.superlink}/health",
+        ),
+        Process(
+            "serverapp",
+            (*python(SERVER), "executor", *executor),
+            {**home, **noted, TASK_POLL: "0.5"},
+        ),
         Process("gateway", _gateway(deployment), {}, f"https://127.0.0.1:{settings.port}/health"),
     ]
 
 
+def flags(**values: object) -> tuple[str, ...]:
+    """Options of a command line with their values, such as `--port 8443` for `port=8443`."""
+    named = ((f"--{name.replace('_', '-')}", str(value)) for name, value in values.items())
+    return tuple(part for pair in named for part in pair)
+
+
 def superlink_flags(
-    *, host: str, port: int, certificate: Path, key: Path, authority: Path, database: Path
+    *,
+    host: str,
+    port: int,
+    certificate: Path,
+    key: Path,
+    authority: Path,
+    database: Path,
+    secret: Path,
 ) -> tuple[str, ...]:
-    """Flags of the SuperLink: TLS, node authentication, separate executors, and a persistent
-    state."""
+    """Flags of the SuperLink: TLS, node authentication, separate executors with a secret, and a
+    persistent state."""
     return (
-        *("--host", host, "--port", str(port)),
-        *(
-            "--ssl-certfile",
-            str(certificate),
-            "--ssl-keyfile",
-            str(key),
-            "--ssl-ca-certfile",
-            str(authority),
-        ),
+        *flags(host=host, port=port),
+        *flags(ssl_certfile=certificate, ssl_keyfile=key, ssl_ca_certfile=authority),
         "--enable-supernode-auth",
-        *("--isolation", "process"),
-        *("--database", str(database)),
+        *flags(isolation="process", database=database),
         "--disable-runtime-dependency-installation",
+        *flags(superexec_auth_secret_file=secret),
     )
 
 
-def executor_flags(address: str, authority: Path) -> tuple[str, ...]:
+def executor_flags(address: str, authority: Path, secret: Path) -> tuple[str, ...]:
     """Flags of an executor, the server's or a node's."""
-    return ("--runtime-api-address", address, "--root-certificates", str(authority))
+    return flags(
+        runtime_api_address=address,
+        root_certificates=authority,
+        superexec_auth_secret_file=secret,
+    )
 
 
 def node_process(deployment: Deployment) -> list[Process]:
@@ -110,41 +120,15 @@ def node_process(deployment: Deployment) -> list[Process]:
 
 
 def environment_of(process: Process) -> dict[str, str]:
-    """The whole environment of a process: without telemetry, with this Python's commands and this
-    project's packages."""
+    """The whole environment of a process: Flower's, with this project's packages."""
     root = str(Path(__file__).resolve().parents[3])
     search = os.pathsep.join(
         dict.fromkeys([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     ).strip(":")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     # One thread per process: many processes share a machine, and the batches of one client are too
     # small to split.
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        **os.environ,
-        "PYTHONPATH": search,
-        "PATH": path,
-        **process.environment,
-    }
-    disable_telemetry(environment)
-    if "FEDREC_DATA" in environment:
-        environment["FEDREC_DATA"] = str(Path(environment["FEDREC_DATA"]).resolve())
-    return environment
-
-
-def script(name: str) -> str:
-    """The path of one of Flower's commands.
-
-    Raises:
-        EngineError: it is not installed.
-    """
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise EngineError(
-            f"missing command {name!r}", expected="Flower's commands", fix="pip install flwr"
-        )
-    return found
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    return environment_with({**threads, "PYTHONPATH": search, **process.environment})
 
 
 def python(module: str) -> tuple[str, ...]:
@@ -170,32 +154,17 @@ def uses_nginx(deployment: Deployment) -> bool:
 
 
 def _gateway(deployment: Deployment) -> tuple[str, ...]:
+    settings = deployment.settings
+    server = deployment.server
     if uses_nginx(deployment):
         # Its default log is opened before its configuration is read, and may belong to another
         # user.
-        return (
-            str(shutil.which("nginx")),
-            "-e",
-            "stderr",
-            "-c",
-            str(deployment.server / "nginx.conf"),
-        )
-    settings = deployment.settings
-    server = deployment.server
+        return (str(shutil.which("nginx")), "-e", "stderr", "-c", str(server / "nginx.conf"))
     return (
-        *python("simulations.cli"),
-        *(
-            "deploy",
-            "gateway",
-            "--host",
-            settings.bind,
-            "--port",
-            str(settings.port),
-            "--upstream",
-            deployment.superlink,
-        ),
-        *("--certificate", str(server / "gateway.crt"), "--key", str(server / "gateway.key")),
-        *("--authority", str(deployment.authority), "--nodes", str(deployment.path / "nodes")),
+        *(*python("simulations.cli"), "deploy", "gateway"),
+        *flags(host=settings.bind, port=settings.port, upstream=deployment.superlink),
+        *flags(certificate=server / "gateway.crt", key=server / "gateway.key"),
+        *flags(authority=deployment.authority, nodes=deployment.path / "nodes"),
     )
 
 

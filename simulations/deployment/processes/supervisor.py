@@ -9,7 +9,6 @@ first at once and then every few seconds. The supervisor writes the process ids 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from simulations.deployment.pki.keys import private_folder, write_private
 from simulations.deployment.processes.commands import Process, environment_of
+from simulations.engines import process_groups
 
 _FIRST_WAIT = 0.5
 _LONGEST_WAIT = 5.0
@@ -85,7 +85,7 @@ class Supervisor:
 
     def _ended(self, name: str, now: float) -> None:
         # Its children must not outlive it: a worker of nginx, for one, would keep the port.
-        _signal_group(self._running.pop(name).pid, signal.SIGTERM)
+        process_groups.signal_all([self._running.pop(name).pid], signal.SIGTERM)
         self._restarts[name] += 1
         if now - self._started[name] > _WELL_AFTER:
             self._waits[name] = _FIRST_WAIT
@@ -134,14 +134,14 @@ class Supervisor:
         (self.folder / "processes.json").unlink(missing_ok=True)
 
     def _end_of(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
+        groups = {process.pid for process in running}
         for sign, seconds in ((signal.SIGTERM, self._patience), (signal.SIGKILL, 2.0)):
+            process_groups.signal_all(groups, sign)
+            ended = process_groups.ended(groups, seconds)
             for process in running:
-                _signal_group(process.pid, sign)
-            deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline and any(_alive(process.pid) for process in running):
-                for process in running:
-                    process.poll()
-                time.sleep(0.05)
+                process.poll()
+            if ended:
+                break
 
 
 def end_with_parent() -> None:
@@ -150,19 +150,3 @@ def end_with_parent() -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _signal_group(group: int, sign: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, sign)
-
-
-def _alive(group: int) -> bool:
-    """Whether any process of a group still runs."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -16,8 +16,8 @@ import pytest
 
 from simulations.deployment.pki.certificates import Authority
 from simulations.deployment.pki.keys import NodeKey, new_secret, write_private
-from simulations.deployment.processes.commands import script
 from simulations.engines.flower import app_folder
+from simulations.flower_commands import script
 from tests.simulations.deployment.federation import free_ports, until
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]

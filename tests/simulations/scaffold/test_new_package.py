@@ -167,7 +167,7 @@ def test_flwr_run_takes_the_plug_in_along_in_the_bundle(installed, tmp_path):
     config = f"experiment='{app / f'{name}.toml'}' overrides='{overrides}' output='{output}'"
     sizes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
     with flower._superlink(place, environment, port):
-        command = [flower._script("flwr"), "run", str(app), "fedrec", "--stream", "-c", config]
+        command = [flower.script("flwr"), "run", str(app), "fedrec", "--stream", "-c", config]
         done = subprocess.run(
             [*command, "--federation-config", sizes],
             env=environment,

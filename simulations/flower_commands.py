@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flower's commands as processes of their own: path, environment, configuration and log."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedrec.errors import EngineError
+from simulations.telemetry import disable_telemetry
+
+
+def script(name: str) -> str:
+    """The path of one of Flower's commands.
+
+    Raises:
+        EngineError: it is not installed.
+    """
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise EngineError(
+            f"missing command {name!r}", expected="Flower's commands", fix="pip install flwr"
+        )
+    return found
+
+
+def environment_with(values: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that starts Flower's commands by their names, in a working
+    directory of its own: this process's, without telemetry, and with some values."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = {**os.environ, "PATH": path, **values}
+    disable_telemetry(environment)
+    if "FEDREC_DATA" in environment:
+        environment["FEDREC_DATA"] = str(Path(environment["FEDREC_DATA"]).resolve())
+    return environment
+
+
+def connection(address: str, authority: Path | None = None) -> str:
+    """Flower's configuration of how its commands reach the SuperLink at HOST:PORT: over TLS, with
+    the certificate of an authority, or unprotected on this machine."""
+    trust = "insecure = true" if authority is None else f'root-certificates = "{authority}"'
+    return (
+        f'[superlink]\ndefault = "fedrec"\n\n[superlink.fedrec]\naddress = "{address}"\n{trust}\n'
+    )
+
+
+def last_lines(file: Path, lines: int = 12) -> str:
+    """The end of a log."""
+    text = file.read_text(errors="replace") if file.exists() else ""
+    return "\n".join(text.splitlines()[-lines:]) or "no log"
