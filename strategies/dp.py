@@ -28,7 +28,7 @@ from fedrec.errors import ExperimentError
 from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.accounting.events import Event
 from fedrec.privacy.clipping import AdaptiveClip, Clip
-from fedrec.privacy.noise_source import Source, noisy_count
+from fedrec.privacy.noise_source import NoiseSource, noisy_count
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum, Weighting
@@ -49,7 +49,7 @@ class DpFedAvg:
     """
 
     def __init__(
-        self, plan: Plan, phase: str, source: Source, charge: Callable[[int, Event], None]
+        self, plan: Plan, phase: str, source: NoiseSource, charge: Callable[[int, Event], None]
     ) -> None:
         self.plan = plan
         self.phase = phase

@@ -32,7 +32,7 @@ from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.phases import phase_at, step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
-from fedrec.privacy.noise_source import Source, source_of
+from fedrec.privacy.noise_source import NoiseSource, source_of
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
 
@@ -134,7 +134,7 @@ class DeviceNode(Node):
         return 0.0
 
     @cached_property
-    def noise(self) -> Source:
+    def noise(self) -> NoiseSource:
         return source_of("secure", self.experiment.seed)
 
     def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:

@@ -36,7 +36,7 @@ from fedrec.evaluation.metrics import Metrics
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.base import Model
-from fedrec.privacy.noise_source import Source, source_of
+from fedrec.privacy.noise_source import NoiseSource, source_of
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.rng import torch_stream
 from fedrec.secure.identity import Identity
@@ -227,7 +227,7 @@ class Node:
         return self.initial()
 
     @cached_property
-    def noise(self) -> Source:
+    def noise(self) -> NoiseSource:
         """The source of the noise that clients add themselves."""
         privacy = self.experiment.privacy
         return source_of("reproducible" if privacy is None else privacy.mode, self.experiment.seed)

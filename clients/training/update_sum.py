@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedrec.cohort.outcome import Outcome
-from fedrec.privacy.noise_source import Source
+from fedrec.privacy.noise_source import NoiseSource
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum, Weighting
 from fedrec.protocol.sparse_update import Change, SparseAccumulator
@@ -40,7 +40,7 @@ class UpdateSum:
         item_tables: Collection[str],
         weighting: Weighting,
         protection: Protection | None,
-        source: Source,
+        source: NoiseSource,
         round_: int,
         device: torch.device | None = None,
     ) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from fedrec.rng import stream
 
 
-class Source(ABC):
+class NoiseSource(ABC):
     """A source of noise."""
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Source(ABC):
         client's contribution, such as dropout, which has to be of that client alone."""
 
 
-class Reproducible(Source):
+class Reproducible(NoiseSource):
     """Noise as a function of the seed and the address: for simulations only.
 
     Args:
@@ -63,7 +63,7 @@ class Reproducible(Source):
         return stream(self.seed, f"noise/{name}", *address).random(size)
 
 
-class Secure(Source):
+class Secure(NoiseSource):
     """Noise from the operating system's cryptographic generator; the address does not matter,
     nothing ever repeats."""
 
@@ -82,12 +82,12 @@ class Secure(Source):
         return _uniforms(size)
 
 
-def source_of(mode: Literal["reproducible", "secure"], seed: int) -> Source:
+def source_of(mode: Literal["reproducible", "secure"], seed: int) -> NoiseSource:
     """The source of noise of a mode."""
     return Secure() if mode == "secure" else Reproducible(seed)
 
 
-def noisy_count(count: float, std: float, source: Source, *address: int) -> float:
+def noisy_count(count: float, std: float, source: NoiseSource, *address: int) -> float:
     """A count with Gaussian noise of the given standard deviation (adaptive clipping)."""
     return count + std * float(source.gaussian(1, "adaptive-clip/count", *address)[0])
 

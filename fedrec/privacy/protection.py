@@ -14,7 +14,7 @@ import numpy as np
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.mechanisms.base import mechanism_of
-from fedrec.privacy.noise_source import Source
+from fedrec.privacy.noise_source import NoiseSource
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Protection:
         return Clip(self.clip_norm, self.order)
 
     def noisy(
-        self, update: Mapping[str, np.ndarray], source: Source, *address: int
+        self, update: Mapping[str, np.ndarray], source: NoiseSource, *address: int
     ) -> dict[str, np.ndarray]:
         """A clipped update with the client's noise on every coordinate, touched or not.
 

@@ -23,7 +23,7 @@ from fedrec.privacy.accounting.events import Event, Volunteered
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Scheduled
 from fedrec.privacy.caveats import SIMULATION, caveats
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.noise_source import Source, source_of
+from fedrec.privacy.noise_source import NoiseSource, source_of
 from fedrec.privacy.plan import Plan
 from server.cohorts.selection import SampledCohorts
 from server.strategy_state import make_strategy
@@ -125,7 +125,7 @@ class PhasePlans:
         return plans.protect(strategy, source, lambda number, event: None)
 
     def protect(
-        self, strategy: CohortStrategy, source: Source, charge: Callable[[int, Event], None]
+        self, strategy: CohortStrategy, source: NoiseSource, charge: Callable[[int, Event], None]
     ) -> PhasePlans:
         """Make the rounds of all phases with noise differentially private.
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedrec.data.population import Population
     from fedrec.experiment.schema import Experiment
     from server.callbacks.base import Callback
-    from simulations.attacks.system import System
+    from simulations.attacks.system import TrainedSystem
 
 TARGET = "target"
 """Name of the run that is attacked."""
@@ -34,7 +34,7 @@ QUICK = {"every": 0, "users": 1, "final-users": 1, "fine-tune": {"epochs": 0}}
 
 
 @dataclass(frozen=True, eq=False)
-class Training:
+class AttackRun:
     """A run that an attack needs: the attacked experiment with some changes.
 
     Attributes:
@@ -69,10 +69,10 @@ class Attacked:
     population: Population
     users: np.ndarray
     folder: Path
-    systems: Mapping[str, System] = field(default_factory=dict)
+    systems: Mapping[str, TrainedSystem] = field(default_factory=dict)
 
     @property
-    def target(self) -> System:
+    def target(self) -> TrainedSystem:
         """The run that is attacked."""
         return self.systems[TARGET]
 
@@ -83,7 +83,7 @@ class Attacked:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class AttackOutcome:
     """The outcome of an attack.
 
     Attributes:
@@ -129,11 +129,11 @@ class Attack(ABC):
         self.seed = seed
 
     @abstractmethod
-    def trainings(self, attacked: Attacked) -> Mapping[str, Training]:
+    def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
         """The runs that it needs, by name of their folders; none if it sees data only."""
 
     @abstractmethod
-    def outcome(self, attacked: Attacked) -> Outcome:
+    def outcome(self, attacked: Attacked) -> AttackOutcome:
         """Attack the trained `attacked.systems`."""
 
 
@@ -178,14 +178,14 @@ class MembershipAttack(Attack):
         """`int64 [n]`, ascending: which of `attacked.users` are attacked."""
         return attacked.users
 
-    def trainings(self, attacked: Attacked) -> Mapping[str, Training]:
+    def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
         """The runs that it needs, by name of their folders."""
         from simulations.attacks.members import half_members
 
         half = half_members(len(attacked.users), self.seed)
-        return {TARGET: Training(half, evaluation={"every": 0})}
+        return {TARGET: AttackRun(half, evaluation={"every": 0})}
 
-    def outcome(self, attacked: Attacked) -> Outcome:
+    def outcome(self, attacked: Attacked) -> AttackOutcome:
         """Attack the target.
 
         Raises:
@@ -201,7 +201,7 @@ class MembershipAttack(Attack):
         ceilings = {} if claimed is None else found.ceilings(claimed, self.config.delta)
         table = {"success": found.table(), **self.details, "ceilings": ceilings}
         said = f"{found.members} members, {found.others} others."
-        return Outcome(found, table, figure_rows(_figures(found), ceilings), [said])
+        return AttackOutcome(found, table, figure_rows(_figures(found), ceilings), [said])
 
     def _checked(self, found: Any, users: int) -> np.ndarray:
         numbers = isinstance(found, np.ndarray) and found.shape == (users,)

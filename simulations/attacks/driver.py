@@ -19,9 +19,9 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.runtime.atomic_files import write_atomically
 from server.callbacks.base import Callback
-from simulations.attacks.base import TARGET, Attack, Attacked, Outcome, Training
+from simulations.attacks.base import TARGET, Attack, Attacked, AttackOutcome, AttackRun
 from simulations.attacks.members import Members
-from simulations.attacks.system import System, section
+from simulations.attacks.system import TrainedSystem, section
 from simulations.study.runs import run_once
 
 
@@ -30,7 +30,7 @@ def run_attack(
     chosen: Mapping[str, Any],
     output: Path,
     callbacks: Sequence[Callback] = (),
-) -> Outcome:
+) -> AttackOutcome:
     """Attack an experiment.
 
     Args:
@@ -63,7 +63,7 @@ def run_attack(
         watching = [*training.callbacks, *callbacks]
         run = run_once(_derived(experiment, name, training), output / name, watching)
         members = users if training.members is None else users[training.members]
-        systems[name] = System(experiment, run, members)
+        systems[name] = TrainedSystem(experiment, run, members)
     with component_errors(ATTACK.name, attack, "in its outcome"):
         found = attack.outcome(replace(attacked, systems=systems))
     recommends = {"recommends": systems[TARGET].metrics} if TARGET in systems else {}
@@ -73,7 +73,7 @@ def run_attack(
     return replace(found, table=table)
 
 
-def _derived(experiment: Experiment, name: str, training: Training) -> Experiment:
+def _derived(experiment: Experiment, name: str, training: AttackRun) -> Experiment:
     """An experiment like the attacked one."""
     table = experiment.table()
     split = {}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _BLOCK = 256  # users whose scores or generated parameters are in memory at a time
 
 
-class System:
+class TrainedSystem:
     """A finished run.
 
     Args:

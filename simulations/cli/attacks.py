@@ -18,7 +18,7 @@ from simulations.cli.options import AsJson, Named, overrides_of, setting_option
 
 if TYPE_CHECKING:
     from fedrec.errors import FedrecError
-    from simulations.attacks.base import Outcome
+    from simulations.attacks.base import AttackOutcome
 
 AUDIT = """Run an experiment with canary clients and test its privacy claim; the exit status is 1 on
 FAIL.
@@ -71,7 +71,7 @@ def attack(
         raise typer.Exit(1)
 
 
-def _print(found: Outcome, folder: Path) -> None:
+def _print(found: AttackOutcome, folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedrec.components.registry import ATTACK
 from fedrec.errors import ComponentError
-from simulations.attacks.base import Attack, Outcome
+from simulations.attacks.base import Attack, AttackOutcome
 from simulations.attacks.driver import run_attack
 from simulations.contracts.base import Contract, assert_that, fail
 
@@ -44,7 +44,7 @@ class AttackContract(Contract):
         assert_that(again.table == first.table, "two objects find something else")
         assert_that(_stamps(tmp_path) == stamps, "its runs are other ones the second time")
 
-    def _outcome(self, folder: Path) -> Outcome:
+    def _outcome(self, folder: Path) -> AttackOutcome:
         try:
             return run_attack(self.small(), self.section(), folder)
         except ComponentError as error:

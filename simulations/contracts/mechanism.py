@@ -13,7 +13,7 @@ from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.sampling import Full, Scheduled
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms.base import Mechanism
-from fedrec.privacy.noise_source import Reproducible, Secure, Source
+from fedrec.privacy.noise_source import NoiseSource, Reproducible, Secure
 from simulations.contracts.base import RunContract, assert_that, same_bits
 
 ROUNDS = 8
@@ -115,7 +115,7 @@ class MechanismContract(RunContract):
 
     def _drawn(
         self,
-        source: Source,
+        source: NoiseSource,
         rounds: range = range(1, ROUNDS + 1),
         memory: dict[str, np.ndarray] | None = None,
     ) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 from fedrec.data.population import Population
 from fedrec.evaluation.lists import ranking_metrics
 from fedrec.runs.folder import RunFolder
-from simulations.attacks.system import System
+from simulations.attacks.system import TrainedSystem
 from tests.runs import assert_close, assert_same_run, parameters_in, resumed
 
 SAME = ("split={name='ratio'}", "evaluation.fine-tune={epochs=0}")
@@ -138,7 +138,7 @@ def test_attackers_see_the_scores_that_users_are_ranked_by(run_metamf):
     experiment, folder = (result := run_metamf()).experiment, result.folder
     population = Population.of(experiment)
     users = result.users.index.to_numpy()
-    ((_, scores),) = System(experiment, RunFolder(folder), users).scores(users)
+    ((_, scores),) = TrainedSystem(experiment, RunFolder(folder), users).scores(users)
     held_out = population.held_out(users, "test")
     masks = {
         name: torch.from_numpy(getattr(held_out, name)) for name in ("seen", "known", "relevant")

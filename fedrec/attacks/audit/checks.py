@@ -16,7 +16,7 @@ from scipy.linalg import helmert
 from scipy.special import ndtr
 from scipy.stats import chi2, t
 
-from fedrec.attacks.audit.mechanism import Mechanism
+from fedrec.attacks.audit.claim import PrivacyClaim
 from fedrec.attacks.audit.observations import Observations
 
 _TOO_FAR = "a client moves the mean further than S/M (no clip, weights, or another denominator)"
@@ -53,21 +53,21 @@ class Check:
         )
 
 
-def all_checks(seen: Observations, mechanism: Mechanism, significance: float) -> list[Check]:
+def all_checks(seen: Observations, claim: PrivacyClaim, significance: float) -> list[Check]:
     """The checks that are possible for a run: those of the noise and its independence need claimed
     noise."""
     if seen.shared:
-        found = [check_shared_reach(seen, mechanism, significance)]
+        found = [check_shared_reach(seen, claim, significance)]
     else:
         found = [
-            check_reach(seen, mechanism, significance, parameter)
+            check_reach(seen, claim, significance, parameter)
             for parameter in ("", *seen.parameters)
         ]
-        found.append(check_farthest(seen, mechanism, significance))
+        found.append(check_farthest(seen, claim, significance))
     quiet = _noise_of(seen)
-    if mechanism.noise_std and (~quiet.taking_part).sum() > 1:
-        found.append(check_noise(quiet, mechanism, significance))
-    if mechanism.noise_std and seen.rounds > 1:
+    if claim.noise_std and (~quiet.taking_part).sum() > 1:
+        found.append(check_noise(quiet, claim, significance))
+    if claim.noise_std and seen.rounds > 1:
         found.append(check_independence(quiet, significance))
     return [check for check in found if not math.isnan(check.measured)]
 
@@ -117,19 +117,19 @@ def check_charges(released: Collection[int], charged: Collection[int]) -> Check:
     )
 
 
-def check_noise(seen: Observations, mechanism: Mechanism, significance: float) -> Check:
+def check_noise(seen: Observations, claim: PrivacyClaim, significance: float) -> Check:
     """Standard deviation of the releases along absent canaries, over the claimed one (chi-squared,
     too little only).
 
     More than claimed passes: it costs utility, not privacy.
     """
     quiet = seen.released[~seen.taking_part]
-    square = float(np.square(quiet).sum()) / mechanism.noise_std**2
+    square = float(np.square(quiet).sum()) / claim.noise_std**2
     probability = float(chi2.cdf(square, len(quiet)))
     return Check(
         "noise-std",
-        math.sqrt(square / len(quiet)) * mechanism.noise_std,
-        mechanism.noise_std,
+        math.sqrt(square / len(quiet)) * claim.noise_std,
+        claim.noise_std,
         probability,
         probability >= significance,
         "there is less noise than claimed",
@@ -169,7 +169,7 @@ def check_independence(seen: Observations, significance: float) -> Check:
 
 
 def check_reach(
-    seen: Observations, mechanism: Mechanism, significance: float, parameter: str = ""
+    seen: Observations, claim: PrivacyClaim, significance: float, parameter: str = ""
 ) -> Check:
     """How far a canary moves the mean, averaged over all rounds and all canaries, or those in one
     parameter, against S/M."""
@@ -178,10 +178,10 @@ def check_reach(
     moved = signed.mean(keepdims=True) if len(signed) else signed
     counts = np.array([len(signed)])
     name = f"reach-of-{parameter}" if parameter else "reach"
-    return _reach(name, moved, counts[counts > 0], mechanism, significance)
+    return _reach(name, moved, counts[counts > 0], claim, significance)
 
 
-def check_farthest(seen: Observations, mechanism: Mechanism, significance: float) -> Check:
+def check_farthest(seen: Observations, claim: PrivacyClaim, significance: float) -> Check:
     """How far the canary that moves it most moves the mean on average, against S/M (Bonferroni over
     the canaries)."""
     counts = seen.taking_part.sum(axis=0)
@@ -190,10 +190,10 @@ def check_farthest(seen: Observations, mechanism: Mechanism, significance: float
         np.where(seen.taking_part, seen.released * seen.signs, 0.0).sum(axis=0)[there]
         / counts[there]
     )
-    return _reach("reach-of-one", moved, counts[there], mechanism, significance)
+    return _reach("reach-of-one", moved, counts[there], claim, significance)
 
 
-def check_shared_reach(seen: Observations, mechanism: Mechanism, significance: float) -> Check:
+def check_shared_reach(seen: Observations, claim: PrivacyClaim, significance: float) -> Check:
     """How far canaries move the mean on average where other clients move it, too, against S/M.
 
     The others do not know the signs b_j, so that what they add along canary j has the sign b_j with
@@ -206,15 +206,15 @@ def check_shared_reach(seen: Observations, mechanism: Mechanism, significance: f
     counts = seen.taking_part.sum(axis=0)
     there = counts > 0
     signed = np.where(seen.taking_part, seen.released * seen.signs, 0.0).sum(axis=0)[there]
-    beyond = signed - counts[there] * mechanism.signal * _ROUNDED
+    beyond = signed - counts[there] * claim.signal * _ROUNDED
     if math.exp(-len(beyond) / 2) >= significance:  # too few to refute anything
-        return Check("reach", math.nan, mechanism.signal, 1.0, True, "")
+        return Check("reach", math.nan, claim.signal, 1.0, True, "")
     z = max(0.0, float(beyond.sum()) / (math.sqrt(float(np.square(beyond).sum())) or 1.0))
     probability = math.exp(-z * z / 2)
     return Check(
         "reach",
         float(signed.sum() / counts.sum()),
-        mechanism.signal,
+        claim.signal,
         probability,
         probability >= significance,
         _TOO_FAR,
@@ -222,23 +222,23 @@ def check_shared_reach(seen: Observations, mechanism: Mechanism, significance: f
 
 
 def _reach(
-    name: str, moved: np.ndarray, counts: np.ndarray, mechanism: Mechanism, significance: float
+    name: str, moved: np.ndarray, counts: np.ndarray, claim: PrivacyClaim, significance: float
 ) -> Check:
     """The average of so many releases each against S/M; without claimed noise the tolerance is one
     part in 1000."""
     if not len(moved):
-        return Check(name, math.nan, mechanism.signal, 1.0, True, "")
-    if mechanism.noise_std:
-        excess = (moved - mechanism.signal) * np.sqrt(counts) / mechanism.noise_std
+        return Check(name, math.nan, claim.signal, 1.0, True, "")
+    if claim.noise_std:
+        excess = (moved - claim.signal) * np.sqrt(counts) / claim.noise_std
         worst = int(np.argmax(excess))
         probability = min(1.0, float(ndtr(-excess[worst])) * len(moved))
     else:
         worst = int(np.argmax(moved))
-        probability = float(moved[worst] <= _ROUNDED * mechanism.signal)
+        probability = float(moved[worst] <= _ROUNDED * claim.signal)
     return Check(
         name,
         float(moved[worst]),
-        mechanism.signal,
+        claim.signal,
         probability,
         probability >= significance,
         _TOO_FAR,

@@ -38,7 +38,7 @@ Upload = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class UploadPair:
     """The two possible uploads of a canary, of norm 1.
 
     Attributes:
@@ -121,7 +121,7 @@ class Directions:
 
     def _signed(
         self, trained: Mapping[str, tuple[int, ...]], room: Mapping[str, int]
-    ) -> list[Pair]:
+    ) -> list[UploadPair]:
         """A row each: as many in every trained parameter, and the rest in the first."""
         count = self.plan.count
         names = [name for name in room if name in trained]
@@ -139,11 +139,11 @@ class Directions:
             for row in range(rows - room[name], rows - room[name] + own[name]):
                 places = row * width + np.arange(width)
                 values = np.full(width, width**-0.5)
-                pairs.append(Pair({name: (places, values)}, {name: (places, -values)}))
+                pairs.append(UploadPair({name: (places, values)}, {name: (places, -values)}))
         return pairs
 
 
-def _rows(plan: CanaryPlan, trained: Mapping[str, tuple[int, ...]]) -> list[Pair]:
+def _rows(plan: CanaryPlan, trained: Mapping[str, tuple[int, ...]]) -> list[UploadPair]:
     """Two of the last rows for each canary, in all tables with one number per item."""
     tables = [
         name for name, shape in trained.items() if shape[1:] == (1,) and shape[0] >= 2 * plan.count
@@ -153,10 +153,12 @@ def _rows(plan: CanaryPlan, trained: Mapping[str, tuple[int, ...]]) -> list[Pair
     def at(back: int) -> Upload:
         return {name: (np.array([trained[name][0] - back]), value) for name in tables}
 
-    return [Pair(at(2 * j + 2), at(2 * j + 1)) for j in range(plan.count)] if tables else []
+    return [UploadPair(at(2 * j + 2), at(2 * j + 1)) for j in range(plan.count)] if tables else []
 
 
-def _products(plan: CanaryPlan, table: str, trained: Mapping[str, tuple[int, ...]]) -> list[Pair]:
+def _products(
+    plan: CanaryPlan, table: str, trained: Mapping[str, tuple[int, ...]]
+) -> list[UploadPair]:
     """The products of a pair of items for each canary, if there are enough pairs."""
     size = trained[table][0] if table else 0
     firsts, seconds = np.triu_indices(size, 1)
@@ -169,7 +171,7 @@ def _products(plan: CanaryPlan, table: str, trained: Mapping[str, tuple[int, ...
         places = np.append(places, [size * one + other, size * other + one])
         same = np.full(4, 0.5)
         opposite = np.array([0.5, 0.5, -0.5, -0.5])
-        pairs.append(Pair({table: (places, same)}, {table: (places, opposite)}))
+        pairs.append(UploadPair({table: (places, same)}, {table: (places, opposite)}))
     return pairs
 
 

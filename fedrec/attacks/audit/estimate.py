@@ -25,7 +25,7 @@ from fedrec.rng import stream
 
 
 @dataclass(frozen=True)
-class Estimate:
+class EpsilonEstimate:
     """An estimate of epsilon with a bootstrap interval of about 95 %.
 
     Attributes:
@@ -41,7 +41,7 @@ class Estimate:
 
 def estimate_epsilon(
     scores: np.ndarray, signs: np.ndarray, delta: float, *, seed: int = 0, resamples: int = 300
-) -> Estimate:
+) -> EpsilonEstimate:
     """Fit, compare, and resample the canaries.
 
     Args:
@@ -64,7 +64,7 @@ def estimate_epsilon(
     means = tuple(group.mean(axis=1) for group in drawn)
     sds = tuple(group.std(axis=1, ddof=1) for group in drawn)
     found = epsilon_of_normals(means, sds, delta)  # type: ignore[arg-type]
-    return Estimate(float(found[0]), *_interval(found[0], found[1:]))
+    return EpsilonEstimate(float(found[0]), *_interval(found[0], found[1:]))
 
 
 def _interval(value: float, resampled: np.ndarray) -> tuple[float, float]:

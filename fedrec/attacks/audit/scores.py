@@ -5,7 +5,7 @@
 - `trace`: sees every model: log-likelihood ratio of the two signs, participation unknown (sampled
   Gaussian).
 - `known`: sees every model and the cohorts: the sum over the rounds the canary took part in.
-  Amplification by sampling does not bound this one; `Mechanism.known_epsilon` does.
+  Amplification by sampling does not bound this one; `PrivacyClaim.known_epsilon` does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedrec.attacks.audit.mechanism import Mechanism
+from fedrec.attacks.audit.claim import PrivacyClaim
 from fedrec.attacks.audit.observations import Observations
 
 
@@ -37,44 +37,42 @@ class Scores:
     upper: float
 
 
-def all_scores(seen: Observations, mechanism: Mechanism) -> list[Scores]:
+def all_scores(seen: Observations, claim: PrivacyClaim) -> list[Scores]:
     """The scores of every observer that the claim allows; without claimed noise only the first."""
-    found = [final_scores(seen, mechanism)]
-    if mechanism.noise_std:
-        found += [trace_scores(seen, mechanism), known_scores(seen, mechanism)]
+    found = [final_scores(seen, claim)]
+    if claim.noise_std:
+        found += [trace_scores(seen, claim), known_scores(seen, claim)]
     return found
 
 
-def final_scores(seen: Observations, mechanism: Mechanism) -> Scores:
+def final_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     """`f_j = sum_t x_tj`."""
-    q = mechanism.sampling_rate
-    rounds = mechanism.rounds
-    variance = rounds * (mechanism.noise_std**2 + q * (1 - q) * mechanism.signal**2)
-    scale = math.sqrt(variance) or mechanism.signal
-    return Scores("final", seen.released.sum(axis=0), scale, mechanism.epsilon)
+    q = claim.sampling_rate
+    rounds = claim.rounds
+    variance = rounds * (claim.noise_std**2 + q * (1 - q) * claim.signal**2)
+    scale = math.sqrt(variance) or claim.signal
+    return Scores("final", seen.released.sum(axis=0), scale, claim.epsilon)
 
 
-def trace_scores(seen: Observations, mechanism: Mechanism) -> Scores:
+def trace_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     """`l_j = sum_t log[(1 - q + q e^((x m - m^2/2) / s^2)) / (1 - q + q e^((-x m - m^2/2) /
     s^2))]`, m = S/M."""
-    q = mechanism.sampling_rate
-    m = mechanism.signal
-    variance = mechanism.noise_std**2
+    q = claim.sampling_rate
+    m = claim.signal
+    variance = claim.noise_std**2
     absent = math.log1p(-q) if q < 1 else -math.inf
 
     def log_density(sign: int) -> np.ndarray:
         return np.logaddexp(absent, math.log(q) + (sign * seen.released * m - m * m / 2) / variance)
 
     values = (log_density(1) - log_density(-1)).sum(axis=0)
-    scale = 2 * q * m * math.sqrt(mechanism.rounds / variance)  # to first order in m / s
-    return Scores("trace", values, scale, mechanism.epsilon)
+    scale = 2 * q * m * math.sqrt(claim.rounds / variance)  # to first order in m / s
+    return Scores("trace", values, scale, claim.epsilon)
 
 
-def known_scores(seen: Observations, mechanism: Mechanism) -> Scores:
+def known_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     """`c_j = sum_(t: j takes part) x_tj`."""
     values = np.where(seen.taking_part, seen.released, 0.0).sum(axis=0)
-    expected = mechanism.sampling_rate * mechanism.rounds
+    expected = claim.sampling_rate * claim.rounds
     most = int(seen.taking_part.sum(axis=0).max(initial=0))
-    return Scores(
-        "known", values, mechanism.noise_std * math.sqrt(expected), mechanism.known_epsilon(most)
-    )
+    return Scores("known", values, claim.noise_std * math.sqrt(expected), claim.known_epsilon(most))

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from fedrec.attacks.audit.checks import Check, all_checks
-from fedrec.attacks.audit.estimate import Estimate, estimate_epsilon
+from fedrec.attacks.audit.claim import PrivacyClaim
+from fedrec.attacks.audit.estimate import EpsilonEstimate, estimate_epsilon
 from fedrec.attacks.audit.gdp import gdp_bound
-from fedrec.attacks.audit.mechanism import Mechanism
 from fedrec.attacks.audit.observations import Observations
 from fedrec.attacks.audit.one_run import OneRunBound, one_run_bound
 from fedrec.attacks.audit.scores import Scores, all_scores
@@ -32,14 +32,14 @@ class Audited:
 
     Attributes:
         seen: its observations.
-        mechanism: the claim.
+        claim: the claim.
         certain: checks in which no chance is involved.
         run: number of the run, from 1.
         phase: name of the phase; empty where there is one.
     """
 
     seen: Observations
-    mechanism: Mechanism
+    claim: PrivacyClaim
     certain: tuple[Check, ...] = ()
     run: int = 1
     phase: str = ""
@@ -66,7 +66,7 @@ class ScoreFindings:
     upper: float
     one_run: OneRunBound
     gdp: float
-    estimate: Estimate
+    estimate: EpsilonEstimate
 
     @property
     def lower(self) -> float:
@@ -110,7 +110,7 @@ class RunFindings:
         canaries: their number.
         scores: one entry per kind of observer.
         checks: tests of level 0.
-        mechanism: the claim.
+        claim: the claim.
         run: number of the run, from 1.
         phase: name of the phase; empty where there is one.
     """
@@ -118,7 +118,7 @@ class RunFindings:
     canaries: int
     scores: tuple[ScoreFindings, ...]
     checks: tuple[Check, ...]
-    mechanism: Mechanism
+    claim: PrivacyClaim
     run: int
     phase: str
 
@@ -151,15 +151,16 @@ class RunFindings:
 
     def table(self) -> dict[str, Any]:
         """Everything as plain values."""
+        table = asdict(self)
+        derived = {
+            "noise_multiplier": self.claim.noise_multiplier,
+            "epsilon_shown_by_final": self.claim.shown,
+        }
         return {
             "verdict": self.verdict,
             "epsilon_verdict": self.epsilon_verdict,
-            **asdict(self),
-            "mechanism": {
-                **asdict(self.mechanism),
-                "noise_multiplier": self.mechanism.noise_multiplier,
-                "epsilon_shown_by_final": self.mechanism.shown,
-            },
+            "mechanism": {**table.pop("claim"), **derived},
+            **table,
         }
 
 
@@ -212,13 +213,12 @@ def audit(audited: Sequence[Audited], *, significance: float = 0.05, seed: int =
 def audit_run(audited: Audited, *, significance: float, seed: int = 0) -> RunFindings:
     """Findings of one run or phase; every bound and every check gets the whole `significance`."""
     seen = audited.seen
-    mechanism = audited.mechanism
+    claim = audited.claim
     scores = [
-        _findings(score, seen, mechanism.delta, significance, seed)
-        for score in all_scores(seen, mechanism)
+        _findings(score, seen, claim.delta, significance, seed) for score in all_scores(seen, claim)
     ]
-    checks = (*all_checks(seen, mechanism, significance), *audited.certain)
-    return RunFindings(seen.canaries, tuple(scores), checks, mechanism, audited.run, audited.phase)
+    checks = (*all_checks(seen, claim, significance), *audited.certain)
+    return RunFindings(seen.canaries, tuple(scores), checks, claim, audited.run, audited.phase)
 
 
 def _findings(

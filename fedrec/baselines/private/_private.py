@@ -31,7 +31,7 @@ from fedrec.privacy.accounting.events import Event, NonPrivate
 from fedrec.privacy.adjacency import Adjacency, Contributions
 from fedrec.privacy.caveats import caveats
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.noise_source import Source, source_of
+from fedrec.privacy.noise_source import NoiseSource, source_of
 from fedrec.privacy.plan import Plan
 
 Charge = Callable[[int, Event], None]
@@ -181,7 +181,7 @@ class Releases:
     def __init__(
         self,
         plans: Mapping[str, Plan],
-        source: Source,
+        source: NoiseSource,
         charge: Charge | None,
         unfounded: Mapping[str, str] | None = None,
     ) -> None:

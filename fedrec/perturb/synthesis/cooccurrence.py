@@ -17,7 +17,7 @@ _PAIRS = 2  # addresses of the noise of the two releases
 
 
 @dataclass(frozen=True, eq=False)
-class Release:
+class NoisyCounts:
     """The noisy release, from which everything else is computed.
 
     Attributes:
@@ -42,7 +42,7 @@ def noisy_release(
     clip_items: int,
     threshold: float,
     seed: int,
-) -> Release:
+) -> NoisyCounts:
     """Two Gaussian releases, of counts and of pairs among the items with the largest noisy counts.
 
     A user's contribution to each is scaled down to the norm of a user with `clip_items` items:
@@ -76,7 +76,7 @@ def noisy_release(
     known = counts[head]
     known[known < threshold * noise * bound] = 0
     length = max(1.0, float(counts.sum()) / max(1, len(shares)))
-    return Release(
+    return NoisyCounts(
         head,
         known if known.any() else np.ones(len(head)),
         noisy + noisy.T,
@@ -85,7 +85,7 @@ def noisy_release(
 
 
 def profiles(
-    release: Release, users: int, smoothing: float, random: np.random.Generator
+    release: NoisyCounts, users: int, smoothing: float, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Profiles of distinct items: the first by popularity, each further one by its pairs with those
     before.

@@ -17,7 +17,7 @@ from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.noise_pair import NoisePair
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson, Sampling
-from fedrec.privacy.noise_source import Source
+from fedrec.privacy.noise_source import NoiseSource
 
 Placement = Literal["central", "distributed", "local"]
 
@@ -62,7 +62,12 @@ class Mechanism(ABC):
 
     @abstractmethod
     def draw(
-        self, name: str, size: int, memory: dict[str, np.ndarray], source: Source, *address: int
+        self,
+        name: str,
+        size: int,
+        memory: dict[str, np.ndarray],
+        source: NoiseSource,
+        *address: int,
     ) -> np.ndarray:
         """Noise of scale 1 for one parameter in one round, `float64 [size]`.
 
@@ -109,7 +114,7 @@ class Mechanism(ABC):
         self,
         arrays: Mapping[str, np.ndarray],
         scale: float,
-        source: Source,
+        source: NoiseSource,
         *address: int,
         memory: dict[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from scipy.special import ndtr
 
 from fedrec.privacy.accounting.noise_pair import NoisePair, nodes_of
 from fedrec.privacy.mechanisms.base import Mechanism
-from fedrec.privacy.noise_source import Source
+from fedrec.privacy.noise_source import NoiseSource
 
 _TAIL = 72.0  # noise is longer than its bound with probability exp(-_TAIL)
 
@@ -71,7 +71,12 @@ class Gaussian(Mechanism):
     counts = True
 
     def draw(
-        self, name: str, size: int, memory: dict[str, np.ndarray], source: Source, *address: int
+        self,
+        name: str,
+        size: int,
+        memory: dict[str, np.ndarray],
+        source: NoiseSource,
+        *address: int,
     ) -> np.ndarray:
         """Standard normal `float64 [size]`."""
         return source.gaussian(size, name, *address)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrec.privacy.accounting.noise_pair import NoisePair, nodes_of
 from fedrec.privacy.mechanisms.base import Mechanism
-from fedrec.privacy.noise_source import Source
+from fedrec.privacy.noise_source import NoiseSource
 
 _TAIL = 72.0  # noise is longer than its bound with probability exp(-_TAIL)
 _FAR = 80.0  # a term of e^(1.5 u) is practically 0 so far below the largest u
@@ -84,7 +84,12 @@ class Laplace(Mechanism):
         return math.sqrt(2)
 
     def draw(
-        self, name: str, size: int, memory: dict[str, np.ndarray], source: Source, *address: int
+        self,
+        name: str,
+        size: int,
+        memory: dict[str, np.ndarray],
+        source: NoiseSource,
+        *address: int,
     ) -> np.ndarray:
         """Laplace of scale 1, `float64 [size]`."""
         return source.laplace(size, name, *address)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedrec.config import Config, did_you_mean
 from fedrec.errors import ExperimentError
-from simulations.attacks.base import TARGET, Attack, Attacked, Outcome, Training, figure_rows
+from simulations.attacks.base import TARGET, Attack, Attacked, AttackOutcome, AttackRun, figure_rows
 
 if TYPE_CHECKING:
     from fedrec.attacks.attribute import Inference, Scaling
@@ -48,7 +48,7 @@ class Attribute(Attack):
     Config = AttributeConfig
     config: AttributeConfig
 
-    def trainings(self, attacked: Attacked) -> Mapping[str, Training]:
+    def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
         """The attacked experiment itself; profiles need no run.
 
         Raises:
@@ -56,9 +56,9 @@ class Attribute(Attack):
         """
         self._labels(attacked.population)
         needed = self.config.source != "profiles"
-        return {TARGET: Training(evaluation={"every": 0})} if needed else {}
+        return {TARGET: AttackRun(evaluation={"every": 0})} if needed else {}
 
-    def outcome(self, attacked: Attacked) -> Outcome:
+    def outcome(self, attacked: Attacked) -> AttackOutcome:
         """Infer the attribute of the training clients with a known one.
 
         Raises:
@@ -82,7 +82,7 @@ class Attribute(Attack):
         folds = f"{min(found.folds):.3f} to {max(found.folds):.3f}"
         said = f"{found.users} users ({sizes}); balanced accuracy in the folds {folds}."
         table = {"categories": categories, "success": found.table()}
-        return Outcome(found, table, _rows(found), [said])
+        return AttackOutcome(found, table, _rows(found), [said])
 
     def _described(self, attacked: Attacked, users: np.ndarray) -> np.ndarray:
         """`float32 [users, columns]`: what the attacker sees of each user."""

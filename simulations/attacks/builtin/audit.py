@@ -17,10 +17,10 @@ from pydantic import Field, model_validator
 from fedrec.attacks.audit.canaries import CanaryPlan
 from fedrec.config import Config
 from fedrec.experiment.phases import MAIN, phases_of
-from simulations.attacks.base import Attack, Attacked, Outcome, Training
+from simulations.attacks.base import Attack, Attacked, AttackOutcome, AttackRun
 
 if TYPE_CHECKING:
-    from fedrec.attacks.audit.mechanism import Mechanism
+    from fedrec.attacks.audit.claim import PrivacyClaim
     from fedrec.attacks.audit.verdict import Audit, Audited
     from fedrec.privacy.ledger import Charge
     from fedrec.privacy.plan import Plan
@@ -82,7 +82,7 @@ class CanaryAudit(Attack):
         super().__init__(config, seed)
         self._plans: dict[str, Plan] = {}
 
-    def trainings(self, attacked: Attacked) -> Mapping[str, Training]:
+    def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
         """The experiment with canaries, with as many seeds as in the settings.
 
         Raises:
@@ -99,14 +99,14 @@ class CanaryAudit(Attack):
         found = {}
         for number in range(self.config.seeds):
             plans = self._canaries(attacked, number)
-            found[f"run-{number + 1:02d}"] = Training(
+            found[f"run-{number + 1:02d}"] = AttackRun(
                 seed=attacked.seed_of("audit-run", number),
                 changes=changes_for(experiment, plans),
                 callbacks=[Watch(plans)],
             )
         return found
 
-    def outcome(self, attacked: Attacked) -> Outcome:
+    def outcome(self, attacked: Attacked) -> AttackOutcome:
         """Audit the claim of each phase of each run.
 
         Raises:
@@ -122,7 +122,9 @@ class CanaryAudit(Attack):
         ]
         found = audit(audited, significance=self.config.significance, seed=self.seed)
         lines = [check.line(run.label) for run in found.runs for check in run.checks]
-        return Outcome(found, found.table(), _rows(found), lines, found.verdict, found.reasons())
+        return AttackOutcome(
+            found, found.table(), _rows(found), lines, found.verdict, found.reasons()
+        )
 
     def _clients(self, attacked: Attacked) -> int:
         """Number of training clients, canaries included."""
@@ -175,7 +177,7 @@ class CanaryAudit(Attack):
 
     def _claim(
         self, attacked: Attacked, phase: str, charges: list[Charge], rounds: int
-    ) -> Mechanism:
+    ) -> PrivacyClaim:
         """The claim on the releases of a phase."""
         from simulations.attacks.canaries.claims import charged_claim, expected_cohort, stated_claim
 

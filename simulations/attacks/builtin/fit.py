@@ -17,7 +17,7 @@ from fedrec.attacks.signals import Signal, fit_signals
 from simulations.attacks.base import Attacked, MembershipAttack, MembershipConfig
 
 if TYPE_CHECKING:
-    from simulations.attacks.system import System
+    from simulations.attacks.system import TrainedSystem
 
 
 class FitConfig(MembershipConfig):
@@ -40,7 +40,7 @@ class Fit(MembershipAttack):
         """`float64 [users]`: how well the target fits each user."""
         return self.signals(attacked, attacked.target)
 
-    def signals(self, attacked: Attacked, system: System) -> np.ndarray:
+    def signals(self, attacked: Attacked, system: TrainedSystem) -> np.ndarray:
         """`float64 [users]`: how well a system fits each user."""
         blocks = system.scores(attacked.users, fine_tune=self.config.fine_tune)
         signal = self.config.signal

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedrec.attacks.lira import Mode, Variance, lira_scores, undecided
 from fedrec.runtime.atomic_files import open_atomically
-from simulations.attacks.base import TARGET, Attacked, Training
+from simulations.attacks.base import TARGET, Attacked, AttackRun
 from simulations.attacks.builtin.fit import Fit, FitConfig
 from simulations.attacks.members import half_memberships
 
@@ -35,7 +35,7 @@ class Lira(Fit):
     paper = "Carlini et al. 2022"
     config: LiraConfig
 
-    def trainings(self, attacked: Attacked) -> Mapping[str, Training]:
+    def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
         """The target, and shadow systems of half of the users each.
 
         Raises:
@@ -43,7 +43,7 @@ class Lira(Fit):
         """
         masks = half_memberships(len(attacked.users), self.config.shadows, self.seed)
         shadows = {
-            f"shadow-{number:03d}": Training(mask, attacked.seed_of("attack-run", number))
+            f"shadow-{number:03d}": AttackRun(mask, attacked.seed_of("attack-run", number))
             for number, mask in enumerate(masks, 1)
         }
         return {**super().trainings(attacked), **shadows}

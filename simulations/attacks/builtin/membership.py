@@ -14,14 +14,14 @@ from fedrec.attacks.membership import Describer, Encoding, forest_scores, train_
 from simulations.attacks.base import (
     TARGET,
     Attacked,
+    AttackRun,
     MembershipAttack,
     MembershipConfig,
-    Training,
 )
 from simulations.attacks.members import shadow_parts
 
 if TYPE_CHECKING:
-    from simulations.attacks.system import System
+    from simulations.attacks.system import TrainedSystem
 
 _SHADOW = "shadow"
 
@@ -60,7 +60,7 @@ class PrivRecAttack(MembershipAttack):
     paper = "PrivRec (Wang et al. 2021), section 4.6"
     config: PrivRecAttackConfig
 
-    def trainings(self, attacked: Attacked) -> Mapping[str, Training]:
+    def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
         """The shadow system and the target.
 
         Raises:
@@ -70,8 +70,8 @@ class PrivRecAttack(MembershipAttack):
         judged = {"final-users": self.config.judged} if self.config.judged else {}
         users = attacked.users
         return {
-            _SHADOW: Training(np.isin(users, used), attacked.seed_of("attack-run", 0)),
-            TARGET: Training(np.isin(users, members), evaluation={"every": 0, **judged}),
+            _SHADOW: AttackRun(np.isin(users, used), attacked.seed_of("attack-run", 0)),
+            TARGET: AttackRun(np.isin(users, members), evaluation={"every": 0, **judged}),
         }
 
     def victims(self, attacked: Attacked) -> np.ndarray:
@@ -115,7 +115,7 @@ class PrivRecAttack(MembershipAttack):
             seed=self.seed,
         )
 
-    def _lists(self, system: System, users: np.ndarray) -> np.ndarray:
+    def _lists(self, system: TrainedSystem, users: np.ndarray) -> np.ndarray:
         return system.lists(
             users,
             self.config.length,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrec.attacks.audit.mechanism import Mechanism
+from fedrec.attacks.audit.claim import PrivacyClaim
 from fedrec.components.registry import SAMPLER, STRATEGY, resolve
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import phase_at, phases_of
@@ -83,7 +83,7 @@ def noisy_plans(experiment: Experiment, clients: int) -> dict[str, Plan]:
     return {phase: plan for phase, plan in plans.items() if experiment.privacy.covers(phase)}
 
 
-def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Mechanism:
+def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> PrivacyClaim:
     """The claim of a phase as its ledger states it: the epsilon of all charges, and noise of the
     largest multiplier.
 
@@ -96,7 +96,7 @@ def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Mechani
     for charge in charges:
         accountant.step(charge.event, charge.count)
     multipliers = (getattr(charge.event, "noise_multiplier", 0.0) for charge in charges)
-    return Mechanism(
+    return PrivacyClaim(
         clip=plan.sensitivity / 2,
         denominator=plan.denominator,
         noise_std=max(multipliers, default=0.0) * plan.sensitivity / plan.denominator,
@@ -115,13 +115,13 @@ def stated_claim(
     rounds: int,
     delta: float,
     epsilon: float | None,
-) -> Mechanism:
-    """A claim that is not that of a ledger; for its parts see `Mechanism`. The default of epsilon
+) -> PrivacyClaim:
+    """A claim that is not of a ledger; for its parts see `PrivacyClaim`. The default of epsilon
     is that of the same number of Gaussian releases without amplification by sampling."""
     parts = (clip, denominator, noise_std, rate, rounds, delta)
     if epsilon is None:
-        epsilon = Mechanism(*parts, epsilon=float("inf")).known_epsilon(rounds)
-    return Mechanism(*parts, epsilon=epsilon)
+        epsilon = PrivacyClaim(*parts, epsilon=float("inf")).known_epsilon(rounds)
+    return PrivacyClaim(*parts, epsilon=epsilon)
 
 
 def charges_of(run: RunFolder, phase: str) -> list[Charge]:

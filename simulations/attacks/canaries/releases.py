@@ -39,7 +39,7 @@ _DAMAGED = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFi
 
 
 @dataclass(frozen=True, eq=False)
-class Releases:
+class CanaryReleases:
     """The releases of a phase.
 
     Attributes:
@@ -133,12 +133,12 @@ class Watch(Callback):
         own = self._directions[phase]
         self._found[phase][round_number] = own.project(mean), own.quiet(mean)
 
-    def _releases(self, phase: str) -> Releases:
+    def _releases(self, phase: str) -> CanaryReleases:
         rounds = sorted(self._found[phase])
         kept = [self._found[phase][number] for number in rounds]
         count = self._plans[phase].count
         own = self._directions.get(phase)
-        return Releases(
+        return CanaryReleases(
             np.array(rounds, dtype=np.int64),
             np.array([released for released, _ in kept]).reshape(len(kept), count),
             np.array([quiet for _, quiet in kept]).reshape(len(kept), -1 if kept else 0),
@@ -199,7 +199,7 @@ def _cohorts(experiment: Experiment, phase: str) -> Cohorts:
     return strategy.by_phase[phase].cohorts if isinstance(strategy, CohortStrategy) else drawn
 
 
-def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, Releases]:
+def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, CanaryReleases]:
     """The releases of an audited run, by phase.
 
     Raises:
@@ -210,7 +210,7 @@ def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, Release
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
             tables = {name: arrays[name] for name in arrays.files}
-        found = {phase: Releases(**strip_prefix(f"{phase}/", tables)) for phase in plans}
+        found = {phase: CanaryReleases(**strip_prefix(f"{phase}/", tables)) for phase in plans}
         if all(own.fits(plans[phase].count) for phase, own in found.items()):
             return found
         shown = ", ".join(

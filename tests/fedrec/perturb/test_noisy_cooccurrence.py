@@ -10,7 +10,7 @@ from scipy.stats import chisquare, kstest, norm
 
 from fedrec.errors import ExperimentError
 from fedrec.perturb.members.noisy_cooccurrence import NoisyCooccurrence, NoisyCooccurrenceConfig
-from fedrec.perturb.synthesis.cooccurrence import Release, noisy_release, profiles
+from fedrec.perturb.synthesis.cooccurrence import NoisyCounts, noisy_release, profiles
 from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.privacy.question import report
 
@@ -115,7 +115,7 @@ def test_only_the_most_popular_items_are_in_the_matrix():
 def test_profiles_follow_popularity_then_pairs():
     pairs = np.zeros((4, 4))
     pairs[0, 1] = pairs[1, 0] = pairs[2, 3] = pairs[3, 2] = 5
-    made = Release(np.arange(4), np.array([4.0, 3.0, 2.0, 1.0]), pairs, 2.0)
+    made = NoisyCounts(np.arange(4), np.array([4.0, 3.0, 2.0, 1.0]), pairs, 2.0)
     users, items = profiles(made, 20_000, 0.0, np.random.default_rng(0))
     first = items[np.unique(users, return_index=True)[1]]
     assert (

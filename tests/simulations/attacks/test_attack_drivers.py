@@ -19,7 +19,7 @@ from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.attacks.driver import run_attack
 from simulations.attacks.members import shadow_parts
-from simulations.attacks.system import System
+from simulations.attacks.system import TrainedSystem
 from tests.runs import Interrupt
 
 
@@ -69,7 +69,7 @@ def system(folder, *overrides):
     runner.run(load(ATTACKED, overrides), output=folder)
     run = RunFolder(folder)
     users = Population.of(run.experiment).partition.training_clients
-    return System(run.experiment, run, users), users
+    return TrainedSystem(run.experiment, run, users), users
 
 
 MEMORISING = (

@@ -18,7 +18,7 @@ from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.attacks.driver import run_attack
-from simulations.attacks.system import System
+from simulations.attacks.system import TrainedSystem
 from tests.clients.oracles import update_under
 
 
@@ -102,7 +102,7 @@ def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
     experiment = load(META, ["rounds=2"])
     runner.run(experiment, output=tmp_path / "run")
     users = Population.of(experiment).partition.training_clients[[5, 3, 200]]
-    target = System(experiment, RunFolder(tmp_path / "run"), users)
+    target = TrainedSystem(experiment, RunFolder(tmp_path / "run"), users)
     found = list(target.updates(users, ("layer1.*",)))
     node = Node(experiment, 0, 1, None)
     given = {name: torch.from_numpy(value.copy()) for name, value in target.parameters.items()}

@@ -109,10 +109,8 @@ def check(found, name):
 def test_a_correct_strategy_is_not_refuted(tmp_path):
     found = audit(tmp_path, "strategy.server-lr=0.5", seeds=2)
     assert found.verdict != "FAIL" and len(found.runs) == 2
-    assert found.runs[0].mechanism.sampling_rate == pytest.approx(20 / 248)
-    assert found.runs[0].mechanism.epsilon == pytest.approx(
-        found.runs[0].mechanism.known_epsilon(25)
-    )
+    assert found.runs[0].claim.sampling_rate == pytest.approx(20 / 248)
+    assert found.runs[0].claim.epsilon == pytest.approx(found.runs[0].claim.known_epsilon(25))
     assert check(found, "noise-std").measured == pytest.approx(STD, rel=0.03)
     assert check(found, "reach").measured == pytest.approx(CLIP / COHORT, rel=0.5)
 
@@ -156,7 +154,7 @@ PRIVATE = {
 def test_our_own_private_training_passes_with_canaries_that_test_the_clip(tmp_path):
     found = run_audit(load({**AUDITED, **PRIVATE}), tmp_path)
     assert found.verdict != "FAIL"
-    claimed = found.runs[0].mechanism
+    claimed = found.runs[0].claim
     assert (claimed.clip, claimed.denominator) == (
         CLIP,
         COHORT,
@@ -189,7 +187,7 @@ def test_full_participation_can_be_audited_too(tmp_path):
     know the cohort."""
     everybody = {**AUDITED, **PRIVATE, "rounds": 3, "sampler": {"name": "full"}}
     found = run_audit(load(everybody), tmp_path / "right")
-    claimed = found.runs[0].mechanism
+    claimed = found.runs[0].claim
     assert (
         found.verdict != "FAIL"
         and claimed.sampling_rate == 1.0
@@ -234,7 +232,7 @@ def test_a_ledger_that_states_more_noise_than_is_drawn_is_refuted(tmp_path, monk
 
     monkeypatch.setattr(DpFedAvg, "event", property(doubled))
     found = run_audit(load({**AUDITED, **PRIVATE}), tmp_path)
-    assert found.runs[0].mechanism.noise_multiplier == pytest.approx(2.0)
+    assert found.runs[0].claim.noise_multiplier == pytest.approx(2.0)
     assert found.verdict == "FAIL" and not check(found, "noise-std").passed
 
 
@@ -269,9 +267,9 @@ def test_a_run_that_its_budget_ends_early_is_audited_for_the_rounds_it_had(tmp_p
 
     found = run_audit(bounded(3.0), tmp_path / "some")
     assert (
-        1 < found.runs[0].mechanism.rounds < 25
+        1 < found.runs[0].claim.rounds < 25
         and found.verdict != "FAIL"
-        and 2.0 < found.runs[0].mechanism.epsilon <= 3.0
+        and 2.0 < found.runs[0].claim.epsilon <= 3.0
     )
     with pytest.raises(ExperimentError, match="no rounds to audit"):
         run_audit(bounded(0.01), tmp_path / "none")

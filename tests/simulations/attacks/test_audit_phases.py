@@ -104,15 +104,15 @@ def test_every_phase_is_audited_against_its_own_ledger(tmp_path, system):
     for run, phase in zip(found.runs, (first, "main"), strict=True):
         checks = {check.name: check for check in run.checks}
         assert {"reach", "noise-std", "charged-rounds"} <= set(checks)
-        assert checks["noise-std"].measured == pytest.approx(run.mechanism.noise_std, rel=0.2)
+        assert checks["noise-std"].measured == pytest.approx(run.claim.noise_std, rel=0.2)
         events: list[Any] = [
             charge.event
             for charge in Ledger(tmp_path / "run-01" / "privacy.jsonl").charges
             if charge.event.phase == phase
         ]
         stated = [event.noise_multiplier for event in events]
-        assert stated == pytest.approx([run.mechanism.noise_multiplier] * len(events))
-        assert run.mechanism.rounds == len(events)
+        assert stated == pytest.approx([run.claim.noise_multiplier] * len(events))
+        assert run.claim.rounds == len(events)
     trained = {name for name in checks if name.startswith("reach-of-") and name != "reach-of-one"}
     assert (len(trained) > 5) == (system in ("reptile", "two stages"))
 
@@ -187,4 +187,4 @@ def test_a_phase_without_noise_is_not_audited(tmp_path):
     privacy = {**STAGED["privacy"], "phases": {}, "private-phases": ["main"]}
     table = {**STAGED, "strategy": {**STAGED["strategy"], "stage-one": stage}, "privacy": privacy}
     found = audit(table, tmp_path)
-    assert failed(found) == {"run 1": set()} and found.runs[0].mechanism.rounds == 3
+    assert failed(found) == {"run 1": set()} and found.runs[0].claim.rounds == 3

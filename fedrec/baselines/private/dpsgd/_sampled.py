@@ -27,7 +27,7 @@ from fedrec.baselines.private._clipped_rows import clip_factors
 from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
 from fedrec.baselines.private.dpsgd._outer import OuterGradients
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.noise_source import Source, secure_fixed_size, secure_poisson
+from fedrec.privacy.noise_source import NoiseSource, secure_fixed_size, secure_poisson
 from fedrec.privacy.optimal_clip import noise_decides, optimal_clip
 from fedrec.rng import stream, torch_stream
 
@@ -86,7 +86,7 @@ class SampledBaseline(PrivateBaseline):
         """Initial parameters, on the device."""
 
     def kept(
-        self, users: np.ndarray, step: int, source: Source, generator: torch.Generator
+        self, users: np.ndarray, step: int, source: NoiseSource, generator: torch.Generator
     ) -> Tensor | None:
         """`bool [users, items]`: the items that dropout keeps in a step; None without dropout.
 

@@ -26,7 +26,7 @@ from fedrec.config import Width
 from fedrec.data.features import FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.models.ae import Ae, AeConfig
-from fedrec.privacy.noise_source import Source
+from fedrec.privacy.noise_source import NoiseSource
 
 
 class DpAeConfig(SampledConfig):
@@ -67,7 +67,7 @@ class DpAe(SampledBaseline):
         )[0]
 
     def kept(
-        self, users: np.ndarray, step: int, source: Source, generator: torch.Generator
+        self, users: np.ndarray, step: int, source: NoiseSource, generator: torch.Generator
     ) -> Tensor:
         """`bool [users, items]`: the items that dropout keeps in a step; in mode `secure` drawn for
         each user from the operating system's generator, else by place in the cohort from the

@@ -18,16 +18,16 @@ from fedrec.attacks.audit.checks import (
     check_shared_reach,
     differences,
 )
+from fedrec.attacks.audit.claim import PrivacyClaim
 from fedrec.attacks.audit.directions import Directions
 from fedrec.attacks.audit.estimate import _interval, estimate_epsilon
 from fedrec.attacks.audit.gaussian import epsilon_of_gaussian
 from fedrec.attacks.audit.gdp import CUTS, gdp_bound
-from fedrec.attacks.audit.mechanism import Mechanism
 from fedrec.attacks.audit.observations import Observations
 from fedrec.attacks.audit.scores import final_scores, known_scores, trace_scores
 from fedrec.errors import ExperimentError
 
-CLAIM = Mechanism(
+CLAIM = PrivacyClaim(
     clip=2.0,
     denominator=10.0,
     noise_std=0.3,
@@ -148,7 +148,7 @@ def test_final_and_known_scores_are_sums():
 @pytest.mark.parametrize("rate", [0.25, 1.0])
 def test_trace_scores_are_log_likelihood_ratios_of_the_mixtures(rate):
     run = seen(canaries=20)
-    claim = Mechanism(2.0, 10.0, 0.3, rate, 40, 1e-5, 5.0)
+    claim = PrivacyClaim(2.0, 10.0, 0.3, rate, 40, 1e-5, 5.0)
 
     def density(x, sign):
         return (1 - rate) * stats.norm.pdf(x, 0, 0.3) + rate * stats.norm.pdf(x, sign * 0.2, 0.3)
@@ -170,13 +170,13 @@ def test_the_claim_in_other_words():
     assert CLAIM.signal == pytest.approx(0.2) and CLAIM.noise_multiplier == pytest.approx(0.75)
     # n releases of sensitivity 2 S / M are one Gaussian release with mu = sqrt(n) 2 S / (M sigma)
     assert CLAIM.known_epsilon(9) == pytest.approx(epsilon_of_gaussian(3 * 0.4 / 0.3, 1e-5))
-    assert Mechanism(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0).known_epsilon(1) == math.inf
+    assert PrivacyClaim(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0).known_epsilon(1) == math.inf
 
 
 def test_what_the_last_model_shows_is_the_gaussian_value_without_sampling():
-    everybody = Mechanism(2.0, 10.0, 0.9, 1.0, 40, 1e-5, 5.0)
+    everybody = PrivacyClaim(2.0, 10.0, 0.9, 1.0, 40, 1e-5, 5.0)
     assert everybody.shown == pytest.approx(everybody.known_epsilon(40), rel=1e-3)
-    sampled = Mechanism(2.0, 10.0, 0.9, 0.25, 40, 1e-5, 5.0)
+    sampled = PrivacyClaim(2.0, 10.0, 0.9, 0.25, 40, 1e-5, 5.0)
     assert sampled.shown < everybody.shown
     # a sum of 40 releases with 10 of 40 signals is nearly one Gaussian release
     assert sampled.shown == pytest.approx(
@@ -198,7 +198,7 @@ def test_a_wrong_claim_is_refused(change):
         "epsilon": 1,
     }
     with pytest.raises(ExperimentError, match="mechanism to audit"):
-        Mechanism(**{**parts, **change})
+        PrivacyClaim(**{**parts, **change})
 
 
 def test_gdp_bound_is_that_of_the_exact_limits_at_its_best_cut():
@@ -365,7 +365,7 @@ def test_one_heavy_canary_among_many_is_found():
 
 
 def test_without_noise_the_reach_is_exact():
-    claim = Mechanism(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0)
+    claim = PrivacyClaim(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0)
     for check in (check_reach, check_farthest):
         assert check(seen(noise=0.0), claim, 0.05).passed
         assert not check(seen(noise=0.0, reach=0.201), claim, 0.05).passed

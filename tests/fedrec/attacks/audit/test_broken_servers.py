@@ -13,13 +13,13 @@ import math
 import numpy as np
 import pytest
 
-from fedrec.attacks.audit.mechanism import Mechanism
+from fedrec.attacks.audit.claim import PrivacyClaim
 from fedrec.attacks.audit.observations import Observations
 from fedrec.attacks.audit.verdict import Audited, audit, audit_run
 
 CLIENTS, CANARIES, COHORT, ROUNDS, CLIP = 1000, 1000, 200, 100, 1.0
 NOISE = 1.0 * 2 * CLIP / COHORT
-CLAIM = Mechanism(CLIP, COHORT, NOISE, COHORT / (CLIENTS + CANARIES), ROUNDS, 1e-5, 7.80)
+CLAIM = PrivacyClaim(CLIP, COHORT, NOISE, COHORT / (CLIENTS + CANARIES), ROUNDS, 1e-5, 7.80)
 
 BROKEN_NOISE = {"factor 2": NOISE / 2, "noise / sqrt(M)": NOISE / math.sqrt(COHORT)}
 
@@ -163,7 +163,7 @@ def test_a_right_server_with_a_wrong_claim(epsilon, verdict):
 
 
 def test_a_claim_of_nothing_is_never_refuted():
-    silent = Mechanism(CLIP, COHORT, 0.0, CLAIM.sampling_rate, ROUNDS, 1e-5, math.inf)
+    silent = PrivacyClaim(CLIP, COHORT, 0.0, CLAIM.sampling_rate, ROUNDS, 1e-5, math.inf)
     found = audit([Audited(server("noise / sqrt(M)", 0), silent)])
     assert [score.observer for score in found.runs[0].scores] == ["final"]
     assert found.runs[0].epsilon_verdict == "PASS"

@@ -13,7 +13,7 @@ from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.sampling import Sampling, Scheduled
 from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.privacy.mechanisms.gaussian import GaussianPair
-from fedrec.privacy.noise_source import Source
+from fedrec.privacy.noise_source import NoiseSource
 
 
 class BandedConfig(Config):
@@ -52,7 +52,12 @@ class Banded(Mechanism):
         return float(np.linalg.norm(row))
 
     def draw(
-        self, name: str, size: int, memory: dict[str, np.ndarray], source: Source, *address: int
+        self,
+        name: str,
+        size: int,
+        memory: dict[str, np.ndarray],
+        source: NoiseSource,
+        *address: int,
     ) -> np.ndarray:
         """A row of C^-1 z, `float64 [size]`; `memory` keeps the b - 1 last ones, the last first."""
         drawn = source.gaussian(size, name, *address)

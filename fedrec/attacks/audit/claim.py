@@ -19,7 +19,7 @@ from fedrec.errors import ExperimentError
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class PrivacyClaim:
     """The claimed release of a round: a clipped sum over the cohort, divided by a fixed number,
     plus normal noise.
 
