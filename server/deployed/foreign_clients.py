@@ -135,9 +135,7 @@ class ForeignClientGrid(WrappedGrid):
             return reply
         message = asked[node]
         if message.metadata.message_type == "train":
-            _, order = unpack_train(
-                RecordDict({**message.content.config_records, ARRAYS: to_record({})})
-            )
+            _, order = unpack_train(_without_arrays(message))
             if order.clients is None:
                 return reply  # sent by one of Flower's strategies, in Flower's standard form
             theta = zero_copy_arrays(next(iter(message.content.array_records.values())))

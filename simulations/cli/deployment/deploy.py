@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -17,32 +18,26 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(help="Deployment folder.")]
 
 
+Setting = partial(options.setting_option, of="simulations.deployment.layout:DeploymentConfig")
+
+
 @app.command(short_help="Create a deployment folder: certificates, keys, settings.")
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to create.")],
-    nodes: Annotated[int, typer.Option(help="Number of nodes to create keys for.")] = 2,
+    nodes: Annotated[str | None, Setting("nodes")] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(help="Name or address under which clients reach this machine; may repeat."),
     ] = None,
-    bind: Annotated[
-        str, typer.Option(help="Address that the gateway listens on; 0.0.0.0: all.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the gateway.")] = 8443,
-    superlink_port: Annotated[
-        int, typer.Option(help="Port of the SuperLink, reachable from this machine only.")
-    ] = 18000,
-    node_port: Annotated[
-        int, typer.Option(help="First port of the nodes on this machine.")
-    ] = 19100,
-    most_clients: Annotated[
-        int | None,
-        typer.Option(help="Largest number of clients per node; required for runs with noise."),
-    ] = None,
+    bind: Annotated[str | None, Setting("bind")] = None,
+    port: Annotated[str | None, Setting("port")] = None,
+    superlink_port: Annotated[str | None, Setting("superlink-port")] = None,
+    node_port: Annotated[str | None, Setting("node-port")] = None,
+    most_clients: Annotated[str | None, Setting("most-clients")] = None,
     local_nodes: Annotated[
         bool, typer.Option(help="Whether `up` also starts the nodes on this machine.")
     ] = True,
-    proxy: Annotated[str, typer.Option(help="Gateway: auto, nginx or python.")] = "auto",
+    proxy: Annotated[str | None, Setting("proxy")] = None,
     experiment: Annotated[
         str | None,
         typer.Option(help="Split the dataset of this experiment into one file per node."),
@@ -50,21 +45,15 @@ def init(
     overrides: Annotated[list[str] | None, options.overrides()] = None,
 ) -> None:
     """Create a deployment folder: authority, certificates, keys, secrets and settings."""
+    from fedrec.experiment.overrides import override
     from simulations.deployment.initialise import initialise
     from simulations.deployment.layout import DeploymentConfig
 
-    table = {
-        "bind": bind,
-        "port": port,
-        "superlink-port": superlink_port,
-        "node-port": node_port,
-        "nodes": nodes,
-    }
-    table |= {"local-nodes": local_nodes, "proxy": proxy}
-    if most_clients is not None:
-        table["most-clients"] = most_clients
-    if host:
-        table["hosts"] = [*host]
+    given = {"nodes": nodes, "bind": bind, "port": port, "superlink-port": superlink_port}
+    given |= {"node-port": node_port, "most-clients": most_clients, "proxy": proxy}
+    table = {"local-nodes": local_nodes, **({"hosts": [*host]} if host else {})}
+    for text in options.overrides_of(given):
+        table = override(table, text)
     settings = DeploymentConfig.parse(table, at="deployment")
     loaded = None
     if experiment is not None:
