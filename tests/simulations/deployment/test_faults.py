@@ -140,6 +140,24 @@ def test_the_serverapp_killed_in_mid_round_is_resumed_and_the_ledger_is_not_refu
     assert_close(nodes.parameters(name), simulated, rtol=1e-5, atol=1e-6)
 
 
+def test_the_error_of_a_nodes_work_is_in_its_own_log_and_where_its_owner_allows_reaches_the_operator(
+    nodes,
+):
+    """Shards of `deploy init` allow it."""
+    data = nodes.deployment.node(2) / "data.csv"
+    honest = data.read_text()
+    data.write_text(honest.replace("\n", "\n\"", 1))
+    try:
+        finished, why = nodes.run("broken-table", "rounds=1", "engine.timeout=40.0")
+    finally:
+        data.write_text(honest)
+    log = (nodes.deployment.logs / "nodes" / "node-2" / "executor.txt").read_text()
+    assert "data.csv cannot be read" in log.partition("a message failed")[2], log[-2000:]
+    assert not finished and "data.csv cannot be read as a table" in why
+    finished, why = nodes.run("mended-table", "rounds=1")
+    assert finished and nodes.clients("mended-table") == [12], why
+
+
 def test_a_node_that_never_answers_lets_a_deadline_pass_and_the_denominator_stays(nodes):
     pid = nodes.pid("executor", node=2)
     given = ("rounds=4", "engine.timeout=20.0", "engine.max-failures=1.0")
