@@ -140,10 +140,8 @@ def test_the_serverapp_killed_in_mid_round_is_resumed_and_the_ledger_is_not_refu
     assert_close(nodes.parameters(name), simulated, rtol=1e-5, atol=1e-6)
 
 
-def test_the_error_of_a_nodes_work_is_in_its_own_log_and_where_its_owner_allows_reaches_the_operator(
-    nodes,
-):
-    """Shards of `deploy init` allow it."""
+def test_the_error_of_a_nodes_work_is_in_its_own_log_and_reaches_the_operator(nodes):
+    """If its owner allows it, as shards of `deploy init` do."""
     data = nodes.deployment.node(2) / "data.csv"
     honest = data.read_text()
     data.write_text(honest.replace("\n", "\n\"", 1))
