@@ -144,7 +144,7 @@ def test_the_error_of_a_nodes_work_is_in_its_own_log_and_reaches_the_operator(no
     """If its owner allows it, as shards of `deploy init` do."""
     data = nodes.deployment.node(2) / "data.csv"
     honest = data.read_text()
-    data.write_text(honest.replace("\n", "\n\"", 1))
+    data.write_text(honest.replace("\n", '\n"', 1))
     try:
         finished, why = nodes.run("broken-table", "rounds=1", "engine.timeout=40.0")
     finally:
