@@ -10,17 +10,33 @@ from collections.abc import Callable
 from typing import NoReturn
 
 
-def forked(work: Callable[[], None]) -> int:
-    """Run `work` in a fork, which ends after it; the status is 0, or what `SystemExit` says, or 1
-    after an error.
+class Fork:
+    """A fork of this process that does some work and ends; its status is 0, or what `SystemExit`
+    says, or 1 after an error.
 
-    Returns:
-        The fork's process id.
+    Args:
+        work: what it does.
+
+    Attributes:
+        pid: its process id.
     """
-    child = os.fork()
-    if not child:
-        _end_after(work)
-    return child
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.pid = os.fork()
+        if not self.pid:
+            _end_after(work)
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its status, negative the signal that ended it; None while it runs."""
+        if self._code is None:
+            try:
+                ended, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                ended = self.pid
+                status = 0
+            self._code = os.waitstatus_to_exitcode(status) if ended else None
+        return self._code
 
 
 def _end_after(work: Callable[[], None]) -> NoReturn:

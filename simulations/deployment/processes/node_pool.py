@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from fedrec.runtime.forks import forked
+from fedrec.runtime.forks import Fork
 from simulations.deployment.flower.supernode import REFUSED
 from simulations.deployment.processes.commands import Process
 from simulations.deployment.processes.supervisor import Supervisor, end_with_parent
@@ -27,25 +27,6 @@ _REFUSAL = """\
     key of a node that was killed is refused for up to a minute
   fix: ask the operator to run fedrec deploy register DEPLOYMENT, or for another folder"""
 Main = Callable[[list[str]], None]
-
-
-class Forked:
-    """A forked process, with the interface that a supervisor needs."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        """Its exit status; None while it runs."""
-        if self._code is None:
-            try:
-                child, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:
-                child = self.pid
-                status = 0
-            self._code = os.waitstatus_to_exitcode(status) if child else None
-        return self._code
 
 
 class NodePool(Supervisor):
@@ -76,11 +57,11 @@ class NodePool(Supervisor):
             print(_REFUSAL.format(name=name), file=sys.stderr, flush=True)
         super()._ended(name, now)
 
-    def _start(self, process: Process) -> Forked:  # type: ignore[override]
+    def _start(self, process: Process) -> Fork:  # type: ignore[override]
         log = self._open_log(process)
-        child = forked(partial(self._become, process, log))
+        child = Fork(partial(self._become, process, log))
         os.close(log)
-        return Forked(child)
+        return child
 
     def _become(self, process: Process, log: int) -> None:
         os.setsid()

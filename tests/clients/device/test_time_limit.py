@@ -8,7 +8,7 @@ import time
 import pytest
 
 from clients.device.time_limit import ended_after, seconds_left
-from fedrec.runtime.forks import forked
+from fedrec.runtime.forks import Fork
 
 
 def status_after(processor, elapsed, work):
@@ -17,7 +17,7 @@ def status_after(processor, elapsed, work):
         with ended_after(processor, elapsed):
             work()
 
-    return os.waitpid(forked(limited), 0)[1]
+    return os.waitpid(Fork(limited).pid, 0)[1]
 
 
 def busy(seconds=60.0):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedrec.runtime.forks import forked
+from fedrec.runtime.forks import Fork
 
 
 def _fail():
@@ -24,14 +24,14 @@ def _fail():
     ],
 )
 def test_a_fork_ends_with_the_status_of_its_work(work, status):
-    _, ended = os.waitpid(forked(work), 0)
+    _, ended = os.waitpid(Fork(work).pid, 0)
     assert os.WIFEXITED(ended) and os.WEXITSTATUS(ended) == status
 
 
 def test_what_the_parent_would_do_at_its_end_is_left_to_it(tmp_path):
     cleaned = tmp_path / "cleaned"
     try:
-        os.waitpid(forked(lambda: None), 0)
+        os.waitpid(Fork(lambda: None).pid, 0)
     finally:
         with cleaned.open("a") as file:
             file.write("once ")
@@ -39,5 +39,5 @@ def test_what_the_parent_would_do_at_its_end_is_left_to_it(tmp_path):
 
 
 def test_the_error_of_a_fork_is_written(capfd):
-    os.waitpid(forked(_fail), 0)
+    os.waitpid(Fork(_fail).pid, 0)
     assert "ValueError: as meant" in capfd.readouterr().err

@@ -149,7 +149,9 @@ def test_the_kinds_of_tasks_are_flowers():
 
 
 def test_the_superlink_waits_for_its_database_as_long_as_we_say(linked):
-    """Flower sets 5 s, after which a call fails."""
+    """Flower has no setting for it; its calls fail after 5 s."""
+    pragmas = importlib.import_module("flwr.supercore.constant").SQLITE_PRAGMAS
+    assert dict(pragmas)["busy_timeout"] == "5000"
     with linked[0].session() as session:
         (wait,) = session.execute(text("PRAGMA busy_timeout")).one()
     assert wait == superlink.DATABASE_WAIT_MS

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import httpx
 
 from fedrec.runtime.backoff import Backoff
-from fedrec.runtime.forks import forked
+from fedrec.runtime.forks import Fork
 from simulations.deployment.flower.patches.pace import PacedTime
 from simulations.deployment.flower.unfinished import UnfinishedTasks
 from simulations.deployment.flower.work_signal import WorkSignal
@@ -63,7 +64,7 @@ class ForkExecutor:
         self._unfinished = unfinished or UnfinishedTasks(None)
         for spec in self._unfinished.take():
             _report_failure(spec, "ended together with its executor")
-        self._children: dict[int, Any] = {}
+        self._children: dict[Fork, Any] = {}
 
     def get_eligible_capacity(
         self, supported_task_types: set[str], **_: Any
@@ -75,7 +76,7 @@ class ForkExecutor:
         """Run one task in a child."""
         self._backoff.restart()
         self._unfinished.add(spec)
-        self._children[forked(partial(self._run, spec))] = spec
+        self._children[Fork(partial(self._run, spec))] = spec
         return run_superexec.LaunchResult.accepted()
 
     def _run(self, spec: Any) -> None:
@@ -90,20 +91,18 @@ class ForkExecutor:
         """Collect children that have ended; a killed one is reported to Flower immediately, and not
         after a minute."""
         for child, spec in list(self._children.items()):
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
+            code = child.poll()
+            if code is not None:
                 del self._children[child]
                 self._unfinished.remove(spec)
-                if os.WIFSIGNALED(status):
-                    _report_failure(spec, f"ended by signal {os.WTERMSIG(status)}")
+                if code < 0:
+                    _report_failure(spec, f"ended by signal {-code}")
 
     def close(self) -> None:
         """End the children."""
         for child in self._children:
-            try:
-                os.kill(child, signal.SIGTERM)
-            except ProcessLookupError:
-                continue
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGTERM)
 
 
 def _report_failure(spec: Any, reason: str) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 import httpx
 import pytest
 
-from fedrec.runtime.forks import forked
+from fedrec.runtime.forks import Fork
 from simulations.deployment.flower import supernode
 from simulations.deployment.processes.commands import Process
 from simulations.deployment.processes.node_pool import NodePool
@@ -45,7 +45,7 @@ def test_a_supernode_whose_key_is_refused_ends_with_its_own_status(monkeypatch, 
         with loop._init_connection("gateway:1", True, max_retries=0):
             raise AssertionError("there is no connection")
 
-    child = forked(lambda: supernode.ending_as_refused(connect))
+    child = Fork(lambda: supernode.ending_as_refused(connect)).pid
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     refused = "the server does not accept this node's key" in capfd.readouterr().err
     assert (ended, refused) == ((1, False) if status == 503 else (supernode.REFUSED, True))
