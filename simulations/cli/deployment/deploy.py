@@ -8,14 +8,28 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simulations.cli import options
 
+if TYPE_CHECKING:
+    from simulations.deployment.layout import Deployment
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-Folder = Annotated[Path, typer.Argument(help="Deployment folder.")]
+
+
+def _deployment(folder: str) -> Deployment:
+    from simulations.deployment.layout import Deployment
+
+    return Deployment(Path(folder))
+
+
+Folder = Annotated[
+    Any, typer.Argument(metavar="FOLDER", parser=_deployment, help="Deployment folder.")
+]
+"""A deployment, by its folder."""
 
 
 Setting = partial(options.setting_option, of="simulations.deployment.layout:DeploymentConfig")
@@ -69,12 +83,10 @@ def init(
 
 
 @app.command(short_help="Start all processes and register the nodes.")
-def up(folder: Folder) -> None:
+def up(deployment: Folder) -> None:
     """Start all processes, register the nodes, and wait until all are healthy."""
     from simulations.deployment import operator
-    from simulations.deployment.layout import Deployment
 
-    deployment = Deployment(folder)
     operator.up(deployment)
     _show(deployment)
     here = len(operator.local_plans(deployment))
@@ -87,40 +99,36 @@ def up(folder: Folder) -> None:
 
 
 @app.command(short_help="Show processes, nodes and runs.")
-def status(folder: Folder) -> None:
+def status(deployment: Folder) -> None:
     """Show all processes, nodes and runs; the exit status is 1 if one is not healthy."""
     from simulations.deployment import operator
-    from simulations.deployment.layout import Deployment
 
-    deployment = Deployment(folder)
     _show(deployment)
     if any(state.pid is None or state.healthy is False for state in operator.states(deployment)):
         raise typer.Exit(1)
 
 
 @app.command()
-def down(folder: Folder) -> None:
+def down(deployment: Folder) -> None:
     """Stop all processes that `up` started."""
     from simulations.deployment import operator
-    from simulations.deployment.layout import Deployment
 
-    stopped = operator.down(Deployment(folder))
+    stopped = operator.down(deployment)
     typer.echo("stopped" if stopped else "nothing was running")
 
 
 @app.command(short_help="Register the nodes whose keys are in the folder.")
-def register(folder: Folder) -> None:
+def register(deployment: Folder) -> None:
     """Register all nodes whose keys are in the deployment folder; `up` does so, too."""
     from simulations.deployment import operator
-    from simulations.deployment.layout import Deployment
 
-    for name, node in operator.register_nodes(Deployment(folder)).items():
+    for name, node in operator.register_nodes(deployment).items():
         typer.echo(f"{name} {node}")
 
 
 @app.command("add-nodes", short_help="Create keys for further nodes.")
 def add_nodes(
-    folder: Folder,
+    deployment: Folder,
     count: Annotated[
         int,
         typer.Argument(
@@ -131,16 +139,15 @@ def add_nodes(
 ) -> None:
     """Create folders with keys for further nodes; `register` then admits them."""
     from simulations.deployment.initialise import add_nodes as add
-    from simulations.deployment.layout import Deployment
 
-    grown = add(Deployment(folder), count)
+    grown = add(deployment, count)
     for made in grown.node_folders()[len(grown.numbers) - count :]:
         typer.echo(made)
 
 
 @app.command(short_help="Rewrite docker-compose.yml and .env.")
 def compose(
-    folder: Folder,
+    deployment: Folder,
     into: Annotated[
         Path | None, typer.Option(help="Folder to write to; default: the deployment folder.")
     ] = None,
@@ -148,27 +155,24 @@ def compose(
     """Rewrite docker-compose.yml and .env and set file permissions for containers; `init` does so,
     too."""
     from simulations.deployment.containers import write_compose
-    from simulations.deployment.layout import Deployment
 
-    typer.echo(write_compose(Deployment(folder), into))
+    typer.echo(write_compose(deployment, into))
 
 
 @app.command(hidden=True)
-def supervise(folder: Folder) -> None:
+def supervise(deployment: Folder) -> None:
     """Run a deployment's processes in the foreground."""
     from simulations.deployment import operator
-    from simulations.deployment.layout import Deployment
 
-    operator.supervise(Deployment(folder))
+    operator.supervise(deployment)
 
 
 @app.command(hidden=True)
-def nodes(folder: Folder) -> None:
+def nodes(deployment: Folder) -> None:
     """Run a deployment's nodes in the foreground."""
     from simulations.deployment import operator
-    from simulations.deployment.layout import Deployment
 
-    operator.run_nodes_here(Deployment(folder))
+    operator.run_nodes_here(deployment)
 
 
 @app.command(hidden=True)
@@ -223,7 +227,7 @@ def _show(deployment) -> None:
 
 @app.command(short_help="Run an experiment on the nodes.")
 def run(
-    folder: Folder,
+    deployment: Folder,
     experiment: options.Named,
     overrides: Annotated[list[str] | None, options.overrides()] = None,
     output: options.RunOutput = None,
@@ -232,37 +236,34 @@ def run(
     from fedrec.runs.directory import default_folder
     from fedrec.runs.folder import RunFolder
     from simulations.deployment import launch
-    from simulations.deployment.layout import Deployment
 
     settled = launch.settled(experiment, overrides or [])
     default = default_folder(settled)
     place = output or (
-        default if "FEDREC_RUNS" in os.environ else Deployment(folder).path / "runs" / default.name
+        default if "FEDREC_RUNS" in os.environ else deployment.path / "runs" / default.name
     )
-    _follow(Deployment(folder), RunFolder.create(settled, place))
+    _follow(deployment, RunFolder.create(settled, place))
 
 
 @app.command(short_help="Continue a run from its newest checkpoint.")
 def resume(
-    folder: Folder,
+    deployment: Folder,
     run_folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
 ) -> None:
     """Continue a run from its newest checkpoint, and wait until it ends."""
     from simulations.deployment import launch
-    from simulations.deployment.layout import Deployment
 
-    _follow(Deployment(folder), launch.resumable(run_folder))
+    _follow(deployment, launch.resumable(run_folder))
 
 
 @app.command(short_help="Stop a run; it can be resumed.")
 def stop(
-    folder: Folder, run: Annotated[int, typer.Argument(help="Id of a run, as shown by `status`.")]
+    deployment: Folder,
+    run: Annotated[int, typer.Argument(help="Id of a run, as shown by `status`.")],
 ) -> None:
     """Stop a run; its reported rounds are kept, and it can be resumed."""
     from simulations.deployment.flower.control import Control
-    from simulations.deployment.layout import Deployment
 
-    deployment = Deployment(folder)
     with closing(Control(deployment.superlink, deployment.authority)) as control:
         control.stop(run)
 

@@ -11,15 +11,15 @@ import typer
 from simulations.cli.deployment.deploy import Folder
 
 
-def renew(folder: Folder) -> None:
+def renew(deployment: Folder) -> None:
     """Replace the certificates of SuperLink, gateway and nodes by new ones, which are valid for 825
     days, for the same keys."""
-    from simulations.deployment.layout import Deployment
     from simulations.deployment.renewal import renew as renewed
 
-    files = renewed(Deployment(folder))
+    files = renewed(deployment)
+    folder = quote(str(deployment.path))
     typer.echo(
-        f"Next:\n  fedrec deploy down {quote(str(folder))}; fedrec deploy up {quote(str(folder))}\n"
+        f"Next:\n  fedrec deploy down {folder}; fedrec deploy up {folder}\n"
         "and transfer these certificates, which are not secret, to the nodes:",
         err=True,
     )
@@ -28,15 +28,14 @@ def renew(folder: Folder) -> None:
 
 
 def revoke(
-    folder: Folder,
+    deployment: Folder,
     node: Annotated[str, typer.Argument(help="Name of the node's folder, such as node-3.")],
 ) -> None:
     """Refuse the keys of a node from now on, for example after they were stolen."""
     from simulations.deployment import operator
-    from simulations.deployment.layout import Deployment
     from simulations.deployment.renewal import revoke as revoked
 
-    changed = revoked(Deployment(folder), node)
+    changed = revoked(deployment, node)
     if operator.supervisor_of(changed) is not None:
         operator.register_nodes(changed)
         typer.echo(f"{node} is refused")
