@@ -161,18 +161,16 @@ class HistoryBlock(Block):
 
 
 class HistoryObjective:
-    """Negative evidence lower bound of each client, times a factor per client.
+    """Negative evidence lower bound of each client.
 
     Args:
         model: the variational autoencoder.
         beta: weight of the divergence from the prior.
-        per_item: whether a client's bound is divided by the number of its items.
     """
 
-    def __init__(self, model: Vae, beta: float, per_item: bool) -> None:
+    def __init__(self, model: Vae, beta: float) -> None:
         self.model = model
         self.beta = beta
-        self.per_item = per_item
 
     def __call__(
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
@@ -184,19 +182,7 @@ class HistoryObjective:
         draw = Draw(drawn.kept[:active], drawn.noise[:active])
         prior = None if prior is None else Prior(prior.mean[:active], prior.variance[:active])
         histories = block.histories[:active, None]
-        return (
-            self.shares(block)[:active]
-            * self.model.negative_elbo(parameters, histories, draw, self.beta, prior)[:, 0]
-        )
-
-    def shares(self, block: HistoryBlock) -> Tensor:
-        """Factor of each client's bound, `float32 [C]`."""
-        counts = torch.tensor(
-            [max(1, len(own.history)) for own in block.histories_of], device=block.histories.device
-        )
-        return (
-            1 / counts if self.per_item else torch.ones(len(block), device=block.histories.device)
-        )
+        return self.model.negative_elbo(parameters, histories, draw, self.beta, prior)[:, 0]
 
 
 def _prior(batches: Sequence[HistoryBatches], device: torch.device) -> Prior | None:

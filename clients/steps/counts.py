@@ -17,13 +17,7 @@ from torch import Tensor
 
 from clients.local.sufficient_statistics import SufficientStatistics, SufficientStatisticsConfig
 from fedrec.errors import ExperimentError
-
-
-class CountsConfig(SufficientStatisticsConfig):
-    """Settings of counting."""
-
-    parameter: str = "item.bias"
-    """The table `[items, 1]` that the counts are sent as a change of."""
+from fedrec.factors.chosen_items import BIAS
 
 
 class Counts(SufficientStatistics):
@@ -32,9 +26,9 @@ class Counts(SufficientStatistics):
     A user who likes n items has an update of L2 norm sqrt(n) and L1 norm n then.
     """
 
-    Config = CountsConfig
+    Config = SufficientStatisticsConfig
     contributions = "non-negative"
-    config: CountsConfig
+    config: SufficientStatisticsConfig
 
     def entries(
         self, parameters: Mapping[str, Tensor], items: np.ndarray, weights: np.ndarray
@@ -44,14 +38,13 @@ class Counts(SufficientStatistics):
         Raises:
             ExperimentError: the model has no such table.
         """
-        name = self.config.parameter
-        shape: tuple[int, ...] = tuple(parameters[name].shape) if name in parameters else (0,)
+        shape: tuple[int, ...] = tuple(parameters[BIAS].shape) if BIAS in parameters else (0,)
         # an audit's model has rows after the items'
         if shape[1:] != (1,) or shape[0] < self.model.schema.num_items:
             raise ExperimentError(
-                f"the model has no table {name!r} with one number per item",
+                f"the model has no table {BIAS!r} with one number per item",
                 expected="item biases to count on",
                 got=", ".join(parameters),
                 fix="set model.item-bias = true",
             )
-        return name, items, weights.astype(np.float64)
+        return BIAS, items, weights.astype(np.float64)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -55,8 +55,6 @@ class DpSgdConfig(OwnNoiseConfig):
     negatives: int = Field(default=4, ge=0)
     """Unobserved items per positive (ranking only), drawn uniformly outside the training
     positives."""
-    low_rated: Literal["ignore", "negative"] = "ignore"
-    """What a training row that is not positive counts as (ranking only)."""
     private_parameters: tuple[str, ...] = ()
     """Patterns of parameters that stay on the device between rounds and are never sent, such as
     `user.*`."""
@@ -117,9 +115,7 @@ class DpSgd(OwnNoiseStep):
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         if not self.config.epochs:
             return Update(delta, 1, math.nan)
-        examples = labelled(
-            data, self.model.schema, self.config.negatives, self.config.low_rated, random
-        )
+        examples = labelled(data, self.model.schema, self.config.negatives, "ignore", random)
         own = self._fitted(parameters, data, examples, random)
         delta |= {name: value - parameters[name] for name, value in own.items()}
         if not self.config.upload:

@@ -12,7 +12,6 @@ items are drawn as negatives outside the training positives, new ones in each ro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 import torch
@@ -37,8 +36,6 @@ class MetaMfStepConfig(StepConfig):
     negatives: int = Field(default=4, ge=0)
     """Unobserved items per positive (ranking only), drawn uniformly outside the training
     positives."""
-    low_rated: Literal["ignore", "negative"] = "ignore"
-    """What a training row that is not positive counts as (ranking only)."""
 
 
 class MetaMfStep(Step):
@@ -83,9 +80,7 @@ class MetaMfStep(Step):
     def _examples(
         self, data: ClientData, random: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        return labelled(
-            data, self.model.schema, self.config.negatives, self.config.low_rated, random
-        )
+        return labelled(data, self.model.schema, self.config.negatives, "ignore", random)
 
 
 def _side_by_side(steps: Tensor) -> Tensor:

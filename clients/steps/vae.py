@@ -8,9 +8,7 @@ and the server's optimiser does the rest; that is batch training with the cohort
 
 Where this differs from the paper: it raises beta "gradually from 0 to 1" and keeps the best, here
 beta rises linearly over `anneal-rounds` rounds to `beta` and stays there (its table 3: 0.5 for
-MovieLens-100K). A divergence that counts once for each user and a reconstruction that adds up all
-its items are as in the paper; `per-item` divides both by the number of items, so that users with
-long histories do not pull harder than others.
+MovieLens-100K).
 """
 
 from __future__ import annotations
@@ -51,8 +49,6 @@ class VaeStepConfig(StepConfig):
     """Weight of the divergence from the prior after annealing (paper: 0.5 for MovieLens-100K)."""
     anneal_rounds: int = Field(default=0, ge=0)
     """Rounds over which beta rises linearly from 0; 0: full weight from the start."""
-    per_item: bool = False
-    """Whether a client's loss is divided by the number of its items."""
     priors: PriorsConfig | None = None
     """Priors of the users' codes from their metadata (equation 11), without noise; default:
     standard normal."""
@@ -104,17 +100,14 @@ class VaeStep(Step):
         """Train every client of a block. One epoch is one backward pass for all clients
         together."""
         config = self.config
-        objective = HistoryObjective(self.vae, config.beta, config.per_item)
         if config.epochs != 1 or not isinstance(block, HistoryBlock):
-            return descend(
-                self.model, parameters, block, SgdSettings(config.learning_rate), objective
-            )
+            sgd = SgdSettings(config.learning_rate)
+            objective = HistoryObjective(self.vae, config.beta)
+            return descend(self.model, parameters, block, sgd, objective)
         recorder = Recorder()
         trains = block.histories.any(1)
         log_chances, distances = block.parts(self.vae, parameters, recorder)
-        losses = objective.shares(block) * (
-            config.beta * distances - (log_chances * block.histories).sum(-1)
-        )
+        losses = config.beta * distances - (log_chances * block.histories).sum(-1)
         rates = torch.where(trains, -config.learning_rate, 0.0).double()
         factors = recorder.gradients(losses[:, None]).weighted(rates[None])
         reported = torch.where(trains, losses.detach(), math.nan)

@@ -50,7 +50,7 @@ def word_vectors(
         )
     mean = np.mean([found[word] for word in sorted(found)], axis=0)
     table = np.stack([np.asarray(found.get(word, mean)) for word in distinct])
-    stretched = _stretched(table @ _projection(config.projection_seed, table.shape[1], numbers))
+    stretched = _stretched(table @ _projection(table.shape[1], numbers))
     place = {word: row for row, word in enumerate(distinct)}
     return [stretched[[place[word] for word in kind]] for kind in looked_up]
 
@@ -150,7 +150,7 @@ def _onehot(words: list[str]) -> dict[str, np.ndarray]:
     return dict(zip(words, np.eye(len(words)), strict=True))
 
 
-def _projection(seed: int, length: int, numbers: int) -> np.ndarray:
+def _projection(length: int, numbers: int) -> np.ndarray:
     """`float64 [length, numbers]` with orthonormal rows or columns; the identity if the lengths are
     equal."""
     if length == numbers:
@@ -158,7 +158,7 @@ def _projection(seed: int, length: int, numbers: int) -> np.ndarray:
     longer = max(length, numbers)
     shorter = min(length, numbers)
     square, triangle = np.linalg.qr(
-        stream(seed, "prior-projection").standard_normal((longer, shorter))
+        stream(0, "prior-projection").standard_normal((longer, shorter))
     )
     columns = square * np.sign(np.diag(triangle))
     return columns if length > numbers else columns.T

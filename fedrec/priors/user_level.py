@@ -31,6 +31,8 @@ from fedrec.privacy.personal.noise import PersonalNoise
 from fedrec.privacy.personal.priors import PriorsConfig
 from fedrec.rng import stream
 
+_SMALLEST_VARIANCE = 0.05  # because noise makes some variances negative
+
 
 class UserPriors:
     """Computes users' priors from their metadata.
@@ -79,9 +81,8 @@ class UserPriors:
             mean_std, variance_std = self._stds(data.client, self.settings)
             mean = mean + mean_std * random.standard_normal(len(mean))
             variance = variance + variance_std * random.standard_normal(len(mean))
-        smallest = self.config.smallest_variance
         mean = mean.clip(0, self.highest)
-        variance = variance.clip(smallest, np.maximum(smallest, self._widest))
+        variance = variance.clip(_SMALLEST_VARIANCE, np.maximum(_SMALLEST_VARIANCE, self._widest))
         return mean.astype(np.float32), variance.astype(np.float32)
 
     def prior(self, data: ClientData, device: torch.device) -> Prior:

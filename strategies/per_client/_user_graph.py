@@ -66,20 +66,18 @@ class Changes:
         """Inner products `float64 [users]` of the changes with the shared table `[items, d]`."""
         return self._per_user(np.einsum("nd,nd->n", self.values, start[self.items]))
 
-    def similarities(self, places: np.ndarray, start: np.ndarray | None) -> np.ndarray:
+    def similarities(self, places: np.ndarray, start: np.ndarray) -> np.ndarray:
         """Cosines `float64 [places, users]` between tables; 0 with one that is zero.
 
         Args:
             places: `int64 [places]`, places in `clients`, distinct.
-            start: the shared table `[items, d]`; None: cosines between changes alone.
+            start: the shared table `[items, d]`.
         """
+        shared = np.square(start, dtype=np.float64).sum()
+        along = self.along(start)
         found = self.products(places)
-        squares = self.squares
-        if start is not None:
-            shared = np.square(start, dtype=np.float64).sum()
-            along = self.along(start)
-            found += shared + along[places, None] + along
-            squares = np.maximum(shared + 2 * along + squares, 0)
+        found += shared + along[places, None] + along
+        squares = np.maximum(shared + 2 * along + self.squares, 0)
         norms = np.maximum(np.sqrt(squares), 1e-12)
         return found / norms[places, None] / norms
 
@@ -116,15 +114,13 @@ class Changes:
         return np.bincount(self.users, values, minlength=len(self.clients))
 
 
-def edges(similar: np.ndarray, neighbours: int, threshold: float) -> np.ndarray:
+def edges(similar: np.ndarray, neighbours: int) -> np.ndarray:
     """Weights `[users, others]` of each user's neighbours, equal ones that sum to 1.
 
     Args:
         similar: `[users, others]`.
         neighbours: how many each user has: the most similar; of equal ones the first. 0: all whose
-            similarity is above the mean of `similar` times the threshold; the most similar alone
-            where there is none.
-        threshold: see `neighbours`.
+            similarity is above the mean of `similar`; the most similar alone where there is none.
     """
     if neighbours:
         count = min(neighbours, similar.shape[1])
@@ -132,7 +128,7 @@ def edges(similar: np.ndarray, neighbours: int, threshold: float) -> np.ndarray:
         weights = np.zeros_like(similar)
         np.put_along_axis(weights, chosen, np.asarray(1 / count, similar.dtype), axis=1)
         return weights
-    above = similar > threshold * similar.mean(dtype=np.float64)
+    above = similar > similar.mean(dtype=np.float64)
     lonely = np.flatnonzero(~above.any(axis=1))
     above[lonely, similar[lonely].argmax(axis=1)] = True
     return (above / above.sum(axis=1, keepdims=True)).astype(similar.dtype)

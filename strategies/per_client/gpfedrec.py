@@ -55,12 +55,7 @@ class GpfedrecStrategyConfig(ServerRate):
     """Server learning rate."""
     neighbours: int = Field(default=0, ge=0)
     """Number of most similar users, including the user itself, whose mean is the guidance; 0: all
-    users whose similarity is above the mean similarity times `threshold` (paper's code)."""
-    threshold: float = Field(default=1.0, gt=0)
-    """Neighbours have a similarity above this multiple of the mean, with `neighbours = 0` (paper's
-    code: 1)."""
-    similarity: Literal["tables", "changes"] = "tables"
-    """Similarity by cosines of whole item embeddings (paper), or of each user's changes only."""
+    users whose similarity is above the mean (paper's code)."""
     layers: int = Field(default=1, ge=1)
     """Number of times that means over neighbours are taken (paper's code: 1)."""
     remembered: int | None = Field(default=None, ge=1)
@@ -129,11 +124,10 @@ class GpfedrecStrategy(PerClientStrategy):
         """Of some remembered clients, each user's share in the guidance, `float64 [clients,
         users]`; each row sums to 1."""
         config = self.config
-        start = np.asarray(self._theta[ITEMS]) if config.similarity == "tables" else None
+        start = np.asarray(self._theta[ITEMS])
 
         def neighbours(places: np.ndarray) -> np.ndarray:
-            similar = changes.similarities(places, start)
-            return edges(similar, config.neighbours, config.threshold)
+            return edges(changes.similarities(places, start), config.neighbours)
 
         found = neighbours(np.searchsorted(changes.clients, clients))
         if config.layers > 1:

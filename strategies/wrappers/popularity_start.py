@@ -23,7 +23,8 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.components import registry
-from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.sections import Section
+from fedrec.factors.chosen_items import BIAS
 from fedrec.factors.residual import expected_counts
 from strategies.base import Aggregate, CohortStrategy
 from strategies.wrappers._first_round import FirstRound, FirstRoundConfig
@@ -51,13 +52,12 @@ class _Counting(CohortStrategy):
     config: PopularityStartConfig
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        name = str(component_settings(registry.STEP, self.config.step).parameter)
-        counts = aggregate.total(theta)[name]
+        counts = aggregate.total(theta)[BIAS]
         clients = aggregate.clients
         if self.config.estimate == "posterior-mean":
             std = 0.0 if self.privacy is None else self.privacy.plan.mean_noise_std * clients
-            return {**theta, name: np.log(expected_counts(counts, std) / clients)}
-        return {**theta, name: np.log(np.maximum(counts / clients, self._floor()))}
+            return {**theta, BIAS: np.log(expected_counts(counts, std) / clients)}
+        return {**theta, BIAS: np.log(np.maximum(counts / clients, self._floor()))}
 
     def _floor(self) -> float:
         """Shares below it are mostly noise, which the logarithm would amplify."""

@@ -216,12 +216,11 @@ class Vae(OneByOne, vae.VaeStep):
         loss = math.nan
         beta = self.config.beta
         prior = None if self.priors is None else self.priors.prior(data, self.device)
-        share = 1 / len(data.positives) if self.config.per_item else 1.0
         for _ in range(self.config.epochs):
             draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
 
             def objective(values, draw=draw):
-                return share * self.vae.negative_elbo(values, history, draw, beta, prior)
+                return self.vae.negative_elbo(values, history, draw, beta, prior)
 
             loss = float(descent.step(objective))
         return Update(descent.delta(parameters), min(1, self.config.epochs), loss)

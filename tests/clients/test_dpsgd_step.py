@@ -113,7 +113,7 @@ def test_an_upload_is_the_mean_of_clipped_gradients(made, given, mode):
     )
     update = update_of(step, parameters, data, stream(0, "y"))
     random, config = stream(0, "y"), step.config
-    items, labels = labelled(data, made.model.schema, config.negatives, config.low_rated, random)
+    items, labels = labelled(data, made.model.schema, config.negatives, "ignore", random)
     for _ in range(config.epochs):
         random.permutation(len(items))
     drawn = random.choice(len(items), size=5, replace=False)

@@ -60,6 +60,17 @@ def layer_by_hand(targets, sources, parameters, name):
     return torch.stack(out)
 
 
+def test_it_sends_rows_of_likes_and_negatives_and_tokens_under_the_key(local):
+    step, start, data, random = local(negatives=2, **{"token-key": "another"})
+    update = update_under(step, start, data, random)
+    likes = len(np.unique(data.positives))
+    assert update.delta["item.id"].any(1).sum() <= 3 * likes
+    items, labels = step._examples(data, stream(0, "client", data.client, 1))
+    assert 2 * likes - 2 <= (labels == 0).sum() <= 2 * likes  # two draws may be of one item
+    sent = update.delta["third.tokens"][:likes].numpy()
+    np.testing.assert_array_equal(sent, tokens(items[labels == 1].tolist(), "another"))
+
+
 @pytest.mark.parametrize("neighbours", [0, 2])
 def test_without_clip_and_noise_it_is_the_gradient_of_the_whole_graph(local, neighbours):
     """By automatic differentiation of the paper's model; without neighbours it is attention over

@@ -21,7 +21,6 @@ from tests.clients.oracles import with_oracle
 VAE = ("model={name='vae', hidden=6, latent=3}", "evaluation.fine-tune={epochs=0}")
 STEPS = {
     "one-epoch": "step={name='vae', learning-rate=0.3, beta=0.7}",
-    "per-item": "step={name='vae', learning-rate=0.3, beta=0.7, per-item=true}",
     "epochs": "step={name='vae', epochs=3, learning-rate=0.2}",
     "annealed": "step={name='vae', anneal-rounds=4}",
     "no-epoch": "step={name='vae', epochs=0}",

@@ -101,6 +101,28 @@ def test_what_clients_send_adds_up_to_the_gradient_of_the_loss(table):
     )
 
 
+def test_the_server_takes_steps_of_adam(monkeypatch):
+    """Against torch's, along given gradients."""
+    random = np.random.default_rng(0)
+    gradients = random.normal(size=(4, 6, 2))
+    weight = torch.zeros(6, 2, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([weight], lr=0.05, betas=(0.7, 0.9))
+
+    class Everybody:
+        clients = np.arange(3)
+
+    rule = Fcf(FcfConfig(beta1=0.7, beta2=0.9), Everybody(), {"name": "als"})
+    step = iter(gradients)
+    monkeypatch.setattr(rule, "gradient", lambda factors, sums: next(step))
+    theta = {name: np.zeros((6, 2)) for name in ("item.factors", "item.right")}
+    theta |= {name: np.zeros((2, 2)) for name in ("item.gram", "user.gram")}
+    for round_, gradient in enumerate(gradients, 1):
+        weight.grad = torch.from_numpy(gradient)
+        adam.step()
+        theta = rule.apply(theta, Aggregate({}, 3, 3.0, round_))
+    np.testing.assert_allclose(theta["item.factors"], weight.detach().numpy(), rtol=1e-5)
+
+
 def test_a_full_step_along_what_clients_send_gives_the_factors_of_implicit(table):
     """The loss is quadratic in each item's factors, so Newton's step, the inverse of its second
     derivative times FCF's gradient, is one alternation of least squares."""

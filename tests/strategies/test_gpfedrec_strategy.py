@@ -63,10 +63,10 @@ def test_four_users_by_hand():
     """Two neighbours each: itself and the nearest."""
     changes = uploads(TABLES[:, :, None]).changes()
     assert changes is not None
-    found = changes.similarities(np.arange(4), None)
+    found = changes.similarities(np.arange(4), np.zeros((2, 1)))
     np.testing.assert_allclose(found, COSINES, atol=1e-6)
     half = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 0.5, 0.5]]
-    np.testing.assert_array_equal(edges(found, 2, 1.0), half)
+    np.testing.assert_array_equal(edges(found, 2), half)
     np.testing.assert_allclose(changes.mean(np.array([0.5, 0, 0.5, 0]), 2)[:, 0], [1.5, 3.0])
 
 
@@ -91,13 +91,12 @@ def test_cosines_and_means_are_those_of_whole_tables():
 
 
 def test_neighbours_above_the_mean_similarity_by_hand():
-    """The mean of the cosines is 5.92 / 16 = 0.37; with a threshold above all of them the most
-    similar remains."""
-    third, both = 1 / 3, 0.5
+    """The mean of the cosines is 5.92 / 16 = 0.37; with none above the mean the most similar
+    remains."""
+    third = 1 / 3
     wanted = [[third] * 3 + [0], [third] * 3 + [0], [third] * 3 + [0], [0, 0, 0, 1]]
-    np.testing.assert_allclose(edges(COSINES, 0, 1.0), wanted)
-    np.testing.assert_array_equal(edges(COSINES, 0, 100.0), np.eye(4))
-    np.testing.assert_allclose(edges(COSINES, 0, 2.5)[0], [both, both, 0, 0])
+    np.testing.assert_allclose(edges(COSINES, 0), wanted)
+    np.testing.assert_array_equal(edges(np.ones((2, 2)), 0), [[1, 0], [1, 0]])
 
 
 def test_means_are_those_of_torch_geometric():
@@ -107,7 +106,7 @@ def test_means_are_those_of_torch_geometric():
     changes = random.normal(size=(9, 5, 2)).astype(np.float32)
     start = random.normal(size=(5, 2)).astype(np.float32)
     tables = (start + changes).reshape(9, -1)
-    weights = edges(cosines(tables.astype(np.float64)), 3, 1.0)
+    weights = edges(cosines(tables.astype(np.float64)), 3)
     user, neighbour = np.nonzero(weights)
     layer = geometric.nn.SimpleConv(aggr="mean")
     index = torch.from_numpy(np.stack([neighbour, user]))

@@ -66,9 +66,7 @@ class FedrapStepConfig(StepConfig):
     sparse: float = Field(default=0.1, ge=0)
     """Weight mu of the absolute values of the shared part."""
     schedule: Literal["tanh", "constant"] = "tanh"
-    """Whether both weights rise with the rounds (paper), or are constant."""
-    turn: float = Field(default=10.0, gt=0)
-    """Rounds after which the weights have reached tanh(1) = 76 per cent (paper: 10)."""
+    """Whether both weights rise with the rounds (paper), or are constant (paper's code)."""
     decay: float = Field(default=1.0, gt=0, le=1)
     """Factor on the step size after each round (paper's code: 0.97)."""
     batch_size: int = Field(default=256, ge=1)
@@ -97,7 +95,7 @@ class FedrapStep(Step):
         """The step as it is in a training round, from 1: with the round's weights and rate."""
         config = self.config
         past = round_number - 1
-        risen = math.tanh(past / config.turn) if config.schedule == "tanh" else 1.0
+        risen = math.tanh(past / 10) if config.schedule == "tanh" else 1.0
         changes = {
             "apart": config.apart * risen,
             "sparse": config.sparse * risen,

@@ -17,6 +17,8 @@ _GENRES = tuple(f"genre {number}" for number in range(1, 13))
 _MOST_GENRES = 3
 _GENRE_SHARE = 0.5  # of the variance of the items' factors
 _AT_ONCE = 2**16  # rows of factors gathered at once; more only takes memory
+SELECTIVITY = 2.0
+"""How strongly users prefer items with a high affinity; with 0 only popularity would matter."""
 _EXPONENT = 1.1  # of the popularity law
 _HEAD = 0.02  # share of the catalogue before the power law begins
 
@@ -28,7 +30,6 @@ class Truth:
     Attributes:
         user_factors: `float32 [users, rank]`.
         item_factors: `float32 [items, rank]`.
-        selectivity: weight of the affinity against the logarithm of the popularity.
         ranked_items: `int64 [items]`, items from the most to the least popular.
         log_popularity: `float32 [items]`, logarithm of the probability that a popular candidate is
             this item.
@@ -38,7 +39,6 @@ class Truth:
 
     user_factors: np.ndarray
     item_factors: np.ndarray
-    selectivity: float
     ranked_items: np.ndarray
     log_popularity: np.ndarray
     user_features: tuple[Feature, ...]
@@ -67,7 +67,7 @@ class Truth:
         active users run out of popular items is not modelled.
         """
         affinity = self.user_factors[users] @ self.item_factors.T
-        return self.selectivity * affinity + self.log_popularity
+        return SELECTIVITY * affinity + self.log_popularity
 
     def popular_items(self, count: int, generator: np.random.Generator) -> np.ndarray:
         """`int64 [count]` items, each drawn with its popularity, in constant time per draw."""
@@ -79,7 +79,6 @@ def plant(
     items: int,
     rank: int,
     demographics: float,
-    selectivity: float,
     generator: np.random.Generator,
 ) -> Truth:
     """Draw a ground truth; see `SyntheticConfig` for the meaning of the arguments."""
@@ -98,7 +97,6 @@ def plant(
     return Truth(
         user_factors=_mixed(explained, demographics, generator),
         item_factors=_mixed(_means(genres, rank, generator), _GENRE_SHARE, generator),
-        selectivity=selectivity,
         ranked_items=ranked,
         log_popularity=log_popularity,
         user_features=features,

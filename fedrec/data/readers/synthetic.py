@@ -5,7 +5,7 @@ and long tails.
 Users and items have factors; their product is the *affinity*. A share of a user's factors comes
 from gender, age and occupation, and a share of an item's from its genres. Each user gets a pool of
 candidate items, mostly popular ones, and draws from it with weights proportional to
-`exp(selectivity x affinity)`. Ratings 1 to 5 are the affinity plus noise, discretised at fixed
+`exp(2 x affinity)`. Ratings 1 to 5 are the affinity plus noise, discretised at fixed
 thresholds.
 
 Users are processed in chunks, and within a chunk by candidates, so no array of size users x items
@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.readers._planted import Truth, plant
+from fedrec.data.readers._planted import SELECTIVITY, Truth, plant
 from fedrec.rng import stream
 
 _CANDIDATES_AT_ONCE = 2_000_000
@@ -54,8 +54,6 @@ class SyntheticConfig(ReaderConfig):
     """Standard deviation of the noise in ratings; the affinity itself has standard deviation 1."""
     demographics: float = Field(0.3, ge=0, le=1)
     """Share of the variance of the users' factors that their features explain, in [0, 1]."""
-    selectivity: float = Field(2.0, ge=0)
-    """How strongly users prefer candidates with high affinity; 0: only popularity matters."""
     data_seed: int = Field(0, ge=0)
     """Seed of the data, independent of the experiment's seed, so that repeated runs see the same
     dataset."""
@@ -106,7 +104,6 @@ class Synthetic(Reader):
             config.items,
             config.rank,
             config.demographics,
-            config.selectivity,
             generator,
         )
 
@@ -130,7 +127,7 @@ class Synthetic(Reader):
         counts = counts[part]
         met = _candidates(truth, counts, generator)
         affinity = truth.affinity(met.users + part.start, met.items)
-        chosen = _fittest(met, counts, self.config.selectivity * affinity, generator)
+        chosen = _fittest(met, counts, SELECTIVITY * affinity, generator)
         users = met.users[chosen]
         items = met.items[chosen]
         affinity = affinity[chosen]

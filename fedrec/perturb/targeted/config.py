@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedrec.config import Config
 
@@ -28,15 +28,3 @@ class TargetedConfig(Config):
     mechanism: Literal["coin-flip", "randomised-response"] = "coin-flip"
     """Mechanism: `coin-flip` (equation 2), or `randomised-response` over the whole catalogue, whose
     stated epsilon holds."""
-    distinct_fakes: bool = False
-    """Whether to draw a profile's replacements without repetition (coin-flip only); equation 2
-    draws them independently."""
-    public_share: float | None = Field(default=None, gt=0, lt=1)
-    """Share of training users with public data, from which alone the stereotypes are computed;
-    default: all users."""
-
-    @model_validator(mode="after")
-    def _distinct_where_it_means_something(self) -> Self:
-        if self.distinct_fakes and self.mechanism != "coin-flip":
-            raise ValueError("distinct-fakes with mechanism = 'coin-flip' only")
-        return self

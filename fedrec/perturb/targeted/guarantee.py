@@ -13,9 +13,6 @@ is
     the merged profile, one slot       the same
     the merged profile, several slots  infinite: two equal fakes, or two fakes, can be impossible
                                        for a neighbour
-      all fakes distinct, no ratings   d eps + ln C(m, d) for d items exchanged: eps + ln m for one
-                                       item; for a whole profile the largest over d, which is at
-                                       d = k if m >= 2 k - 1
     beta > 0                           infinite: unprotected interactions are published unchanged
 
 Randomised response over the whole catalogue gives eps per slot and k eps per profile. Each line is
@@ -81,16 +78,7 @@ def guarantee(
     slot = odds if num_values == 1 else math.inf
     if protected == 1 and whole:
         return Guarantee(epsilon, odds, slot, slot, slot)
-    if not whole or num_values > 1 or not config.distinct_fakes or unvisited < protected:
-        return Guarantee(epsilon, odds, slot, math.inf, math.inf)
-    # with few unvisited items, exchanging some of them is the worst case
-    exchanged = range(1, protected + 1)
-    whole_profile = max(d * epsilon + _log_choose(unvisited, d) for d in exchanged)
-    return Guarantee(epsilon, odds, slot, slot, whole_profile)
-
-
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    return Guarantee(epsilon, odds, slot, math.inf, math.inf)
 
 
 def words(config: TargetedConfig) -> list[str]:
@@ -116,11 +104,9 @@ def words(config: TargetedConfig) -> list[str]:
             " profile."
         )
     if config.select == "stereotypical":
-        source = (
-            "everyone's raw data" if config.public_share is None else "the raw data of public users"
-        )
         said.append(
-            f"Items' stereotypes come from {source} and attributes; no epsilon covers that."
+            "Items' stereotypes come from everyone's raw data and attributes; no epsilon covers"
+            " that."
         )
     said.append("Random numbers come from the experiment's seed: a simulation, not a release.")
     return said

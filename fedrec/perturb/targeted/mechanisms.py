@@ -47,7 +47,6 @@ def coin_flip(
     num_items: int,
     num_values: int,
     epsilon: float,
-    distinct: bool,
     random: np.random.Generator,
 ) -> Interaction:
     """Equation 2: each interaction stays with probability `e^eps / (e^eps + 1)`, or becomes one
@@ -59,28 +58,23 @@ def coin_flip(
         num_items: size of the catalogue.
         num_values: number of rating values; a replacement's rating is drawn uniformly among them.
         epsilon: nominal epsilon, > 0.
-        distinct: whether the replacements of a profile all differ.
         random: source of randomness.
 
     Raises:
-        DataError: too few unvisited items.
+        DataError: there is no unvisited item.
     """
     count = len(real.items)
     free = num_items - len(own)
-    if count > (free if distinct else max(free, 0) * count):
+    if count and free < 1:
         raise DataError(
-            "a client has too few unvisited items",
-            expected=f"at least {count if distinct else 1} items that it has not",
+            "a client has no unvisited items",
+            expected="at least one item that it has not",
             got=f"{free} of {num_items}",
             fix="--set perturb.mechanism=randomised-response",
         )
     # Fakes are drawn for all interactions, so that later draws do not depend on the number of
     # flips.
-    ranks = (
-        random.choice(free, size=count, replace=False)
-        if distinct
-        else random.integers(0, free, size=count)
-    )
+    ranks = random.integers(0, free, size=count)
     fake = _with_values(nth_outside(own, ranks), real, num_values, random)
     return _mixed(real, fake, random.random(count) < keep_probability(epsilon))
 

@@ -51,7 +51,7 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
         data: the training rows, and whose rows give the stereotypes. If ratings are not used, a
             replaced row keeps its rating. The rating scale is that of these rows.
         config: the settings.
-        seed: of the streams `"perturb"` (one per client) and `"perturb-public"`.
+        seed: of the streams `"perturb"`, one per client.
 
     Raises:
         ExperimentError: the attribute is unknown, or a user has several categories of it.
@@ -59,7 +59,7 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
     """
     interactions = data.rows
     groups, num_groups = _groups(interactions, config.attribute)
-    scores = _stereotypes(data, config, seed, groups, num_groups)
+    scores = _stereotypes(data, groups, num_groups)
     work = _Work(
         interactions, config, seed, groups, scores, data.rated and interactions.ratings is not None
     )
@@ -126,9 +126,7 @@ class _Work:
         sizes = {"num_items": self.num_items, "num_values": len(self._scale)}
         if self.config.mechanism == "randomised-response":
             return randomised_response(real, epsilon=epsilon, random=random, **sizes)
-        return coin_flip(
-            real, own, epsilon=epsilon, distinct=self.config.distinct_fakes, random=random, **sizes
-        )
+        return coin_flip(real, own, epsilon=epsilon, random=random, **sizes)
 
     def _write(self, rows: np.ndarray, new: Interaction) -> None:
         self.items[rows] = new.items
@@ -157,20 +155,14 @@ def _groups(interactions: Interactions, attribute: str) -> tuple[np.ndarray, int
     return feature.padded()[:, 0], len(feature.categories)
 
 
-def _stereotypes(
-    data: TrainingData, config: TargetedConfig, seed: int, groups: np.ndarray, num_groups: int
-) -> np.ndarray:
+def _stereotypes(data: TrainingData, groups: np.ndarray, num_groups: int) -> np.ndarray:
     """Stereotypicality `float64 [groups, items]` from the raw training rows of the training
-    clients, or some."""
+    clients."""
     interactions = data.rows
-    givers = data.clients
-    if config.public_share is not None:
-        count = min(len(givers), max(1, round(config.public_share * len(givers))))
-        givers = stream(seed, "perturb-public").choice(givers, size=count, replace=False)
     gives = np.zeros(interactions.num_users, dtype=bool)
-    gives[givers] = True
+    gives[data.clients] = True
     rows = np.flatnonzero(gives[interactions.users])
-    # all others belong to no group, so that group sizes count public users only
+    # all others belong to no group, so that group sizes count training clients only
     counted = np.where(gives, groups, -1)
     shares = inclination(
         interactions.users[rows],

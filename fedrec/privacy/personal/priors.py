@@ -22,16 +22,12 @@ class PriorsConfig(Config):
     """User features to use; default: all."""
     words: dict[str, str] = Field(default_factory=lambda: {"M": "male", "F": "female"})
     """Words to look up instead of labels."""
-    projection_seed: int = Field(default=0, ge=0)
-    """Seed of the orthogonal matrix that maps vectors to K numbers."""
     noise: bool = True
     """Whether noise is added to the priors, as in the paper; otherwise they never leave the device,
     and the noise on gradients also protects the priors."""
     share: float = Field(default=0.2, gt=0, lt=1)
     """Share of a user's budget (squared sensitivity / noise) for noisy priors, if the noise is
     calibrated to a number of uploads."""
-    smallest_variance: float = Field(default=0.05, gt=0)
-    """Lower bound of the variances, because noise makes some of them negative."""
 
     def files(self) -> Iterator[str]:
         """The file of the word vectors, if there is one."""

@@ -35,9 +35,7 @@ class AttributeConfig(Config):
     lists: Literal["shared", "fine-tuned"] = "fine-tuned"
     """Lists of the shared model, or after each user's own fine-tuning."""
     length: int = Field(default=10, ge=1)
-    """Items in a list."""
-    include_known: bool = False
-    """Whether lists may contain items of the user's real training rows."""
+    """Items in a list, none of the user's real training rows."""
     without: tuple[str, ...] = ()
     """Pattern of parameters to ignore, such as 'user.*'; may repeat."""
 
@@ -97,7 +95,7 @@ class Attribute(Attack):
                 users,
                 config.length,
                 fine_tune=config.lists == "fine-tuned",
-                exclude_known=not config.include_known,
+                exclude_known=True,
             )
             return one_hot(lists, items)
         profiles = np.zeros((len(users), items), dtype=np.float32)

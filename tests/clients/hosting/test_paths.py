@@ -102,5 +102,5 @@ def test_a_run_reports_its_training_path(run_tiny, capsys):
 
 def test_a_phase_that_trains_nothing_is_no_obstacle_to_the_kernel(load_tiny):
     node = Node(load_tiny("engine.path=kernel"), 0, 1, None)
-    counts = Section.model_validate({"name": "counts", "parameter": "item.bias"})
+    counts = Section.model_validate({"name": "counts"})
     assert training_path(node.step(counts), node.model, node.experiment.engine).name == "blocks"

@@ -176,8 +176,9 @@ def test_inclusion_is_the_printed_formula(ratings):
 def test_without_noise_dpsgd_mf_is_plain_descent(ratings):
     """Against a loop over ratings, from the same start and in the same order."""
     config = DpsgdMfConfig(
-        epsilon=None, epochs=2, factors=3, learning_rate=0.01, error_bound=1e9, seed=4
-    )
+        epsilon=None, epochs=2, factors=3, learning_rate=0.01, regularisation=0.2,
+        error_bound=1e9, seed=4,
+    )  # fmt: skip
     system = DpsgdMf(config)
     system.fit_ratings(ratings)
     random = stream(4, "baseline-dpsgd-mf")
@@ -193,8 +194,8 @@ def test_without_noise_dpsgd_mf_is_plain_descent(ratings):
             u, i = ratings.users[n], ratings.items[n]
             error = left[n] - p[u] @ q[i]
             p[u], q[i] = (
-                p[u] + 0.01 * (error * q[i] - 0.02 * p[u]),
-                q[i] + 0.01 * (error * p[u] - 0.02 * q[i]),
+                p[u] + 0.01 * (error * q[i] - 0.2 * p[u]),
+                q[i] + 0.01 * (error * p[u] - 0.2 * q[i]),
             )
     np.testing.assert_allclose(system.users, p, atol=1e-12)
     np.testing.assert_allclose(system.items, q, atol=1e-12)

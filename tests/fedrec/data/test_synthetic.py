@@ -2,6 +2,7 @@
 """The synthetic dataset: its shape, its true preferences, how well they can be learned, and large
 sizes."""
 
+import itertools
 import time
 import tracemalloc
 
@@ -13,6 +14,7 @@ from fedrec.baselines.base import Baseline
 from fedrec.components.registry import DATASET, resolve
 from fedrec.data.population import Population
 from fedrec.data.readers import synthetic
+from fedrec.data.readers._planted import SELECTIVITY
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.errors import ExperimentError
@@ -80,11 +82,16 @@ def test_truth_is_that_of_the_data(default):
     anything = truth.affinity(default.users, np.random.default_rng(0).permutation(default.items))
     assert affinity.mean() > anything.mean() + 0.5
     users = np.array([3, 5])
-    by_hand = (
-        truth.selectivity * truth.affinity(users, np.array([7, 9])) + truth.log_popularity[[7, 9]]
-    )
+    by_hand = SELECTIVITY * truth.affinity(users, np.array([7, 9])) + truth.log_popularity[[7, 9]]
     np.testing.assert_allclose(truth.scores(users)[[0, 1], [7, 9]], by_hand, rtol=1e-5)
     assert np.exp(truth.log_popularity).sum() == pytest.approx(1, abs=1e-4)
+
+
+def test_without_noise_ratings_are_steps_of_the_affinity():
+    found, truth = reader(noise=0.0).read(), reader(noise=0.0).truth()
+    affinity = truth.affinity(found.users, found.items)
+    for lower, upper in itertools.pairwise(range(1, 6)):
+        assert affinity[found.ratings == lower].max() <= affinity[found.ratings == upper].min()
 
 
 def test_popular_items_follow_the_popularity():

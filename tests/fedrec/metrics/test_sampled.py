@@ -7,6 +7,9 @@ import torch
 from scipy.stats import hypergeom
 
 from fedrec.evaluation.lists import ranking_metrics
+from fedrec.evaluation.metrics import Metrics
+from fedrec.experiment.schema import EvaluationConfig
+from fedrec.experiment.sections import Section
 
 USERS, ITEMS, SAMPLED = 6, 40, 9
 
@@ -19,6 +22,11 @@ def lists():
     relevant = seen & torch.from_numpy(random.random((USERS, ITEMS)) < 0.4)
     relevant[0] = False
     return {"scores": scores, "seen": seen, "relevant": relevant, "known": seen & ~relevant}
+
+
+def test_the_number_of_items_is_a_setting_of_the_metrics():
+    settings = EvaluationConfig(metrics=(Section.model_validate({"name": "hits-of", "items": 9}),))
+    assert {"hits-of-10@5", "hits-of-10@30"} <= set(Metrics("ranking", settings).columns)
 
 
 def test_they_are_those_of_the_hypergeometric_distribution(lists):

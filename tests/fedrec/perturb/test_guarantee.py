@@ -18,27 +18,17 @@ from fedrec.perturb.targeted.mechanisms import Interaction, coin_flip, randomise
 INF = math.inf
 
 
-def config(epsilon, mechanism="coin-flip", distinct=False, budget=0.0):
-    return TargetedConfig(
-        attribute="gender",
-        epsilon=epsilon,
-        mechanism=mechanism,
-        distinct_fakes=distinct,
-        budget=budget,
-    )
+def config(epsilon, mechanism="coin-flip", budget=0.0):
+    return TargetedConfig(attribute="gender", epsilon=epsilon, mechanism=mechanism, budget=budget)
 
 
-def coin_flip_outcomes(profile, num_items, epsilon, *, distinct=False, values=1):
+def coin_flip_outcomes(profile, num_items, epsilon, *, values=1):
     """Probability of each published set (multiset) of (item, value), by all branches of equation
     2."""
     keep = math.exp(epsilon) / (math.exp(epsilon) + 1)
     own = {item for item, _ in profile}
     free = [item for item in range(num_items) if item not in own]
-    fakes = [
-        chosen
-        for chosen in itertools.product(itertools.product(free, range(values)), repeat=len(profile))
-        if not distinct or len({item for item, _ in chosen}) == len(chosen)
-    ]
+    fakes = list(itertools.product(itertools.product(free, range(values)), repeat=len(profile)))
     found = Counter()
     for flips in itertools.product([False, True], repeat=len(profile)):
         chance = math.prod(1 - keep if flip else keep for flip in flips)
@@ -101,23 +91,6 @@ def test_two_slots_with_independent_fakes_have_no_finite_epsilon(num_items):
     found = guarantee(config(0.1), num_items=num_items, own_items=2, rows=2, protected=2)
     assert (found.item, found.profile) == (INF, INF)
     assert found.slot == pytest.approx(0.1 + math.log(num_items - 2))
-
-
-@pytest.mark.parametrize("epsilon", [0.1, 3.0])
-@pytest.mark.parametrize(("num_items", "size"), [(6, 2), (6, 3), (5, 2)])
-def test_distinct_fakes_are_finite(num_items, size, epsilon):
-    def outcomes(profile):
-        return coin_flip_outcomes(profile, num_items, epsilon, distinct=True)
-
-    found = guarantee(
-        config(epsilon, distinct=True),
-        num_items=num_items,
-        own_items=size,
-        rows=size,
-        protected=size,
-    )
-    assert found.item == pytest.approx(enumerated(outcomes, num_items, size, 1))
-    assert found.profile == pytest.approx(enumerated(outcomes, num_items, size, size))
 
 
 def test_with_random_ratings_even_one_slot_has_no_finite_epsilon():
@@ -244,19 +217,17 @@ def test_words_name_what_does_not_hold():
     size=st.integers(1, 2),
     values=st.integers(1, 2),
     epsilon=st.floats(0.01, 5.0),
-    mechanism=st.sampled_from(["coin-flip", "coin-flip, distinct", "randomised-response"]),
+    mechanism=st.sampled_from(["coin-flip", "randomised-response"]),
 )
 def test_the_formulas_are_the_enumerated_likelihood_ratios(
     num_items, size, values, epsilon, mechanism
 ):
-    distinct = mechanism.endswith("distinct")
-    assume(num_items >= size + (size if distinct else 1))
+    assume(num_items > size)
     assume(num_items * values <= 8)
-    kind = mechanism.split(",")[0]
 
     def outcomes(profile):
-        if kind == "coin-flip":
-            return coin_flip_outcomes(profile, num_items, epsilon, distinct=distinct, values=values)
+        if mechanism == "coin-flip":
+            return coin_flip_outcomes(profile, num_items, epsilon, values=values)
         return response_outcomes(profile, num_items, epsilon, values=values)
 
     sizes = {
@@ -266,10 +237,10 @@ def test_the_formulas_are_the_enumerated_likelihood_ratios(
         "protected": size,
         "num_values": values,
     }
-    found = guarantee(config(epsilon, kind, distinct), **sizes)
+    found = guarantee(config(epsilon, mechanism), **sizes)
     for differ, claimed in ((1, found.item), (size, found.profile)):
         true = enumerated(outcomes, num_items, size, differ, values)
-        if kind == "coin-flip":
+        if mechanism == "coin-flip":
             assert claimed == pytest.approx(true)
         else:  # sums over ordered slots; the unordered set reveals slightly less
             assert true <= claimed + 1e-9 and (size > 1 or true == pytest.approx(claimed))
@@ -288,15 +259,13 @@ def drawn(profile, num_items, epsilon, mechanism, values):
         if mechanism == "randomised-response":
             out = randomised_response(real, **sizes)
         else:
-            out = coin_flip(
-                real, np.unique(items), distinct=mechanism.endswith("distinct"), **sizes
-            )
+            out = coin_flip(real, np.unique(items), **sizes)
         told = out.values.tolist() if out.values is not None else [0] * len(items)
         found[tuple(sorted(zip(out.items.tolist(), told, strict=True)))] += 1
     return found
 
 
-@pytest.mark.parametrize("mechanism", ["coin-flip", "coin-flip, distinct", "randomised-response"])
+@pytest.mark.parametrize("mechanism", ["coin-flip", "randomised-response"])
 @pytest.mark.parametrize(("num_items", "values"), [(5, 1), (4, 2)])
 def test_published_sets_are_as_likely_as_enumerated(mechanism, num_items, values):
     """For two slots, the log of a likelihood ratio from frequencies agrees with enumeration within
@@ -307,10 +276,7 @@ def test_published_sets_are_as_likely_as_enumerated(mechanism, num_items, values
         if mechanism == "randomised-response":
             exact.append(response_outcomes(profile, num_items, epsilon, values=values))
         else:
-            distinct = mechanism.endswith("distinct")
-            exact.append(
-                coin_flip_outcomes(profile, num_items, epsilon, distinct=distinct, values=values)
-            )
+            exact.append(coin_flip_outcomes(profile, num_items, epsilon, values=values))
         seen.append(drawn(profile, num_items, epsilon, mechanism, values))
         possible = [out for out, chance in exact[-1].items() if chance > 0]
         assert set(seen[-1]) <= set(possible)

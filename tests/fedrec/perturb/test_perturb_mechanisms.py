@@ -34,7 +34,7 @@ def test_coin_flip_of_one_slot(num_values):
     epsilon = 0.8
     values = None if num_values == 1 else np.full(DRAWS, num_values - 1)
     real = Interaction(np.full(DRAWS, 4), values)
-    sizes = {"num_items": 6, "num_values": num_values, "epsilon": epsilon, "distinct": False}
+    sizes = {"num_items": 6, "num_values": num_values, "epsilon": epsilon}
     out = coin_flip(real, np.array([1, 4]), random=np.random.default_rng(0), **sizes)
     code = out.items * num_values + (0 if out.values is None else out.values)
     keep = math.exp(epsilon) / (math.exp(epsilon) + 1)
@@ -64,27 +64,8 @@ def test_randomised_response_of_one_slot(num_values):
     assert chisquare(np.bincount(code, minlength=outcomes), DRAWS * chance).pvalue > 1e-4
 
 
-def test_distinct_fakes_never_repeat_and_others_do():
-    own = np.arange(5)
-    repeated = {True: 0, False: 0}
-    for distinct in (True, False):
-        for seed in range(200):
-            out = coin_flip(
-                Interaction(own, None),
-                own,
-                num_items=11,
-                num_values=1,
-                epsilon=0.1,
-                distinct=distinct,
-                random=np.random.default_rng(seed),
-            )
-            repeated[distinct] += len(np.unique(out.items)) < 5
-    assert repeated[True] == 0 and repeated[False] > 20
-
-
-@pytest.mark.parametrize("distinct", [False, True])
-def test_a_client_with_too_few_unvisited_items_is_refused(distinct):
-    own = np.arange(4) if not distinct else np.arange(3)
+def test_a_client_without_unvisited_items_is_refused():
+    own = np.arange(4)
     with pytest.raises(DataError, match="unvisited"):
         coin_flip(
             Interaction(own, None),
@@ -92,7 +73,6 @@ def test_a_client_with_too_few_unvisited_items_is_refused(distinct):
             num_items=4,
             num_values=1,
             epsilon=1.0,
-            distinct=distinct,
             random=np.random.default_rng(0),
         )
 

@@ -129,35 +129,8 @@ def test_unused_ratings_are_not_checked(world):
     assert (found.learned.items != data.rows.items).any()
 
 
-def test_only_public_users_give_the_stereotypes(load_tiny):
-    """The users whose items influence the protection of others: without public users nearly all,
-    else only these."""
-
-    def felt(public_share):
-        population = Population.of(load_tiny())
-        partition = population.partition
-        given = training(population.interactions, partition)
-        data = given.rows
-        config = TargetedConfig(
-            attribute="gender", epsilon=0.1, budget=0.5, public_share=public_share
-        )
-        before = perturb_profiles(given, config, 7).protected
-        count = 0
-        for user in partition.training_clients:
-            own = data.users == user
-            moved = dataclasses.replace(
-                data, items=np.where(own, (data.items + 11) % data.num_items, data.items)
-            )
-            after = perturb_profiles(dataclasses.replace(given, rows=moved), config, 7).protected
-            count += before[~own[before]].tolist() != after[~own[after]].tolist()
-        return count
-
-    assert 1 <= felt(0.2) <= 4 < felt(None)  # 4 of the 18 training users
-
-
-def test_shares_are_among_the_public_users_alone(world):
-    """Two of the three training users are drawn; shares are relative to them, so user 3's missing
-    data do not count."""
+def test_shares_are_among_the_training_clients_alone(world):
+    """Group sizes count clients that train; held-out users, who have rows too, do not count."""
     population = world()
     data = population.interactions
     shares = []
@@ -168,7 +141,7 @@ def test_shares_are_among_the_public_users_alone(world):
             "inclination",
             lambda *a, **k: shares.append((a, real(*a, **k))) or shares[-1][1],
         )
-        config = TargetedConfig(attribute="gender", epsilon=0.1, public_share=0.6)
+        config = TargetedConfig(attribute="gender", epsilon=0.1)
         perturb_profiles(training(data, population.partition), config, 7)
     (users, items, _), (inside, _) = shares[0]
     gender = data.user_features["gender"].padded()[:, 0]

@@ -126,17 +126,18 @@ PAPERS = {"shadow-users": 40, "used": 0.8}
 
 
 def test_the_papers_attack_end_to_end(tmp_path):
-    outcome = attack(tmp_path, "membership", "rounds=3", **PAPERS)
-    assert (outcome.found.members, outcome.found.others) == (28, 28)
+    shares = {"shadow-users": 40, "used": 0.75, "members": 0.25, "length": 5}
+    outcome = attack(tmp_path, "membership", "rounds=3", **shares)
+    assert (outcome.found.members, outcome.found.others) == (14, 42)
     assert 1 <= outcome.table["descriptions"] <= 56 and "hits@5" in outcome.table["recommends"]
     runs = RunFolder(tmp_path / "shadow"), RunFolder(tmp_path / "target")
     clients = Population.of(load(ATTACKED)).partition.training_clients
-    parts = shadow_parts(clients, shadow_users=40, used=0.8, members=0.5, seed=0)
+    parts = shadow_parts(clients, shadow_users=40, used=0.75, members=0.25, seed=0)
     for run, expected in zip(runs, parts[::2], strict=True):
         assert np.array_equal(Population.of(run.experiment).partition.training_clients, expected)
     assert runs[0].experiment.seed != runs[1].experiment.seed == 0
     table = outcome.table
-    assert table["attack"] == "membership" and table["success"]["members"] == 28
+    assert table["attack"] == "membership" and table["success"]["members"] == 14
     assert table["options"]["shadow_users"] == 40 and table["ceilings"] == {}
 
 
