@@ -148,14 +148,16 @@ def tiny_file(tiny_experiment, tmp_path):
 
 @pytest.fixture
 def fedrec(capsys, monkeypatch):
-    """Calls the command line in this process: exit status, standard output, standard error."""
+    """Calls the command line in this process, with overrides `sets` of an experiment: exit status,
+    standard output, standard error."""
     from simulations import cli
 
     # they may have a stream of an earlier test
     monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
+    def call(*arguments, sets=()):
+        changes = [word for override in sets for word in ("--set", override)]
+        monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments), *changes])
         with pytest.raises(SystemExit) as ended:
             cli.main()
             raise SystemExit(0)

@@ -8,6 +8,7 @@ returns NaN, it returns wrong shapes, it changes its input.
 import json
 import sys
 import textwrap
+from functools import partial
 from importlib.metadata import EntryPoint
 from uuid import uuid4
 
@@ -16,6 +17,9 @@ import pytest
 from fedrec.components import registry
 
 HEAD = """
+import math
+from dataclasses import replace
+
 import numpy as np
 import torch
 from clients.local.one_by_one import Update, one_by_one
@@ -36,266 +40,164 @@ class Alone(Step):
         return one_by_one(parameters, block, own, self.alone)
 """
 
+
+def bad(base, method, body="..."):
+    """The text of a class with one method of its own."""
+    return f"class Bad({base}):\n def {method}:\n" + textwrap.indent(body, "  ")
+
+
+def in_blocks(fault):
+    """A step that does something wrong after a block was trained."""
+    body = f"trained = super().train_block(parameters, block, own)\n{fault}\nreturn trained"
+    return bad("Sgd", "train_block(self, parameters, block, own=None)", body)
+
+
+def predicting(body):
+    """A model with other predictions; `found` are the right ones."""
+    body = f"found = super().predict(parameters, users, items, rows)\n{body}"
+    return bad("PrivRec", "predict(self, parameters, users, items, rows=None)", body)
+
+
+def scoring(scores):
+    """A centralised system with these scores."""
+    return f"{bad('Baseline', 'fit(self, histories)')}\n def scores(self, histories): {scores}"
+
+
+applying = partial(bad, "Reptile", "apply(self, theta, aggregate)")
+drawing = partial(bad, "Sampler", "draw(self, random)")
+reading = partial(bad, "Synthetic", "read(self)")
+splitting = partial(bad, "UserHoldout", "split(self, interactions)")
+alone = partial(bad, "Alone", "alone(self, parameters, data, random)")
+NOTHING = "return Update({n: torch.zeros_like(v) for n, v in parameters.items()}, 1, 0.0)"
 BROKEN = {
-    # kind, how: (body of the class, what the error says)
+    # kind, how: (the class, what the error says)
     ("step", "signature"): (
-        "class Bad(Step):\n def train_block(self, parameters): ...",
+        bad("Step", "train_block(self, parameters)"),
         "train_block(self, parameters",
     ),
     ("step", "update-alone"): (
-        "class Bad(Step):\n def update(self, parameters, data, random): ...",
+        bad("Step", "update(self, parameters, data, random)"),
         "defines `update`, which is not called",
     ),
     ("step", "nan"): (
-        """
-        class Bad(Alone):
-            def alone(self, parameters, data, random):
-                bad = {n: torch.full_like(v, float("nan")) for n, v in parameters.items()}
-                return Update(bad, 1, 0.0)
-        """,
+        alone("return Update({n: v * math.nan for n, v in parameters.items()}, 1, 0.0)"),
         "NaN or infinity in",
     ),
     ("step", "nan-in-blocks"): (
-        """
-        class Bad(Sgd):
-            def train_block(self, parameters, block, own=None):
-                trained = super().train_block(parameters, block, own)
-                trained.values["layer0.bias"][0, 0] = float("nan")
-                return trained
-        """,
+        in_blocks("trained.values['layer0.bias'][0, 0] = math.nan"),
         "NaN or infinity in 'layer0.bias'",
     ),
     ("step", "shapes"): (
-        """
-        class Bad(Alone):
-            def alone(self, parameters, data, random):
-                return Update({n: v.sum() for n, v in parameters.items()}, 1, 0.0)
-        """,
+        alone("return Update({n: v.sum() for n, v in parameters.items()}, 1, 0.0)"),
         "'item.id': (6,)",
     ),
     ("step", "shapes-in-blocks"): (
-        """
-        class Bad(Sgd):
-            def train_block(self, parameters, block, own=None):
-                trained = super().train_block(parameters, block, own)
-                trained.values["layer0.bias"] = trained.values["layer0.bias"][:, :1]
-                return trained
-        """,
+        in_blocks("trained.values['layer0.bias'] = trained.values['layer0.bias'][:, :1]"),
         "'layer0.bias': (6, 1)",
     ),
-    ("step", "no-update"): (
-        "class Bad(Alone):\n def alone(self, parameters, data, random): return {}",
-        "got dict",
-    ),
+    ("step", "no-update"): (alone("return {}"), "got dict"),
     ("step", "mutates"): (
-        """
-        class Bad(Alone):
-            def alone(self, parameters, data, random):
-                for value in parameters.values():
-                    value.add_(1.0)
-                return Update({n: torch.zeros_like(v) for n, v in parameters.items()}, 1, 0.0)
-        """,
+        alone(f"for value in parameters.values(): value.add_(1.0)\n{NOTHING}"),
         "changed 'user.",
     ),
     ("step", "mutates-through-numpy"): (
-        """
-        class Bad(Alone):
-            def alone(self, parameters, data, random):
-                parameters["item.id"].numpy()[0] += 1
-                return Update({n: torch.zeros_like(v) for n, v in parameters.items()}, 1, 0.0)
-        """,
+        alone(f"parameters['item.id'].numpy()[0] += 1\n{NOTHING}"),
         "changed 'item.id' in place",
     ),
     ("step", "mutates-in-blocks"): (
-        """
-        class Bad(Sgd):
-            def train_block(self, parameters, block, own=None):
-                trained = super().train_block(parameters, block, own)
-                parameters["item.id"].mul_(2)
-                return trained
-        """,
+        in_blocks("parameters['item.id'].mul_(2)"),
         "changed 'item.id'",
     ),
-    ("step", "raises"): (
-        "class Bad(Alone):\n def alone(self, parameters, data, random): return 1 / 0",
-        "ZeroDivision",
-    ),
+    ("step", "raises"): (alone("return 1 / 0"), "ZeroDivision"),
     ("step", "constructor"): (
-        "class Bad(Sgd):\n def __init__(self, config): ...",
+        bad("Sgd", "__init__(self, config)"),
         "__init__(self, config: 'StepConfig', model",
     ),
     ("model", "signature"): (
-        "class Bad(PrivRec):\n def predict(self, parameters, items): ...",
+        bad("PrivRec", "predict(self, parameters, items)"),
         "predict(self, param",
     ),
     ("model", "optional-by-another-name"): (
-        "class Bad(PrivRec):\n def predict(self, parameters, users, items, places=None): ...",
+        bad("PrivRec", "predict(self, parameters, users, items, places=None)"),
         "rows: 'Tensor | None' = None",
     ),
-    ("model", "nan"): (
-        """
-        class Bad(PrivRec):
-            def predict(self, parameters, users, items, rows=None):
-                return super().predict(parameters, users, items, rows) * float("nan")
-        """,
-        "expected: finite predictions",
-    ),
+    ("model", "nan"): (predicting("return found * math.nan"), "expected: finite predictions"),
     ("model", "nan-at-first"): (
-        """
-        class Bad(PrivRec):
-            def initial(self, generator):
-                return {n: v / 0 for n, v in super().initial(generator).items()}
-        """,
+        bad(
+            "PrivRec",
+            "initial(self, generator)",
+            "return {n: v / 0 for n, v in super().initial(generator).items()}",
+        ),
         "finite initial parameters",
     ),
-    ("model", "shapes"): (
-        """
-        class Bad(PrivRec):
-            def predict(self, parameters, users, items, rows=None):
-                return super().predict(parameters, users, items, rows).unsqueeze(-1)
-        """,
-        "got: (2, 3, 1)",
-    ),
+    ("model", "shapes"): (predicting("return found.unsqueeze(-1)"), "got: (2, 3, 1)"),
     ("model", "mutates"): (
-        """
-        class Bad(PrivRec):
-            def predict(self, parameters, users, items, rows=None):
-                with torch.no_grad():
-                    parameters["item.id"].add_(1)
-                return super().predict(parameters, users, items, rows)
-        """,
+        predicting("with torch.no_grad(): parameters['item.id'].add_(1)\nreturn found"),
         "changed 'item.id' in place",
     ),
-    ("strategy", "signature"): (
-        "class Bad(Reptile):\n def apply(self, theta): ...",
-        "apply(self, theta",
-    ),
+    ("strategy", "signature"): (bad("Reptile", "apply(self, theta)"), "apply(self, theta"),
     ("strategy", "abstract"): (
         "from strategies.base import CohortStrategy\nclass Bad(CohortStrategy):\n pass",
         "got: no apply",
     ),
     ("strategy", "nan"): (
-        """
-        class Bad(Reptile):
-            def apply(self, theta, aggregate):
-                return {n: v * float("nan") for n, v in theta.items()}
-        """,
+        applying("return {n: v * math.nan for n, v in theta.items()}"),
         "training diverged in round 1",
     ),
     ("strategy", "shapes"): (
-        """
-        class Bad(Reptile):
-            def apply(self, theta, aggregate):
-                return {n: v.ravel() for n, v in theta.items()}
-        """,
+        applying("return {n: v.ravel() for n, v in theta.items()}"),
         "expected: the shapes {'user.",
     ),
-    ("strategy", "lacks-one"): (
-        "class Bad(Reptile):\n def apply(self, theta, aggregate): return {}",
-        "KeyError",
-    ),
+    ("strategy", "lacks-one"): (applying("return {}"), "KeyError"),
     ("strategy", "of-flower"): (
-        """
-        class Bad(FlowerFedAvg):
-            def aggregate_train(self, server_round, replies):
-                raise LookupError("no more replies")
-        """,
+        bad(
+            "FlowerFedAvg",
+            "aggregate_train(self, server_round, replies)",
+            "raise LookupError('no more replies')",
+        ),
         "LookupError: no more replies",
     ),
-    ("sampler", "signature"): ("class Bad(Sampler):\n def draw(self): ...", "draw(self, random"),
-    ("sampler", "shapes"): (
-        "class Bad(Sampler):\n def draw(self, random): return self.clients[:, None][:3]",
-        "got: int64 [3, 1]",
-    ),
-    ("sampler", "repeats"): (
-        "class Bad(Sampler):\n def draw(self, random): return self.clients[[0, 0, 1]]",
-        "ascending and distinct",
-    ),
-    ("sampler", "strangers"): (
-        "class Bad(Sampler):\n def draw(self, random): return np.array([10**6])",
-        "got: [1000000]",
-    ),
+    ("sampler", "signature"): (bad("Sampler", "draw(self)"), "draw(self, random"),
+    ("sampler", "shapes"): (drawing("return self.clients[:, None][:3]"), "got: int64 [3, 1]"),
+    ("sampler", "repeats"): (drawing("return self.clients[[0, 0, 1]]"), "ascending and distinct"),
+    ("sampler", "strangers"): (drawing("return np.array([10**6])"), "got: [1000000]"),
     ("sampler", "mutates"): (
-        """
-        class Bad(Sampler):
-            def draw(self, random):
-                self.clients += 1
-                return self.clients[:2]
-        """,
+        drawing("self.clients += 1\nreturn self.clients[:2]"),
         "read-only",
     ),
-    ("dataset", "signature"): ("class Bad(Synthetic):\n def read(self, path): ...", "read(self"),
-    ("dataset", "shapes"): (
-        "class Bad(Synthetic):\n def read(self): return super().read().frame()",
-        "got: DataFrame",
-    ),
+    ("dataset", "signature"): (bad("Synthetic", "read(self, path)"), "read(self"),
+    ("dataset", "shapes"): (reading("return super().read().frame()"), "got: DataFrame"),
     ("dataset", "nan"): (
-        """
-        from dataclasses import replace
-        class Bad(Synthetic):
-            def read(self):
-                data = super().read()
-                return replace(data, ratings=data.ratings * float("nan"))
-        """,
+        reading("data = super().read()\nreturn replace(data, ratings=data.ratings * math.nan)"),
         "a rating is not finite",
     ),
-    ("dataset", "raises"): (
-        "class Bad(Synthetic):\n def read(self): return open('/nowhere/a.csv')",
-        "/nowhere/a.csv",
-    ),
-    ("split", "shapes"): (
-        "class Bad(UserHoldout):\n def split(self, interactions): return 3",
-        "got: int",
-    ),
-    ("split", "mutates"): (
-        "class Bad(UserHoldout):\n def split(self, interactions): interactions.users[0] = 1",
-        "read-only",
-    ),
+    ("dataset", "raises"): (reading("return open('/nowhere/a.csv')"), "/nowhere/a.csv"),
+    ("split", "shapes"): (splitting("return 3"), "got: int"),
+    ("split", "mutates"): (splitting("interactions.users[0] = 1"), "read-only"),
     ("baseline", "signature"): (
-        "class Bad(Baseline):\n def fit(self): ...\n def scores(self): ...",
+        f"{bad('Baseline', 'fit(self)')}\n def scores(self): ...",
         "fit(self",
     ),
     ("baseline", "nan"): (
-        """
-        class Bad(Baseline):
-            def fit(self, histories): ...
-            def scores(self, histories):
-                return torch.full((histories.num_users, histories.num_items), float("nan"))
-        """,
+        scoring("return torch.full((histories.num_users, histories.num_items), math.nan)"),
         "got: NaN",
     ),
     ("baseline", "shapes"): (
-        """
-        class Bad(Baseline):
-            def fit(self, histories): ...
-            def scores(self, histories):
-                return torch.zeros(histories.num_items)
-        """,
+        scoring("return torch.zeros(histories.num_items)"),
         "expected: a tensor",
     ),
     ("baseline", "mutates"): (
-        """
-        class Bad(Baseline):
-            def fit(self, histories):
-                histories.items[:] = 0
-            def scores(self, histories): ...
-        """,
+        f"{bad('Baseline', 'fit(self, histories)', 'histories.items[:] = 0')}"
+        "\n def scores(self, histories): ...",
         "changed 'items' in place",
     ),
-    ("callback", "signature"): (
-        "class Bad(Callback):\n def after_round(self, row): ...",
-        "after_round(self, row",
-    ),
+    ("callback", "signature"): (bad("Callback", "after_round(self, row)"), "after_round(self, row"),
     ("callback", "raises"): (
-        "class Bad(Callback):\n def after_round(self, row, seconds): row['no']",
+        bad("Callback", "after_round(self, row, seconds)", "row['no']"),
         "KeyError: 'no'",
     ),
     ("callback", "mutates"): (
-        """
-        class Bad(Callback):
-            def on_update(self, round_number, before, after):
-                after["item.id"][:] = 0
-        """,
+        bad("Callback", "on_update(self, number, before, after)", "after['item.id'][:] = 0"),
         "read-only",
     ),
 }
@@ -310,7 +212,7 @@ def plugin(monkeypatch, tmp_path):
     def write(kind, body, head=HEAD):
         name = f"broken_{uuid4().hex}"  # never imported before
         file = tmp_path / f"{name}.py"
-        file.write_text(head + textwrap.dedent(body) + "\n")
+        file.write_text(head + body + "\n")
         entry = EntryPoint("bad", f"{name}:Bad", f"fedrec.{kind}")
         found = lambda group: [entry] if group == entry.group else []  # noqa: E731
         monkeypatch.setattr(registry, "entry_points", found)

@@ -4,7 +4,10 @@ fix it."""
 
 import json
 import logging
+import multiprocessing
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -290,28 +293,26 @@ def test_shell_completion_offers_shipped_experiments():
     assert "privrec-ml1m" in _shipped("privrec-") and _shipped("nothing") == []
 
 
-def test_interrupt_leaves_a_resumable_run_and_prints_the_command(experiment, tmp_path):
-    import signal
+@pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_leaves_a_resumable_run_and_prints_the_command(tiny_file, tmp_path, sign):
+    run, told = tmp_path / "run", tmp_path / "stderr.txt"
+    line = ["run", str(tiny_file), "-o", str(run), "--set", "rounds=100000"]
 
-    run = tmp_path / "run"
-    command = [
-        sys.executable,
-        "-c",
-        "from simulations.cli import main; main()",
-        "run",
-        str(experiment),
-    ]
-    process = subprocess.Popen(
-        [*command, "-o", str(run), "--set", "rounds=100000", "--set", "evaluation.every=0"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    def command():
+        os.dup2(os.open(told, os.O_CREAT | os.O_WRONLY), 2)
+        sys.stderr = sys.__stderr__  # not what pytest captures
+        sys.argv = ["fedrec", *line, "--set", "evaluation.every=0"]
+        cli.main()
+
+    process = multiprocessing.get_context("fork").Process(target=command)
+    process.start()
     deadline = time.monotonic() + 60
     while not list(run.glob("checkpoints/*.npz")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    os.kill(process.pid, getattr(signal, sign))
+    process.join(60)
+    err = told.read_text()
+    assert process.exitcode == 130
     assert f"fedrec resume {run}" in err and "Traceback" not in err
     assert json.loads((run / "status.json").read_text())["state"] == "interrupted"
 

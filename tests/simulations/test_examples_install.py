@@ -3,8 +3,6 @@
 READMEs are correct."""
 
 import importlib
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from fedrec.components import registry
 from fedrec.experiment.loading import load
+from tests.simulations.bundles import install
 
 pytestmark = pytest.mark.install
 
@@ -26,20 +25,8 @@ def site(tmp_path_factory):
     import shutil
 
     folder = tmp_path_factory.mktemp("examples")
-    copies = [str(shutil.copytree(path, folder / path.name)) for path in EXAMPLES]
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--quiet",
-    ]
-    subprocess.run(
-        [*pip, "--disable-pip-version-check", "--target", str(folder / "site"), *copies], check=True
-    )
+    copies = [shutil.copytree(path, folder / path.name) for path in EXAMPLES]
+    install(folder / "site", copies)
     return folder / "site"
 
 

@@ -176,15 +176,30 @@ def read_all(folder):
         told(Checkpoints(run.checkpoints, experiment.digest(), keep=3).latest)
 
 
+@pytest.fixture(scope="module")
+def damaged(finished, tmp_path_factory):
+    """A copy of the run, and its files."""
+    folder = shutil.copytree(finished, tmp_path_factory.mktemp("damaged") / "run")
+    return folder, sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
+
+
 @fuzzed(250)
 @given(st.data())
-def test_run_folders(finished, tmp_path, data):
-    folder = tmp_path / "copy"
-    shutil.copytree(finished, folder, dirs_exist_ok=True)
-    file = data.draw(
-        st.sampled_from(sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"))
-    )
+def test_run_folders(damaged, data):
+    folder, files = damaged
+    file = data.draw(st.sampled_from(files))
     before = file.read_bytes()
+    try:
+        damage(file, before, data)
+        read_all(folder)
+    finally:
+        if file.is_dir():
+            file.rmdir()
+        file.write_bytes(before)
+
+
+def damage(file, before, data):
+    """Remove, cut or change a file, or put a folder in its place."""
     how = data.draw(st.sampled_from(["gone", "cut", "bytes", "value", "json", "folder"]))
     if how == "gone":
         file.unlink()
@@ -202,7 +217,6 @@ def test_run_folders(finished, tmp_path, data):
     else:
         place = data.draw(st.integers(0, len(before)))
         file.write_bytes(before[:place] + data.draw(st.binary(max_size=9)) + before[place:])
-    read_all(folder)
 
 
 @fuzzed(250)

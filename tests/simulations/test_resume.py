@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that is killed or interrupted in the middle of a round ends like an uninterrupted one."""
 
-import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,6 +12,7 @@ from fedrec.runs.folder import RunFolder
 from simulations import runner
 from tests.runs import assert_same_run
 
+FORK = multiprocessing.get_context("fork")  # which need not import everything once more
 STEP = """
 import json, os, pathlib, time
 from clients.steps.sgd import Sgd
@@ -35,10 +34,6 @@ class Stuck(Sgd):
                 time.sleep(600)
         return super().batches(data, random)
 """
-START = (
-    "import sys, json; from simulations.runner import run; run(json.loads(sys.argv[1]),"
-    " output=sys.argv[2])"
-)
 
 
 @pytest.fixture(scope="module")
@@ -68,21 +63,20 @@ def unbroken(table, tmp_path_factory):
     return runner.run(table, output=tmp_path_factory.mktemp("unbroken") / "run")
 
 
-def stuck_process(table, plugin, run):
+def stuck_process(table, run):
     """A process in the middle of round 3 of the run."""
-    path = os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
-        [sys.executable, "-c", START, json.dumps(table), str(run)],
-        env={**os.environ, "PYTHONPATH": path, "STUCK_IN": str(run)},
-        stderr=subprocess.DEVNULL,
-    )
+    process = FORK.Process(target=stuck, args=(table, run))
+    process.start()
     deadline = time.monotonic() + 60
     while not (run.parent / "stuck").exists():
-        assert process.poll() is None and time.monotonic() < deadline, (
-            "the run did not come to round 3"
-        )
+        assert process.is_alive() and time.monotonic() < deadline, "the run did not come to round 3"
         time.sleep(0.05)
     return process
+
+
+def stuck(table, run):
+    os.environ["STUCK_IN"] = str(run)
+    runner.run(table, output=run)
 
 
 @pytest.mark.timeout(120)
@@ -92,16 +86,17 @@ def stuck_process(table, plugin, run):
     ids=["kill -9", "ctrl-c"],
 )
 def test_a_broken_run_ends_with_the_numbers_of_an_unbroken_one(
-    table, plugin, unbroken, tmp_path, sign, status
+    table, unbroken, tmp_path, sign, status
 ):
     run = tmp_path / "run"
-    process = stuck_process(table, plugin, run)
+    process = stuck_process(table, run)
     try:
-        process.send_signal(sign)
-        assert process.wait(timeout=30) != 0
+        os.kill(process.pid, sign)
+        process.join(30)
+        assert process.exitcode not in (0, None)
     finally:
         process.kill()
-        process.wait()
+        process.join()
     assert RunFolder(run).status() == {"state": status, "round": 2}
     result = runner.resume(run)
     assert RunFolder(run).status() == {"state": "finished", "round": 4}

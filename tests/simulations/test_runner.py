@@ -78,35 +78,3 @@ def test_what_the_machine_decides_is_written_down(load_tiny):
     assert settled.nodes == 1 and settled.threads >= 1 and settled.device in ("cpu", "cuda")
     assert runner.settle(load_tiny("engine={name='ray', nodes=7}")).engine.nodes == 7
     assert runner.settle(load_tiny("engine={name='ray', device='cpu'}")).engine.nodes >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sign", ["SIGTERM", "SIGHUP"])
-def test_a_run_that_gets_a_signal_is_recorded_as_interrupted_and_can_be_resumed(
-    tiny_experiment, tmp_path, sign
-):
-    """A signal by name, to a separate process; without a handler the folder's status would stay
-    `running`."""
-    import signal
-    import subprocess
-    import sys
-    import time
-
-    import tomli_w
-
-    (tmp_path / "e.toml").write_text(tomli_w.dumps(tiny_experiment()))
-    command = [sys.executable, "-m", "simulations.cli", "run", str(tmp_path / "e.toml"), "--quiet"]
-    process = subprocess.Popen(
-        [*command, "-o", str(tmp_path / "run"), "--set", "rounds=999999"], stderr=subprocess.PIPE
-    )
-    rounds = tmp_path / "run" / "rounds.csv"
-    deadline = time.monotonic() + 120
-    while not rounds.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(getattr(signal, sign))
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert (
-        RunFolder(tmp_path / "run").status()["state"] == "interrupted"
-        and b"fedrec resume" in errors
-    )

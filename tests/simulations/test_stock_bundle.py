@@ -3,18 +3,13 @@
 
 import os
 import shutil
-import subprocess
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tomli_w
 
-from fedrec.runs.folder import RunFolder
-from simulations.engines import flower
+from tests.simulations.bundles import ROOT, flwr_run
 
 pytestmark = pytest.mark.flower
-ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = """
 [build-system]
 requires = ["setuptools"]
@@ -84,23 +79,8 @@ def bundle(tmp_path, tiny_experiment, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_our_server_runs_clients_that_know_nothing_of_it(bundle, tmp_path):
-    port, place = flower._free_port(), SimpleNamespace(path=tmp_path)
-    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    environment = {**flower._environment(tmp_path / "home", port), "PYTHONPATH": path}
-    config = f"experiment='{tmp_path / 'experiment.toml'}' output='{tmp_path / 'run'}'"
-    sizes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
-    with flower._superlink(place, environment, port):
-        command = [flower.script("flwr"), "run", str(bundle), "fedrec", "--stream", "-c", config]
-        done = subprocess.run(
-            [*command, "--federation-config", sizes],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-    assert (tmp_path / "run" / "run.json").exists(), done.stdout[-3000:] + done.stderr[-2000:]
-    run = RunFolder(tmp_path / "run")
-    assert run.status() == {"state": "finished", "round": 2}, run.log_file.read_text()[-3000:]
+    config = f"experiment='{tmp_path / 'experiment.toml'}'"
+    run = flwr_run(bundle, tmp_path, config, [os.environ.get("PYTHONPATH", "")])
     result = run.read_result()
     assert set(result.metrics) == {"eval_acc"} and len(result.users) == 2
     assert (

@@ -32,17 +32,18 @@ def asked(*nodes, clients=(1, 2), protection=None, weighting="uniform", step="sg
 
 def total(size=0.1, **changes):
     arrays = {"w": np.full((4, 2), size, np.float32), "b": np.full(3, size, np.float32)}
-    return TrainSum(
-        **{
-            "total": arrays,
-            "clients": 2,
-            "weight": 2.0,
-            "examples": 9,
-            "loss": 1.0,
-            "losses": 2,
-            **changes,
-        }
-    )
+    usual = {"total": arrays, "clients": 2, "weight": 2.0, "examples": 9, "loss": 1.0, "losses": 2}
+    return TrainSum(**(usual | changes))
+
+
+def with_table(table):
+    """A sum with another change of the table."""
+    return total(total={"w": table, "b": np.zeros(3, np.float32)})
+
+
+def with_row(place, drift=0.0):
+    values = np.ones((1, 2), np.float32)
+    return with_table(SparseUpdate((4, 2), np.array([place]), values, drift))
 
 
 def through(validator, *sums, theta=THETA, **order):
@@ -74,31 +75,16 @@ def drifting(drift):
 
 
 BAD = {
-    "wrong shape": total(total={"w": np.zeros((5, 2), np.float32), "b": np.zeros(3, np.float32)}),
-    "transposed": total(total={"w": np.zeros((2, 4), np.float32), "b": np.zeros(3, np.float32)}),
+    "wrong shape": with_table(np.zeros((5, 2), np.float32)),
+    "transposed": with_table(np.zeros((2, 4), np.float32)),
     "missing": total(total={"w": np.zeros((4, 2), np.float32)}),
     "unknown": total(total={**total().total, "evil": np.zeros(2, np.float32)}),
     "NaN": total(np.nan),
     "infinite": total(np.inf),
-    "integers": total(total={"w": np.zeros((4, 2), np.int64), "b": np.zeros(3, np.float32)}),
-    "row outside": total(
-        total={
-            "w": SparseUpdate((4, 2), np.array([7]), np.ones((1, 2), np.float32), 0.0),
-            "b": np.zeros(3, np.float32),
-        }
-    ),
-    "row below": total(
-        total={
-            "w": SparseUpdate((4, 2), np.array([-1]), np.ones((1, 2), np.float32), 0.0),
-            "b": np.zeros(3, np.float32),
-        }
-    ),
-    "drift": total(
-        total={
-            "w": SparseUpdate((4, 2), np.array([1]), np.ones((1, 2), np.float32), np.nan),
-            "b": np.zeros(3, np.float32),
-        }
-    ),
+    "integers": with_table(np.zeros((4, 2), np.int64)),
+    "row outside": with_row(7),
+    "row below": with_row(-1),
+    "drift": with_row(1, drift=np.nan),
     "others' clients": total(clients=3),
     "minus a client": total(clients=-1),
     "drift beyond any weight decay": drifting(2.5),

@@ -422,65 +422,31 @@ AUDIT = ("--clip", CLIP, "--noise-std", STD, "--canaries", CANARIES)
 
 
 def test_command_fails_loudly(fedrec, file, tmp_path):
-    code, out, err = fedrec(
-        "audit", file, *AUDIT, "--output", tmp_path / "out", "--quiet", "--set", "rounds=10"
-    )
+    command = ("audit", file, *AUDIT, "--output", tmp_path / "out", "--quiet")
+    code, out, err = fedrec(*command, sets=["rounds=10"])
     assert code == 1 and "FAIL" in out and "no clip" in err and "WRONG run 1 reach" in out
     saved = json.loads((tmp_path / "out" / "audit.json").read_text())
     assert saved["verdict"] == "FAIL" and saved["runs"][0]["mechanism"]["clip"] == CLIP
 
 
 def test_command_gives_json_and_a_clean_exit(fedrec, file, tmp_path):
-    code, out, _ = fedrec(
-        "audit",
-        file,
-        *AUDIT,
-        "--overshoot",
-        1,
-        "-o",
-        tmp_path / "out",
-        "--json",
-        "--set",
-        "rounds=10",
-        "--canaries",
-        400,
-    )
+    more = ("--overshoot", 1, "-o", tmp_path / "out", "--json", "--canaries", 400)
+    code, out, _ = fedrec("audit", file, *AUDIT, *more, sets=["rounds=10"])
     found = json.loads(out)
     assert code == 0 and found["verdict"] == "PASS" and found["reasons"] == []
-    assert {score["observer"] for score in found["runs"][0]["scores"]} == {
-        "final",
-        "trace",
-        "known",
-    }
+    observers = {score["observer"] for score in found["runs"][0]["scores"]}
+    assert observers == {"final", "trace", "known"}
 
 
 @pytest.mark.slow
 def test_attack_commands_print_tables_and_json(fedrec, file, tmp_path):
-    plain = (
-        "--set",
-        "strategy.name=reptile",
-        "--set",
-        "rounds=2",
-        "--set",
-        "sampler.cohort=5",
-        "-q",
-    )
-    code, out, _ = fedrec(
-        "attack", "lira", file, "--shadows", 4, "-o", tmp_path / "lira", "--epsilon", 1, *plain
-    )
+    plain = ["strategy.name=reptile", "rounds=2", "sampler.cohort=5"]
+    arguments = ("--shadows", 4, "-o", tmp_path / "lira", "--epsilon", 1, "-q")
+    code, out, _ = fedrec("attack", "lira", file, *arguments, sets=plain)
     assert code == 0 and "balanced accuracy" in out and "DP ceiling" in out and "0.731" in out
     assert json.loads((tmp_path / "lira" / "attack.json").read_text())["options"]["shadows"] == 4
-    arguments = (
-        "--shadow-users",
-        20,
-        "--encoding",
-        "multi-hot",
-        "-o",
-        tmp_path / "paper",
-        "--json",
-        *plain,
-    )
-    code, out, _ = fedrec("attack", "membership", file, *arguments)
+    arguments = ("--shadow-users", 20, "--encoding", "multi-hot", "-o", tmp_path / "paper", "-q")
+    code, out, _ = fedrec("attack", "membership", file, *arguments, "--json", sets=plain)
     found = json.loads(out)
     assert (
         code == 0

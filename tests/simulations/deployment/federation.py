@@ -28,6 +28,7 @@ from simulations.deployment.initialise import add_nodes, initialise
 from simulations.deployment.layout import DeploymentConfig
 from simulations.deployment.shards import cut_for
 from tests.runs import parameters_in
+from tests.simulations.listening import parent_of
 
 FEDREC = (sys.executable, "-m", "simulations.cli")
 
@@ -213,7 +214,7 @@ class Federation:
         return [
             int(file.parent.name)
             for file in Path("/proc").glob("[0-9]*/stat")
-            if _parent(file) == parent
+            if parent_of(file) == parent
         ]
 
     def control(self):
@@ -243,13 +244,6 @@ class Run:
 
     folder: RunFolder
     identifier: int
-
-
-def _parent(stat_file):
-    try:
-        return int(stat_file.read_text().rsplit(")", 1)[1].split()[1])
-    except OSError:
-        return None
 
 
 def until(condition, timeout=240, what="it", pause=0.2):

@@ -23,17 +23,8 @@ from simulations.deployment.processes.commands import node_process, server_proce
 @pytest.fixture
 def made(tmp_path):
     """A deployment folder with three nodes."""
-    settings = [
-        "--nodes",
-        "3",
-        "--host",
-        "fl.example.org",
-        "--host",
-        "10.0.0.7",
-        "--proxy",
-        "python",
-    ]
-    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "d"), *settings])
+    settings = "--nodes 3 --host fl.example.org --host 10.0.0.7 --proxy python"
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "d"), *settings.split()])
     assert done.exit_code == 0, done.output
     return Deployment(tmp_path / "d")
 

@@ -7,19 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from fedrec.components.registry import KINDS
 from fedrec.experiment.schema import SECTIONS
 from fedrec.runs.folder import RunFolder
-from simulations.engines import flower
+from tests.simulations.bundles import ROOT, flwr_run, install
 
 pytestmark = [pytest.mark.install, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[3]
 NAMES = {kind.name: f"trial-{kind.name}" for kind in KINDS}
 
 
@@ -31,20 +28,7 @@ def packages(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("packages")
     written = [str(write_package(kind, name, folder)) for kind, name in NAMES.items()]
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--quiet",
-    ]
-    subprocess.run(
-        [*pip, "--disable-pip-version-check", "--target", str(folder / "site"), *written],
-        check=True,
-    )
+    install(folder / "site", written)
     return folder
 
 
@@ -69,19 +53,12 @@ def test_each_appears_in_the_list_by_its_entry_point(installed, fedrec):
 @pytest.mark.parametrize("kind", [kind for kind in NAMES if kind != "attack"])
 def test_its_experiment_runs(kind, installed, fedrec, tmp_path):
     name = NAMES[kind]
-    quick = [
-        "-s",
-        "rounds=2",
-        "-s",
-        "evaluation.users=4",
-        "-s",
-        "evaluation.final-users=4",
-    ]
+    quick = ["rounds=2", "evaluation.users=4", "evaluation.final-users=4"]
     if kind != "mechanism":  # whose rounds are of all clients
-        quick += ["-s", "sampler.cohort=3"]
-    small = [] if kind == "dataset" else ["-s", "dataset.users=24", "-s", "dataset.items=30"]
+        quick += ["sampler.cohort=3"]
+    small = [] if kind == "dataset" else ["dataset.users=24", "dataset.items=30"]
     file = installed / name / f"{name}.toml"
-    code, out, err = fedrec("run", file, "-o", tmp_path / "run", *quick, *small)
+    code, out, err = fedrec("run", file, "-o", tmp_path / "run", sets=[*quick, *small])
     assert code == 0, err
     text = (tmp_path / "run" / "experiment.toml").read_text()
     assert f'"{name}"' in text
@@ -89,24 +66,10 @@ def test_its_experiment_runs(kind, installed, fedrec, tmp_path):
 
 
 def test_its_attack_runs(installed, fedrec, tmp_path):
-    name, quick = (
-        NAMES["attack"],
-        ["-s", "rounds=2", "-s", "dataset.users=40", "-s", "sampler.cohort=3"],
-    )
-    file = installed / name / f"{name}.toml"
-    arguments = [
-        "attack",
-        "run",
-        name,
-        file,
-        "-w",
-        "length=5",
-        "-o",
-        tmp_path / "a",
-        "--json",
-        *quick,
-    ]
-    code, out, err = fedrec(*arguments)
+    name = NAMES["attack"]
+    file, quick = installed / name / f"{name}.toml", ["rounds=2", "dataset.users=40"]
+    arguments = ["attack", "run", name, file, "-w", "length=5", "-o", tmp_path / "a", "--json"]
+    code, out, err = fedrec(*arguments, sets=[*quick, "sampler.cohort=3"])
     assert code == 0, err
     found = json.loads(out)
     assert (
@@ -118,35 +81,19 @@ def test_its_attack_runs(installed, fedrec, tmp_path):
 
 def test_its_name_may_be_a_module_and_a_class(installed, fedrec, tmp_path):
     file = installed / NAMES["strategy"] / f"{NAMES['strategy']}.toml"
-    path = "strategy.name=trial_strategy.strategy:TrialStrategy"
-    arguments = ["run", file, "-s", path, "-s", "rounds=1", "-s", "evaluation.final-users=2"]
-    code, _, err = fedrec(*arguments, "-o", tmp_path / "run")
+    path = "trial_strategy.strategy:TrialStrategy"
+    sets = [f"strategy.name={path}", "rounds=1", "evaluation.final-users=2"]
+    code, _, err = fedrec("run", file, "-o", tmp_path / "run", sets=sets)
     assert code == 0, err
-    assert (
-        RunFolder(tmp_path / "run").experiment.strategy.name
-        == "trial_strategy.strategy:TrialStrategy"
-    )
+    assert RunFolder(tmp_path / "run").experiment.strategy.name == path
 
 
 def test_each_keeps_its_own_contract(packages):
     """With the tests written by `fedrec new`, in a separate process."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{packages / 'site'}:{ROOT}",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {**os.environ, "PYTHONPATH": f"{packages / 'site'}:{ROOT}"}
     tests = [str(packages / name / "tests") for name in NAMES.values()]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(packages),
-        *tests,
-    ]
+    flags = ["-q", "-p", "no:cacheprovider", "--rootdir", str(packages)]
+    command = [sys.executable, "-m", "pytest", *flags, *tests]
     done = subprocess.run(command, env=environment, cwd=packages, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " failed" not in done.stdout and "passed" in done.stdout
@@ -157,27 +104,12 @@ def test_each_keeps_its_own_contract(packages):
 def test_flwr_run_takes_the_plug_in_along_in_the_bundle(installed, tmp_path):
     """The package is installed for this process only: Flower's processes get it from the app
     bundle."""
-    name = NAMES["strategy"]
-    app, output = installed / name, tmp_path / "run"
-    port, place = flower._free_port(), SimpleNamespace(path=tmp_path)
-    environment = {**flower._environment(tmp_path / "home", port), "PYTHONPATH": str(ROOT)}
+    app = installed / NAMES["strategy"]
     overrides = "strategy.name=trial_strategy.strategy:TrialStrategy;rounds=2"
     overrides += ";evaluation.final-users=4;dataset.users=24;dataset.items=30"
     overrides += ";sampler.cohort=3;engine.threads=1;engine.device=cpu"
-    config = f"experiment='{app / f'{name}.toml'}' overrides='{overrides}' output='{output}'"
-    sizes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
-    with flower._superlink(place, environment, port):
-        command = [flower.script("flwr"), "run", str(app), "fedrec", "--stream", "-c", config]
-        done = subprocess.run(
-            [*command, "--federation-config", sizes],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-    run = RunFolder(output) if (output / "run.json").exists() else None
-    assert run is not None, done.stdout[-3000:] + done.stderr[-2000:]
-    assert run.status() == {"state": "finished", "round": 2}, run.log_file.read_text()[-3000:]
+    config = f"experiment='{app / f'{app.name}.toml'}' overrides='{overrides}'"
+    run = flwr_run(app, tmp_path, config)
     assert run.experiment.strategy.name == "trial_strategy.strategy:TrialStrategy"
 
 

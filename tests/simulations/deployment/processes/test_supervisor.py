@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulations.deployment.federation import until
+from tests.simulations.listening import parent_of
 
 SLEEPER = "import subprocess, sys, time; print('up', flush=True); "
 SLEEPER += (
@@ -56,14 +57,7 @@ def alive(pid):
 
 
 def children(pid):
-    return [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/stat") if _parent(p) == pid]
-
-
-def _parent(stat_file):
-    try:
-        return int(stat_file.read_text().rsplit(")", 1)[1].split()[1])
-    except OSError:
-        return None
+    return [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/stat") if parent_of(p) == pid]
 
 
 @pytest.mark.slow

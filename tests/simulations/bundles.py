@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages that tests install with pip, and app bundles that they give to `flwr run`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from fedrec.runs.folder import RunFolder
+from simulations.engines import flower
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def install(target, folders):
+    """Install packages into a folder with pip, without a network."""
+    flags = "--no-deps --no-build-isolation --no-index --quiet --disable-pip-version-check"
+    command = [sys.executable, "-m", "pip", "install", *flags.split(), "--target", str(target)]
+    subprocess.run([*command, *map(str, folders)], check=True)
+
+
+def flwr_run(app, folder, config, path=()):
+    """The run of an app bundle on two SuperNodes, whose processes find fedrec; its run folder is
+    `folder / "run"`."""
+    port = flower._free_port()
+    environment = flower._environment(folder / "home", port)
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *path])
+    config = f"{config} output='{folder / 'run'}'"
+    sizes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
+    command = [flower.script("flwr"), "run", str(app), "fedrec", "--stream", "-c", config]
+    with flower._superlink(SimpleNamespace(path=folder), environment, port):
+        done = subprocess.run(
+            [*command, "--federation-config", sizes],
+            env=environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+    assert (folder / "run" / "run.json").exists(), done.stdout[-3000:] + done.stderr[-2000:]
+    run = RunFolder(folder / "run")
+    assert run.status() == {"state": "finished", "round": 2}, run.log_file.read_text()[-3000:]
+    return run
