@@ -16,9 +16,9 @@ from scipy.special import ndtri
 from fedrec.components import registry
 from fedrec.experiment.phases import Phase
 from fedrec.experiment.sections import Section, component_settings
+from fedrec.privacy.accounting.gdp import gdp_parameter
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.mechanisms.base import mechanism_of
-from fedrec.privacy.personal.budgets import gdp_parameter
 from fedrec.privacy.personal.noise import PersonalNoise
 from fedrec.privacy.protection import Protection
 

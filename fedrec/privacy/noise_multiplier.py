@@ -106,7 +106,7 @@ def least_client_noise(
     Returns:
         The bound; 0 where the server adds the noise.
     """
-    from fedrec.privacy.personal.budgets import gdp_parameter  # pulls in scipy
+    from fedrec.privacy.accounting.gdp import gdp_parameter  # pulls in scipy
 
     if config.placement == "central":
         return 0.0

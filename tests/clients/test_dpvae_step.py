@@ -14,8 +14,8 @@ from clients.local.own_noise import clipped_mean
 from clients.steps.dpvae import DpVae, DpVaeConfig
 from clients.steps.vae import generator_of
 from clients.training.one_client import update_of
+from fedrec.privacy.accounting.gdp import gdp_epsilon
 from fedrec.privacy.optimal_clip import optimal_clip
-from fedrec.privacy.personal.budgets import gdp_epsilon
 from fedrec.rng import stream
 from server.samplers.limited import Limited, LimitedConfig
 from tests.clients import oracles

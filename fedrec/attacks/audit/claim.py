@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 from scipy.stats import binom
 
-from fedrec.attacks.audit.gaussian import epsilon_of_gaussian, first_below
 from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.gdp import gdp_epsilon, smallest_epsilon
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class PrivacyClaim:
     def known_epsilon(self, releases: int) -> float:
         """Epsilon at `delta` against an observer who knows in how many releases a client took
         part."""
-        return epsilon_of_gaussian(
+        return gdp_epsilon(
             math.sqrt(releases) / self.noise_multiplier if self.noise_std else math.inf, self.delta
         )
 
@@ -111,7 +111,7 @@ class PrivacyClaim:
         def spent(epsilon: float) -> float:
             return float(np.maximum(plus - math.exp(epsilon) * minus, 0.0).sum())
 
-        return first_below(spent, self.delta, highest=500.0)
+        return smallest_epsilon(spent, self.delta, largest=500.0)
 
 
 def _log_binomial(trials: int, chance: float) -> np.ndarray:

@@ -1,53 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epsilon at a given delta between two normal distributions.
-
-For equal variances this is the trade-off of mu-GDP (Dong, Roth and Su 2022, corollary 2.13):
-`delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)`. For unequal variances (Andrew et al.
-2023, section 4) the set where the log density ratio exceeds epsilon is bounded by the roots of a
-quadratic.
+"""Epsilon at a given delta between two normal distributions (Andrew et al. 2023, section 4): the
+set where the log density ratio exceeds epsilon is bounded by the roots of a quadratic. For equal
+variances it is that of `fedrec.privacy.accounting.gdp`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 import numpy as np
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr
 
 _HIGHEST = 1e6
-
-
-def delta_of_gaussian(mu: float, epsilon: float) -> float:
-    """Delta of mu-GDP at epsilon >= 0, for mu > 0."""
-    return float(ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
-
-
-def epsilon_of_gaussian(mu: float, delta: float) -> float:
-    """Epsilon >= 0 of mu-GDP at delta; 0 for mu <= 0, infinity for mu = infinity."""
-    if mu <= 0:
-        return 0.0
-    if math.isinf(mu):
-        return math.inf
-    return first_below(lambda epsilon: delta_of_gaussian(mu, epsilon), delta, highest=_HIGHEST)
-
-
-def first_below(spent: Callable[[float], float], delta: float, *, highest: float) -> float:
-    """The smallest epsilon in [0, highest] at which a falling function is at most delta, to 1e-9;
-    else infinity."""
-    if spent(0.0) <= delta:
-        return 0.0
-    low = 0.0
-    high = 1.0
-    while spent(high) > delta:
-        low = high
-        high = 2 * high
-        if high > highest:
-            return math.inf
-    while high - low > 1e-9 * max(1.0, high):
-        middle = (low + high) / 2
-        low, high = (middle, high) if spent(middle) > delta else (low, middle)
-    return high
 
 
 def epsilon_of_normals(

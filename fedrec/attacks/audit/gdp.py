@@ -14,8 +14,8 @@ import math
 import numpy as np
 from scipy.special import ndtri
 
-from fedrec.attacks.audit.gaussian import epsilon_of_gaussian
 from fedrec.attacks.intervals import exact_upper
+from fedrec.privacy.accounting.gdp import gdp_epsilon
 
 # in standard deviations of the claimed mechanism's score
 CUTS = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)
@@ -47,4 +47,4 @@ def gdp_bound(
         alarms = exact_upper(int((minus > cut * scale).sum()), len(minus), tail)
         misses = exact_upper(int((plus <= cut * scale).sum()), len(plus), tail)
         best = max(best, float(-ndtri(alarms) - ndtri(misses)))
-    return epsilon_of_gaussian(best, delta)
+    return gdp_epsilon(best, delta)

@@ -3,13 +3,9 @@
 
 A user's device sends one clipped vector of norm at most S with noise of standard deviation sigma on
 every coordinate, each time it takes part, and who takes part is known. Such releases compose
-exactly (Dong, Roth and Su 2022): n of them are equivalent to one Gaussian release with
-
-    mu             = sqrt(n) * sensitivity / sigma
-    delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
-
-The sensitivity is S if neighbours differ by removing all of a user's data, and 2S if these are
-replaced by any other data.
+exactly: n of them are equivalent to one Gaussian release with mu = sqrt(n) * sensitivity / sigma
+(`fedrec.privacy.accounting.gdp`). The sensitivity is S if neighbours differ by removing all of a
+user's data, and 2S if these are replaced by any other data.
 
 Where this differs from DP-VAE (Fang et al. 2022):
 
@@ -26,20 +22,13 @@ Where this differs from DP-VAE (Fang et al. 2022):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr
 
 from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.gdp import gdp_parameter
 from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.clipping import Clip
 from fedrec.rng import stream
-
-_LARGEST = 1e6  # epsilon above which there is no meaningful privacy
 
 
 @dataclass(frozen=True)
@@ -84,39 +73,3 @@ def drawn_budget(seed: int, client: int, largest: float, delta: float) -> Person
     return PersonalBudget(
         largest * (1 - float(stream(seed, "personal-budget", client).random())), delta
     )
-
-
-def gdp_delta(epsilon: float, mu: float) -> float:
-    """The smallest delta at which a Gaussian release of parameter mu is (epsilon,
-    delta)-private."""
-    if mu == 0:
-        return 0.0
-    return max(
-        0.0, float(ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
-    )
-
-
-def gdp_epsilon(mu: float, delta: float) -> float:
-    """The smallest epsilon >= 0 at which a Gaussian release of parameter mu is (epsilon,
-    delta)-private."""
-    if gdp_delta(0.0, mu) <= delta:
-        return 0.0
-    upper = 1.0
-    while gdp_delta(upper, mu) > delta:
-        upper *= 2
-        if upper > _LARGEST:
-            return math.inf
-    return _root(lambda epsilon: gdp_delta(epsilon, mu) - delta, 0.0, upper)
-
-
-def gdp_parameter(epsilon: float, delta: float) -> float:
-    """The largest mu whose release is (epsilon, delta)-private."""
-    upper = 1.0
-    while gdp_delta(epsilon, upper) <= delta:
-        upper *= 2
-    return _root(lambda mu: gdp_delta(epsilon, mu) - delta, 1e-12, upper)
-
-
-def _root(excess: Callable[[float], float], lower: float, upper: float) -> float:
-    root: Any = brentq(excess, lower, upper, xtol=1e-12)
-    return float(root)

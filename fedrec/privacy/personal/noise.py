@@ -18,9 +18,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fedrec.config import Config
+from fedrec.privacy.accounting.gdp import gdp_parameter
 from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.personal.budgets import PersonalBudget, drawn_budget, gdp_parameter
+from fedrec.privacy.personal.budgets import PersonalBudget, drawn_budget
 from fedrec.privacy.personal.priors import PriorsConfig
 
 PAPER_MODE = "no finite guarantee: the clip norm comes from private data"

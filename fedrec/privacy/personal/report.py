@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from fedrec.privacy.accounting.gdp import gdp_epsilon
 from fedrec.privacy.adjacency import Adjacency
-from fedrec.privacy.personal.budgets import gdp_epsilon
 from fedrec.privacy.personal.noise import PAPER_MODE, PersonalNoise
 
 KINDS: tuple[Adjacency, ...] = ("add-remove", "replace-one")

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
+import typer.core
 
 from simulations.cli import options as shared
-from simulations.cli.options import overrides_of, setting_option
 
 if TYPE_CHECKING:
     from fedrec.privacy.accounting.accountant import Report
@@ -17,65 +18,48 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-_QUESTION = "fedrec.privacy.question:Question"
-Clients = Annotated[str | None, setting_option("clients", of=_QUESTION)]
-Cohort = Annotated[str | None, setting_option("cohort", of=_QUESTION)]
-Rounds = Annotated[str | None, setting_option("rounds", of=_QUESTION)]
-Multiplier = Annotated[str | None, setting_option("noise-multiplier", of=_QUESTION)]
-Epsilon = Annotated[str | None, setting_option("epsilon", of=_QUESTION)]
-Delta = Annotated[str | None, setting_option("delta", of=_QUESTION)]
-Sampler = Annotated[str | None, setting_option("sampler", of=_QUESTION)]
-Separation = Annotated[str | None, setting_option("separation", of=_QUESTION)]
-Adjacency = Annotated[str | None, setting_option("adjacency", of=_QUESTION)]
-Backend = Annotated[str | None, setting_option("backend", of=_QUESTION)]
-Mechanism = Annotated[str | None, setting_option("mechanism", of=_QUESTION)]
 AsJson = Annotated[
     bool,
     typer.Option(
         "--json", help='Print only one JSON object; an infinite epsilon is the string "inf".'
     ),
 ]
+_COMPUTED = {"epsilon": "epsilon", "calibrate": "noise_multiplier", "explain": "epsilon"}
 
 
-@app.command()
-def epsilon(
-    clients: Clients,
-    cohort: Cohort,
-    rounds: Rounds,
-    noise_multiplier: Multiplier,
-    delta: Delta = None,
-    sampler: Sampler = None,
-    separation: Separation = None,
-    adjacency: Adjacency = None,
-    backend: Backend = None,
-    mechanism: Mechanism = None,
-    as_json: AsJson = False,
-) -> None:
+class QuestionCommand(typer.core.TyperCommand):
+    """A command with an option for each parameter of a question, but the one that it computes."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Its own arguments and options, and those of a question."""
+        from fedrec.privacy.question import Question
+        from simulations.cli.options import options_of
+
+        computed = _COMPUTED[str(self.name)]
+        asked = (option for option in options_of(Question) if option.name != computed)
+        return [*super().get_params(ctx), *asked]
+
+
+@app.command(cls=QuestionCommand)
+def epsilon(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Compute the epsilon of a number of rounds (an upper bound)."""
-    _answer({key: value for key, value in locals().items() if key != "as_json"}, as_json)
+    _answer(ctx, as_json)
 
 
-@app.command(short_help="Compute the smallest noise multiplier for an epsilon.")
-def calibrate(
-    epsilon: Epsilon,
-    clients: Clients,
-    cohort: Cohort,
-    rounds: Rounds,
-    delta: Delta = None,
-    sampler: Sampler = None,
-    separation: Separation = None,
-    adjacency: Adjacency = None,
-    backend: Backend = None,
-    mechanism: Mechanism = None,
-    as_json: AsJson = False,
-) -> None:
+@app.command(
+    cls=QuestionCommand, short_help="Compute the smallest noise multiplier for an epsilon."
+)
+def calibrate(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Compute the smallest noise multiplier z for a target epsilon; relative to 2S under
     replace-one, S under add-remove."""
-    _answer({key: value for key, value in locals().items() if key != "as_json"}, as_json)
+    _answer(ctx, as_json)
 
 
-@app.command(short_help="Explain the guarantee of an experiment before it runs.")
+@app.command(
+    cls=QuestionCommand, short_help="Explain the guarantee of an experiment before it runs."
+)
 def explain(
+    ctx: typer.Context,
     experiment: Annotated[
         str | None, typer.Argument(help="Experiment with a [privacy] table.")
     ] = None,
@@ -83,53 +67,35 @@ def explain(
         list[str] | None,
         shared.overrides("Override a key of the experiment, such as rounds=100; may repeat."),
     ] = None,
-    clients: Clients = None,
-    cohort: Cohort = None,
-    rounds: Rounds = None,
-    noise_multiplier: Multiplier = None,
-    delta: Delta = None,
-    sampler: Sampler = None,
-    separation: Separation = None,
-    adjacency: Adjacency = None,
-    backend: Backend = None,
-    mechanism: Mechanism = None,
 ) -> None:
     """Explain what the epsilon of an experiment (or of options as in `epsilon`) means for a user,
     and what it does not cover."""
-    options = {
-        k: v for k, v in locals().items() if k not in ("experiment", "overrides") and v is not None
-    }
-    for line in (
-        _explain_experiment(experiment, overrides or [], options)
-        if experiment
-        else _explain(options)
-    ):
+    from fedrec.privacy.explain import lines
+
+    if experiment:
+        said = _explain_experiment(experiment, overrides or [], dict(ctx.obj or {}))
+    else:
+        question = _question(ctx)
+        plan = question.plan()
+        said = lines(question.answer(plan), plan.config.adjacency)
+    for line in said:
         typer.echo(line)
 
 
-def _explain(options: dict[str, Any]) -> list[str]:
-    """Of numbers alone."""
-    from fedrec.privacy.explain import lines
-
-    question = _question(options)
-    plan = question.plan()
-    return lines(question.answer(plan), plan.config.adjacency)
-
-
-def _answer(options: dict[str, Any], as_json: bool) -> None:
-    question = _question(options)
+def _answer(ctx: typer.Context, as_json: bool) -> None:
+    question = _question(ctx)
     plan = question.plan()
     report = question.answer(plan)
     _print_json(question, plan, report) if as_json else _print_table(question, plan, report)
 
 
-def _question(options: dict[str, Any]) -> Question:
+def _question(ctx: typer.Context) -> Question:
     from fedrec.experiment.overrides import override
     from fedrec.privacy.question import Question
 
-    table: dict[str, Any] = {}
-    for text in overrides_of({key.replace("_", "-"): value for key, value in options.items()}):
-        table = override(table, text)
+    table = dict(ctx.obj or {})
+    if "mechanism" in table:  # a name, or a table as in TOML
+        table = override(table, f"mechanism={table['mechanism']}")
     return Question.parse(table)
 
 
@@ -146,29 +112,24 @@ def _explain_experiment(source: str, overrides: list[str], options: dict[str, An
         raise ExperimentError(
             "an experiment already has these settings",
             expected="an experiment, or options",
-            got=", ".join("--" + key.replace("_", "-") for key in beside),
+            got=", ".join(f"--{key}" for key in beside),
             fix="change a key of the experiment with --set, such as --set privacy.delta=1e-6",
         )
-    experiment = load(source, overrides)
-    if experiment.privacy is None or "clients" in options:
-        clients = np.arange(_clients(options.get("clients", "1")))
-    else:
-        clients = Population.of(experiment).partition.training_clients
-    phases = PhasePlans.before_a_run(experiment, clients)
-    return [*phases.lines(phases.forecast()), *phases.phase_lines()]
-
-
-def _clients(text: str) -> int:
-    from fedrec.errors import ExperimentError
-
-    if not text.isdecimal() or not int(text):
+    clients = options.get("clients", 1)
+    if clients < 1:
         raise ExperimentError(
             "wrong number of clients",
             expected="a whole number of at least 1",
-            got=text,
+            got=str(clients),
             fix="--clients 1000",
         )
-    return int(text)
+    experiment = load(source, overrides)
+    if experiment.privacy is None or "clients" in options:
+        chosen = np.arange(clients)
+    else:
+        chosen = Population.of(experiment).partition.training_clients
+    phases = PhasePlans.before_a_run(experiment, chosen)
+    return [*phases.lines(phases.forecast()), *phases.phase_lines()]
 
 
 def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from fedrec.data.cache import POPULATIONS
 from fedrec.errors import ClientError
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.evaluation.lists import ranking_metrics
-from fedrec.privacy.personal.budgets import gdp_parameter
+from fedrec.privacy.accounting.gdp import gdp_parameter
 from fedrec.protocol.orders import EvaluateOrder
 from simulations.recommending import with_parameters
 from simulations.study.runs import SYSTEM, finished, values

@@ -4,7 +4,6 @@ of both, whole runs, and figures against dense matrices in numpy."""
 
 import itertools
 import json
-import sys
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,9 +27,10 @@ from server.cohorts.selection import SampledCohorts
 from server.privacy.guard import Guard
 from server.privacy.phase_plans import PhasePlans
 from server.strategy_state import make_strategy
-from simulations import cli, runner
+from simulations import runner
 from tests.fedrec.privacy.banded_plugin.banded import Banded
 from tests.fedrec.privacy.banded_plugin.separated import Separated
+from tests.runs import assert_close, parameters_in
 
 HERE = "tests.fedrec.privacy.banded_plugin"
 BANDED = f"{HERE}.banded:Banded"
@@ -161,18 +161,18 @@ def crash_in_round_4(monkeypatch):
     healthy = Banded.draw
     crashed = []
 
-    def draw(self, name, size, memory, source, number, *address):
-        if number == 4 and not crashed:
-            crashed.append(number)
+    def draw(self, name, size, memory, source, *address):
+        if address == (4,) and not crashed:
+            crashed.append(address)
             raise Crash
-        return healthy(self, name, size, memory, source, number, *address)
+        return healthy(self, name, size, memory, source, *address)
 
     monkeypatch.setattr(Banded, "draw", draw)
 
 
 @pytest.mark.parametrize("mode", ["reproducible", "secure"])
 def test_a_repeated_round_costs_the_whole_again_only_if_its_noise_is_another(
-    run_tiny, tmp_path, saved_parameters, crash_in_round_4, mode
+    run_tiny, tmp_path, crash_in_round_4, mode
 ):
     """Rounds that follow keep the noise of those before, so that they are covered; the same bits
     again are no further release."""
@@ -186,8 +186,7 @@ def test_a_repeated_round_costs_the_whole_again_only_if_its_noise_is_another(
     assert whole == [True, False, False, False, mode == "secure", False, False]
     if mode == "reproducible":
         run_tiny(*settings, output="whole")
-        one, other = (saved_parameters(tmp_path / name) for name in ("broken", "whole"))
-        assert all(np.array_equal(one[name], other[name]) for name in other)
+        assert_close(parameters_in(tmp_path / "broken"), parameters_in(tmp_path / "whole"))
 
 
 def test_rounds_that_are_added_to_a_run_are_charged(run_tiny, tmp_path):
@@ -265,29 +264,9 @@ def test_the_contract_finds_a_schedule_that_is_not_kept():
         TestHasty().test_its_schedule_is_kept()
 
 
-@pytest.fixture
-def fedrec(capsys, monkeypatch):
-    """Standard output of a command that succeeds."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
-        try:
-            cli.main()
-        except SystemExit as ended:
-            assert not ended.code, capsys.readouterr().err
-        return capsys.readouterr().out
-
-    return call
-
-
-def test_commands_explain_and_calibrate_it(fedrec, tiny_experiment, tmp_path):
-    import tomli_w
-
-    file = tmp_path / "tiny.toml"
-    file.write_text(tomli_w.dumps(tiny_experiment()))
-    out = fedrec(
-        "privacy", "explain", file, "-s", PRIVATE, "-s", SAMPLER, "-s", "rounds=8", "-s", CHEAP
-    )
+def test_commands_explain_and_calibrate_it(fedrec, tiny_file):
+    sets = [part for text in (PRIVATE, SAMPLER, "rounds=8") for part in ("-s", text)]
+    _, out, _ = fedrec("privacy", "explain", tiny_file, *sets)
     said = " ".join(out.split())
     assert "a client that takes part every 4 rounds" in said
     assert "at most 3 of 18 clients in each" in said
@@ -296,10 +275,10 @@ def test_commands_explain_and_calibrate_it(fedrec, tiny_experiment, tmp_path):
     numbers = ("--clients", 18, "--cohort", 3, "--rounds", 8, "--delta", 1e-5)
     numbers += ("--sampler", "scheduled", "--separation", 4)
     numbers += ("--mechanism", f"{{name='{BANDED}', bands=3}}")
-    found = json.loads(fedrec("privacy", "calibrate", *numbers, "--epsilon", 2, "--json"))
+    found = json.loads(fedrec("privacy", "calibrate", *numbers, "--epsilon", 2, "--json")[1])
     mu = np.linalg.norm(dense(8, 3)[:, [0, 4]]) / found["noise_multiplier"]
     assert gdp_delta(mu, 2.0) == pytest.approx(1e-5, rel=5e-3)
-    again = fedrec(
+    _, again, _ = fedrec(
         "privacy", "epsilon", *numbers, "--noise-multiplier", found["noise_multiplier"], "--json"
     )
     assert json.loads(again)["epsilon"] == pytest.approx(2.0, rel=1e-3)

@@ -24,10 +24,10 @@ from fedrec.privacy.accounting.events import (
     releases_in,
     to_record,
 )
+from fedrec.privacy.accounting.gdp import gdp_epsilon
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.personal.budgets import gdp_epsilon
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.question import Question
 

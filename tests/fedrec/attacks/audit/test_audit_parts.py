@@ -21,11 +21,11 @@ from fedrec.attacks.audit.checks import (
 from fedrec.attacks.audit.claim import PrivacyClaim
 from fedrec.attacks.audit.directions import Directions
 from fedrec.attacks.audit.estimate import _interval, estimate_epsilon
-from fedrec.attacks.audit.gaussian import epsilon_of_gaussian
 from fedrec.attacks.audit.gdp import CUTS, gdp_bound
 from fedrec.attacks.audit.observations import Observations
 from fedrec.attacks.audit.scores import final_scores, known_scores, trace_scores
 from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.gdp import gdp_epsilon
 
 CLAIM = PrivacyClaim(
     clip=2.0,
@@ -169,7 +169,7 @@ def test_scales_are_the_scores_standard_deviations_under_the_claim():
 def test_the_claim_in_other_words():
     assert CLAIM.signal == pytest.approx(0.2) and CLAIM.noise_multiplier == pytest.approx(0.75)
     # n releases of sensitivity 2 S / M are one Gaussian release with mu = sqrt(n) 2 S / (M sigma)
-    assert CLAIM.known_epsilon(9) == pytest.approx(epsilon_of_gaussian(3 * 0.4 / 0.3, 1e-5))
+    assert CLAIM.known_epsilon(9) == pytest.approx(gdp_epsilon(3 * 0.4 / 0.3, 1e-5))
     assert PrivacyClaim(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0).known_epsilon(1) == math.inf
 
 
@@ -180,7 +180,7 @@ def test_what_the_last_model_shows_is_the_gaussian_value_without_sampling():
     assert sampled.shown < everybody.shown
     # a sum of 40 releases with 10 of 40 signals is nearly one Gaussian release
     assert sampled.shown == pytest.approx(
-        epsilon_of_gaussian(2 * 10 * 0.2 / (0.9 * math.sqrt(40)), 1e-5), rel=0.15
+        gdp_epsilon(2 * 10 * 0.2 / (0.9 * math.sqrt(40)), 1e-5), rel=0.15
     )
 
 
@@ -214,7 +214,7 @@ def test_gdp_bound_is_that_of_the_exact_limits_at_its_best_cut():
         ]
         best = max(best, -stats.norm.ppf(rates[0]) - stats.norm.ppf(rates[1]))
     found = gdp_bound(score.values, run.signs, score.scale, 1e-5)
-    assert found == pytest.approx(epsilon_of_gaussian(float(best), 1e-5))
+    assert found == pytest.approx(gdp_epsilon(float(best), 1e-5))
 
 
 def test_gdp_bound_has_its_coverage():
@@ -222,14 +222,14 @@ def test_gdp_bound_has_its_coverage():
     for seed in range(300):
         random = np.random.default_rng(seed)
         signs = random.choice([-1, 1], 300)
-        above += gdp_bound(
-            random.normal(size=300) + 0.5 * signs, signs, 1.0, 1e-5
-        ) > epsilon_of_gaussian(1.0, 1e-5)
+        above += gdp_bound(random.normal(size=300) + 0.5 * signs, signs, 1.0, 1e-5) > gdp_epsilon(
+            1.0, 1e-5
+        )
     assert above <= 15
 
 
 def test_the_estimate_errs_upwards_and_so_does_its_interval():
-    truth, found = epsilon_of_gaussian(1.0, 1e-3), []
+    truth, found = gdp_epsilon(1.0, 1e-3), []
     for seed in range(60):
         random = np.random.default_rng(seed)
         signs = np.repeat([-1, 1], 500)

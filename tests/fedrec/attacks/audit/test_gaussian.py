@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from fedrec.attacks.audit.gaussian import delta_of_gaussian, epsilon_of_gaussian, epsilon_of_normals
+from fedrec.attacks.audit.gaussian import epsilon_of_normals
+from fedrec.privacy.accounting.gdp import gdp_delta, gdp_epsilon
 
 
 def integrated(first, second, delta):
@@ -27,7 +28,7 @@ def integrated(first, second, delta):
 @pytest.mark.parametrize(("mu", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (1.0, 1e-2), (3.0, 1e-6)])
 def test_equal_variances(mu, delta):
     expected = integrated((mu, 1), (0, 1), delta)
-    assert epsilon_of_gaussian(mu, delta) == pytest.approx(expected, abs=1e-6)
+    assert gdp_epsilon(mu, delta) == pytest.approx(expected, abs=1e-6)
     found = epsilon_of_normals(
         (np.array([mu]), np.array([0.0])), (np.array([1.0]), np.array([1.0])), delta
     )
@@ -58,8 +59,8 @@ def test_many_at_once_and_the_odd_ones():
 
 
 def test_known_values():
-    assert epsilon_of_gaussian(0.0, 1e-5) == epsilon_of_gaussian(-1.0, 1e-5) == 0.0
-    assert epsilon_of_gaussian(math.inf, 1e-5) == math.inf
-    assert epsilon_of_gaussian(0.1, 0.1) == 0.0  # delta alone covers it
+    assert gdp_epsilon(0.0, 1e-5) == gdp_epsilon(-1.0, 1e-5) == 0.0
+    assert gdp_epsilon(math.inf, 1e-5) == math.inf
+    assert gdp_epsilon(0.1, 0.1) == 0.0  # delta alone covers it
     # total variation of N(mu, 1) and N(0, 1) is 2 Phi(mu/2) - 1
-    assert delta_of_gaussian(1.7, 0.0) == pytest.approx(2 * stats.norm.cdf(0.85) - 1)
+    assert gdp_delta(0.0, 1.7) == pytest.approx(2 * stats.norm.cdf(0.85) - 1)

@@ -10,13 +10,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy.personal.budgets import (
-    PersonalBudget,
-    drawn_budget,
-    gdp_delta,
-    gdp_epsilon,
-    gdp_parameter,
-)
+from fedrec.privacy.accounting.gdp import gdp_delta, gdp_epsilon, gdp_parameter
+from fedrec.privacy.personal.budgets import PersonalBudget, drawn_budget
 from fedrec.privacy.personal.noise import PersonalNoise
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from fedrec.privacy.personal.budgets import gdp_epsilon
+from fedrec.privacy.accounting.gdp import gdp_epsilon
 from fedrec.privacy.personal.noise import PersonalNoise, QuantileConfig
 from fedrec.privacy.personal.priors import PriorsConfig
 from fedrec.privacy.personal.report import epsilon_table, promises, words
