@@ -12,11 +12,7 @@ from __future__ import annotations
 
 import math
 import secrets
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -48,15 +44,18 @@ class Limits:
         return affordable and all(most is None or number < most for most, number in done)
 
 
-class Participation:
-    """The participation records of a node.
+class Participation(PrivateFile):
+    """The participation records of a node."""
 
-    Args:
-        file: the SQLite file; made with mode 0600.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    opening = (
+        "PRAGMA synchronous = FULL",
+        "CREATE TABLE IF NOT EXISTS numbers (name TEXT PRIMARY KEY, number INTEGER UNIQUE)",
+        "CREATE TABLE IF NOT EXISTS spent (run TEXT, round INTEGER, client INTEGER, rho REAL)",
+        "CREATE TABLE IF NOT EXISTS evaluated (client INTEGER PRIMARY KEY, times INTEGER)",
+        "CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, digest TEXT)",
+        "CREATE INDEX IF NOT EXISTS by_client ON spent (client)",
+        "BEGIN IMMEDIATE",
+    )
 
     def place(self) -> int:
         """This node's place, a random number drawn once."""
@@ -144,24 +143,3 @@ class Participation:
                 "SELECT client, COUNT(*), COALESCE(SUM(rho), 0) FROM spent GROUP BY client"
             ).fetchall()
         return {int(client): (int(rounds), float(rho)) for client, rounds, rho in rows}
-
-    @contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
-        with PrivateFile(self.file).changed() as connection:
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS numbers (name TEXT PRIMARY KEY, number INTEGER UNIQUE)"
-            )
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS spent (run TEXT, round INTEGER, client INTEGER, rho"
-                " REAL)"
-            )
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS evaluated (client INTEGER PRIMARY KEY, times INTEGER)"
-            )
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, digest TEXT)"
-            )
-            connection.execute("CREATE INDEX IF NOT EXISTS by_client ON spent (client)")
-            connection.execute("BEGIN IMMEDIATE")
-            yield connection

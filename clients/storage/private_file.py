@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
+from typing import ClassVar
 
 from fedrec.errors import RunError
 
@@ -19,17 +20,23 @@ class PrivateFile:
     """A database of one node.
 
     Args:
-        path: the file, made with mode 0600 when it is first opened; None keeps all in memory.
+        file: the file, made with mode 0600 when it is first opened; None keeps all in memory.
+
+    Attributes:
+        opening: SQL statements that every connection begins with, such as those that create the
+            tables.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    opening: ClassVar[tuple[str, ...]]
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
         self._memory: sqlite3.Connection | None = None
-        if path is None:
+        if file is None:
             self._memory = sqlite3.connect(":memory:", check_same_thread=False)
 
     @contextmanager
-    def changed(self) -> Iterator[sqlite3.Connection]:
+    def _connect(self) -> Iterator[sqlite3.Connection]:
         """A connection whose changes are committed together at the end, or not at all.
 
         Raises:
@@ -37,10 +44,12 @@ class PrivateFile:
         """
         try:
             with self._opened() as connection, connection:
+                for statement in self.opening:
+                    connection.execute(statement)
                 yield connection
         except (sqlite3.Error, OSError) as error:
             raise RunError(
-                f"{self.path} cannot be used",
+                f"{self.file} cannot be used",
                 expected="an SQLite file as this node wrote it",
                 got=str(error),
                 fix="restore it from a backup: without it nobody knows what its users have spent",
@@ -49,13 +58,9 @@ class PrivateFile:
     def _opened(self) -> AbstractContextManager[sqlite3.Connection]:
         if self._memory is not None:
             return nullcontext(self._memory)
-        if self.path is None:
+        if self.file is None:
             raise ValueError("Expected a file.")
-        return closing(_of_file(self.path))
-
-
-def _of_file(path: Path) -> sqlite3.Connection:
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    return sqlite3.connect(path, timeout=_PATIENCE)
+        if not self.file.exists():
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
+        return closing(sqlite3.connect(self.file, timeout=_PATIENCE))

@@ -9,10 +9,7 @@ are zero, such as what a client knows of the few items that it met, only the oth
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,15 +19,13 @@ from fedrec.protocol.serialization import PackedArray, opened, packed
 _ROWS = "rows"  # format of a table of which only rows that are not zero are written
 
 
-class PrivateState:
-    """Private arrays, keyed by client and round.
+class PrivateState(PrivateFile):
+    """Private arrays, keyed by client and round."""
 
-    Args:
-        file: the SQLite file; made with mode 0600 on the first write.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    opening = (
+        "CREATE TABLE IF NOT EXISTS state "
+        "(client INTEGER, round INTEGER, arrays BLOB, PRIMARY KEY (client, round))",
+    )
 
     def load(self, client: int, before_round: int) -> dict[str, np.ndarray]:
         """The newest arrays of a client written before a round; empty when there are none."""
@@ -38,7 +33,7 @@ class PrivateState:
 
     def load_all(self, clients: Sequence[int], before_round: int) -> list[dict[str, np.ndarray]]:
         """The same for several clients."""
-        if not self.file.exists():
+        if self.file is not None and not self.file.exists():
             return [{} for _ in clients]
         found = []
         with self._connect() as connection:
@@ -79,16 +74,6 @@ class PrivateState:
                     "(SELECT MAX(round) FROM state WHERE client = ? AND round <= ? - ? + 1)",
                     (int(client), int(client), int(round_number), keep),
                 )
-
-    @contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose changes are committed together at the end, or not at all."""
-        with PrivateFile(self.file).changed() as connection:
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS state "
-                "(client INTEGER, round INTEGER, arrays BLOB, PRIMARY KEY (client, round))"
-            )
-            yield connection
 
 
 def _encode(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -11,24 +11,24 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 
 from clients.storage.private_file import PrivateFile
 from fedrec.errors import RefusalError
 
 
-class SessionSecrets:
-    """The secrets of one node in one run.
+class SessionSecrets(PrivateFile):
+    """The secrets of one node in one run. No other process can write during a connection."""
 
-    Args:
-        file: the SQLite file, made with mode 0600 on the first write; None keeps all in memory.
-    """
-
-    def __init__(self, file: Path | None) -> None:
-        self.file = file
-        self._kept = PrivateFile(file)
+    opening = (
+        "PRAGMA secure_delete = ON",
+        "CREATE TABLE IF NOT EXISTS channel (key BLOB)",
+        "CREATE TABLE IF NOT EXISTS session (id BLOB PRIMARY KEY, stage TEXT, secrets TEXT)",
+        "CREATE TABLE IF NOT EXISTS begun (id BLOB PRIMARY KEY)",
+        "CREATE TABLE IF NOT EXISTS summed"
+        " (round INTEGER PRIMARY KEY, clients BLOB, nodes BLOB, survivors BLOB)",
+        "BEGIN IMMEDIATE",
+    )
 
     def channel(self, fresh: bytes) -> bytes:
         """The private channel key; if there is none yet, `fresh` is stored as the key."""
@@ -131,24 +131,6 @@ class SessionSecrets:
             query = f"SELECT 1 FROM summed {which} AND survivors = ?"
             found = connection.execute(query, (*row[1:], survivors)).fetchone()
         return found is not None
-
-    @contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose changes are committed together at the end, or not at all. No other
-        process can write during it."""
-        with self._kept.changed() as connection:
-            connection.execute("PRAGMA secure_delete = ON")
-            connection.execute("CREATE TABLE IF NOT EXISTS channel (key BLOB)")
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS session (id BLOB PRIMARY KEY, stage TEXT, secrets TEXT)"
-            )
-            connection.execute("CREATE TABLE IF NOT EXISTS begun (id BLOB PRIMARY KEY)")
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS summed"
-                " (round INTEGER PRIMARY KEY, clients BLOB, nodes BLOB, survivors BLOB)"
-            )
-            connection.execute("BEGIN IMMEDIATE")
-            yield connection
 
 
 def _one(connection: sqlite3.Connection, session: bytes, stage: str) -> dict[str, bytes]:

@@ -10,10 +10,6 @@ With noise from the operating system it counts again.
 from __future__ import annotations
 
 import logging
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 
@@ -24,16 +20,10 @@ from fedrec.privacy.personal.noise import PersonalNoise
 log = logging.getLogger("fedrec")
 
 
-class UploadLedger:
-    """Uploads by client and round.
+class UploadLedger(PrivateFile):
+    """Uploads by client and round."""
 
-    Args:
-        file: the SQLite file, made with mode 0600 on the first write; None keeps all in memory.
-    """
-
-    def __init__(self, file: Path | None) -> None:
-        self.file = file
-        self._kept = PrivateFile(file)
+    opening = ("CREATE TABLE IF NOT EXISTS uploads (client INTEGER, round INTEGER)",)
 
     def take(
         self, clients: np.ndarray, round_number: int, limit: int, *, fresh: bool
@@ -63,13 +53,6 @@ class UploadLedger:
             rows = [(client, int(round_number)) for client in clients[may].tolist()]
             connection.executemany("INSERT INTO uploads VALUES (?, ?)", rows)
         return may
-
-    @contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose changes are committed together at the end, or not at all."""
-        with self._kept.changed() as connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS uploads (client INTEGER, round INTEGER)")
-            yield connection
 
 
 def permitted(
