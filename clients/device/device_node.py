@@ -20,7 +20,7 @@ import numpy as np
 from flwr.app import Context
 
 from clients.device.noise_cost import own_noise, rho_of
-from clients.device.own_data import OwnPopulation, own_population
+from clients.device.own_data import own_population
 from clients.device.policy import Policy, experiment_of, run_key
 from clients.device.received_parameters import refuse_unsound
 from clients.hosting.node import Node
@@ -28,6 +28,7 @@ from clients.storage.participation import Limits, Participation
 from clients.storage.private_state import PrivateState
 from clients.storage.session_secrets import SessionSecrets
 from clients.storage.uploads import UploadLedger
+from fedrec.data.population import Population
 from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.phases import phase_at, step_table
 from fedrec.experiment.schema import Experiment
@@ -106,7 +107,7 @@ class DeviceNode(Node):
         return [self.experiment.step, *others]
 
     @cached_property
-    def population(self) -> OwnPopulation:
+    def population(self) -> Population:
         return own_population(self.experiment, self.data, self.catalogue, self._numbers)
 
     @cached_property

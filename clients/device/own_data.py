@@ -16,14 +16,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from fedrec.components import registry
 from fedrec.data.catalogue import Catalogue
-from fedrec.data.client_data import ClientData, HeldOut
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.files.columns import ids_of, numbers_of, times_of
 from fedrec.data.files.tables import Columns, TableLayout, read_table
@@ -38,95 +36,12 @@ PARTS = ("train", "tune", "validation", "test")
 SEVERAL = "|"
 
 
-class OwnPopulation(Population):
-    """The users of a node, under their client ids.
-
-    Args:
-        interactions: their interactions; users in this order.
-        partition: the training and held-out rows; users by position.
-        numbers: `int64 [users]`, ascending: each user's number.
-    """
-
-    def __init__(
-        self,
-        interactions: Interactions,
-        partition: Partition,
-        numbers: np.ndarray,
-        *,
-        task: Literal["ranking", "rating"],
-        positive_above: float | None,
-    ) -> None:
-        super().__init__(interactions, partition, task=task, positive_above=positive_above)
-        self.numbers = numbers
-
-    @property
-    def training_clients(self) -> np.ndarray:
-        return self.numbers[self.partition.training_clients]
-
-    def clients(self, clients: np.ndarray) -> list[ClientData]:
-        found = zip(super().clients(self._places(clients)), clients.tolist(), strict=True)
-        return [replace(data, client=number) for data, number in found]
-
-    def feature_codes(self, clients: np.ndarray) -> tuple[np.ndarray, ...]:
-        return super().feature_codes(self._places(clients))
-
-    def known_counts(self, clients: np.ndarray) -> np.ndarray:
-        return super().known_counts(self._places(clients))
-
-    def learned_counts(self, clients: np.ndarray) -> np.ndarray:
-        return super().learned_counts(self._places(clients))
-
-    def liked(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return super().liked(self._places(clients))
-
-    def weighted_items(
-        self, clients: np.ndarray, low_rated: float = 0.0
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return super().weighted_items(self._places(clients), low_rated)
-
-    def histories(
-        self, clients: np.ndarray, rated: bool = False, low_rated: float = 0.0
-    ) -> np.ndarray:
-        return super().histories(self._places(clients), rated, low_rated)
-
-    def whole_history(self, clients: np.ndarray, *, low_rated: bool = False) -> np.ndarray:
-        return super().whole_history(self._places(clients), low_rated=low_rated)
-
-    def rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        users, items, ratings = super().rated(self._places(clients))
-        return self.numbers[users], items, ratings
-
-    def held_out_rated(
-        self, clients: np.ndarray, held_out: Literal["test", "validation"]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        users, items, ratings = super().held_out_rated(self._places(clients), held_out)
-        return self.numbers[users], items, ratings
-
-    def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:
-        return self.numbers[super().evaluated_clients(held_out)]
-
-    def held_out(self, clients: np.ndarray, held_out: Literal["test", "validation"]) -> HeldOut:
-        return super().held_out(self._places(clients), held_out)
-
-    def held_out_ratings(
-        self, client: int, held_out: Literal["test", "validation"]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return super().held_out_ratings(int(self._places(np.array([client]))[0]), held_out)
-
-    def hosts(self, clients: np.ndarray) -> np.ndarray:
-        """`bool [clients]`: which of some numbers are users of this node."""
-        return np.isin(clients, self.numbers)
-
-    def _places(self, clients: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self.numbers, clients)
-
-
 def own_population(
     experiment: Experiment,
     data: Path,
     catalogue: Path,
     numbers_of_users: Callable[[list[str]], np.ndarray],
-) -> OwnPopulation:
+) -> Population:
     """Read a node's data as the population of an experiment; the experiment's `[dataset]` is
     ignored.
 
@@ -150,12 +65,12 @@ def own_population(
         )
     else:
         partition = _partition(interactions, part)
-    return OwnPopulation(
+    return Population(
         interactions,
         partition,
-        numbers[order],
         task=experiment.task,
         positive_above=experiment.positive_above,
+        numbers=numbers[order],
     )
 
 
@@ -266,16 +181,5 @@ def _reordered(interactions: Interactions, order: np.ndarray) -> Interactions:
     """The same interactions with the users in another order."""
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    features = tuple(_rows(feature, order) for feature in interactions.user_features.features)
-    table = FeatureTable(len(order), features)
-    return replace(interactions, users=place[interactions.users], user_features=table)
-
-
-def _rows(feature: Feature, order: np.ndarray) -> Feature:
-    parts = [
-        feature.codes[feature.offsets[row] : feature.offsets[row + 1]] for row in order.tolist()
-    ]
-    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-    return Feature(
-        feature.name, feature.categories, offsets, np.concatenate(parts) if parts else feature.codes
-    )
+    features = interactions.user_features.renumbered(order, len(order))
+    return replace(interactions, users=place[interactions.users], user_features=features)

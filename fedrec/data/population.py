@@ -12,7 +12,7 @@ import numpy as np
 from fedrec.components import registry
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.data.client_data import ClientData, HeldOut
-from fedrec.data.grouped_rows import GroupedRows
+from fedrec.data.grouped_rows import GroupedRows, UserRows
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed, apply_perturbation
 from fedrec.data.reader import Reader
@@ -36,6 +36,7 @@ class Population:
             positive.
         perturbed: replaces the training rows, if these are perturbed. Held-out rows, and known and
             seen items, are always the real ones.
+        numbers: `int64 [users]`, ascending: each user's client id; None: its index.
 
     Raises:
         DataError: ratings are needed and the dataset has none.
@@ -49,6 +50,7 @@ class Population:
         task: Literal["ranking", "rating"],
         positive_above: float | None,
         perturbed: Perturbed | None = None,
+        numbers: np.ndarray | None = None,
     ) -> None:
         if interactions.ratings is None and (task == "rating" or positive_above is not None):
             raise DataError(
@@ -61,16 +63,12 @@ class Population:
         self.partition = partition
         self.task: Literal["ranking", "rating"] = task
         self.perturbed = perturbed
+        self.numbers = numbers
         self._labels = self._make_labels(interactions, positive_above)
-        self._train = GroupedRows(interactions, partition.train_rows)
-        if perturbed is None:
-            self._learned = interactions
-            self._learned_labels = self._labels
-            self._learned_train = self._train
-        else:
-            self._learned = perturbed.rows
-            self._learned_train = GroupedRows(perturbed.rows, None)
-            self._learned_labels = self._make_labels(perturbed.rows, positive_above)
+        self._known = self._learned = self._grouped(partition.train_rows)
+        if perturbed is not None:
+            labels = self._make_labels(perturbed.rows, positive_above)
+            self._learned = GroupedRows(perturbed.rows, labels)
         self._user_codes = [feature.padded() for feature in interactions.user_features.features]
 
     @classmethod
@@ -109,7 +107,7 @@ class Population:
     @property
     def training_clients(self) -> np.ndarray:
         """`int64 [clients]`, ascending: clients that may be sampled for training rounds."""
-        return self.partition.training_clients
+        return self._ids(self.partition.training_clients)
 
     def schema(self) -> Schema:
         """The public schema of the data, for models."""
@@ -126,56 +124,56 @@ class Population:
 
     def clients(self, clients: np.ndarray) -> list[ClientData]:
         """The training data of some clients `int64 [clients]`; faster than one client at a time."""
-        place, rows = self._learned_train.entries(clients)
-        items = self._learned.items[rows]
-        labels = self._learned_labels[rows]
-        own = self._pairs(place, items)
+        places = self._places(clients)
+        rows = self._learned.of(places)
+        items = rows.items
+        labels = rows.labels
+        own = self._pairs(rows)
         liked = distinct(own[labels > 0] if self.task == "ranking" else own)
         everyone = np.arange(len(clients) + 1)
-        row_ends = np.searchsorted(place, everyone).tolist()
+        row_ends = np.searchsorted(rows.place, everyone).tolist()
         liked_ends = np.searchsorted(liked, everyone * self.interactions.num_items).tolist()
         liked %= self.interactions.num_items
-        codes = [feature[clients] for feature in self._user_codes]
-        times = None if self._learned.times is None else self._learned.times[rows]
-        ratings = None if self._learned.ratings is None else self._learned.ratings[rows]
+        codes = [feature[places] for feature in self._user_codes]
+        times = rows.times
+        ratings = rows.ratings
         found = []
         for one, client in enumerate(clients.tolist()):
             span = slice(*row_ends[one : one + 2])
             positives = liked[slice(*liked_ends[one : one + 2])]
-            features = tuple(feature[one] for feature in codes)
-            own_times, own_ratings = (
-                None if part is None else part[span] for part in (times, ratings)
+            found.append(
+                ClientData(
+                    client,
+                    tuple(feature[one] for feature in codes),
+                    items[span],
+                    labels[span],
+                    positives,
+                    None if times is None else times[span],
+                    None if ratings is None else ratings[span],
+                    self._avoided(places[one : one + 1], positives),
+                )
             )
-            avoided = self._avoided(client, positives) if self.partition.leaky_negatives else None
-            given = (
-                client,
-                features,
-                items[span],
-                labels[span],
-                positives,
-                own_times,
-                own_ratings,
-                avoided,
-            )
-            found.append(ClientData(*given))
         return found
 
-    def _avoided(self, client: int, positives: np.ndarray) -> np.ndarray:
-        """The client's positives and its items in any part of the data."""
-        return np.union1d(positives, self.interactions.items[self._all.rows_of(client)])
+    def _avoided(self, place: np.ndarray, positives: np.ndarray) -> np.ndarray | None:
+        """A client's positives and its items in any part of the data, where negatives leak."""
+        if not self.partition.leaky_negatives:
+            return None
+        return np.union1d(positives, self._all.of(place).items)
 
     def feature_codes(self, clients: np.ndarray) -> tuple[np.ndarray, ...]:
         """Per user feature the category codes of some clients, `int64 [clients, width]`, -1 for
         none."""
-        return tuple(codes[clients] for codes in self._user_codes)
+        places = self._places(clients)
+        return tuple(codes[places] for codes in self._user_codes)
 
     def known_counts(self, clients: np.ndarray) -> np.ndarray:
         """`int64 [clients]`: number of training rows of some clients."""
-        return self._train.counts(clients)
+        return self._known.counts(self._places(clients))
 
     def learned_counts(self, clients: np.ndarray) -> np.ndarray:
         """`int64 [clients]`: number of rows that some clients train on."""
-        return self._learned_train.counts(clients)
+        return self._learned.counts(self._places(clients))
 
     def liked(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Positive items of the (perturbed) training rows of some clients, ragged.
@@ -191,7 +189,7 @@ class Population:
         """`float64 [items]`: share of the training clients who like each item."""
         offsets, items = self.liked(self.training_clients)
         users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-        liked = distinct(self._pairs(users, items)) % self.interactions.num_items
+        liked = distinct(users * self.interactions.num_items + items) % self.interactions.num_items
         counts = np.bincount(liked, minlength=self.interactions.num_items)
         return counts / max(1, len(self.training_clients))
 
@@ -210,9 +208,9 @@ class Population:
             `int64 [clients + 1]` offsets, `int64 [total]` items, ascending for each client, and
             their weights, `float32 [total]`.
         """
-        place, rows = self._learned_train.entries(clients)
-        own = self._pairs(place, self._learned.items[rows])
-        positive = self._learned_labels[rows] > 0
+        rows = self._learned.of(self._places(clients))
+        own = self._pairs(rows)
+        positive = rows.labels > 0
         pairs = liked = distinct(own[positive] if self.task == "ranking" else own)
         weights = np.ones(len(liked), dtype=np.float32)
         if low_rated and self.task == "ranking":
@@ -232,15 +230,9 @@ class Population:
         """`float32 [clients, items]`: preference of some clients for the items of their training
         rows: 1 for positive ones, or if `rated` their ratings weighted by time
         (`fedrec.data.time_weighting`); `low_rated`, >= 0, for other rated ones; 0 elsewhere."""
-        place, rows = self._learned_train.entries(clients)
-        positive = self._learned_labels[rows] > 0
-        place = place[positive]
-        rows = rows[positive]
-        data = self._learned
-        ratings, times = (
-            None if part is None else part[rows] for part in (data.ratings, data.times)
-        )
-        users, items, amounts = time_weighted(place, data.items[rows], ratings, times)
+        rows = self._learned.of(self._places(clients))
+        rows = rows.where(rows.labels > 0)
+        users, items, amounts = time_weighted(rows.place, rows.items, rows.ratings, rows.times)
         table = np.zeros((len(clients), self.interactions.num_items), dtype=np.float32)
         table[users, items] = amounts if rated else 1.0
         if low_rated:
@@ -252,70 +244,75 @@ class Population:
     def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:
         """`int64 [clients]`, ascending: clients with held-out rows to test on (ranking: a held-out
         positive)."""
-        rows = self._held_out_rows(held_out)
+        rows = self._held_out(held_out).of(np.arange(self.interactions.num_users))
         if self.task == "ranking":
-            rows = rows[self._labels[rows] > 0]
-        return np.unique(self.interactions.users[rows])
+            rows = rows.where(rows.labels > 0)
+        return self._ids(np.unique(rows.users))
 
     def held_out(self, clients: np.ndarray, held_out: Literal["test", "validation"]) -> HeldOut:
         """Masks over the catalogue for a block of clients `int64 [clients]`; their memory grows
         with clients times items."""
-        shape = (len(clients), self.interactions.num_items)
-        seen = np.zeros(shape, dtype=bool)
-        seen[self._all.positions(clients)] = True
-        known = np.zeros(shape, dtype=bool)
-        known[self._train.positions(clients)] = True
+        places = self._places(clients)
+        seen = self._mask(self._all.of(places), len(places))
+        known = self._mask(self._known.of(places), len(places))
         learned = known
         if self.perturbed is not None:
-            learned = np.zeros(shape, dtype=bool)
-            learned[self._learned_train.positions(clients)] = True
-        weight = np.zeros(shape, dtype=np.int64)
-        users, rows = self._grouped_held_out(held_out).entries(clients)
-        positive = self._labels[rows] > 0
-        np.add.at(weight, (users[positive], self.interactions.items[rows[positive]]), 1)
-        relevant = weight > 0
-        return HeldOut(
-            seen, known, learned, relevant, weight if weight.max(initial=0) > 1 else None
-        )
+            learned = self._mask(self._learned.of(places), len(places))
+        rows = self._held_out(held_out).of(places)
+        rows = rows.where(rows.labels > 0)
+        weight = np.zeros(seen.shape, dtype=np.int64)
+        np.add.at(weight, (rows.place, rows.items), 1)
+        repeated = weight.max(initial=0) > 1
+        return HeldOut(seen, known, learned, weight > 0, weight if repeated else None)
 
     def whole_history(self, clients: np.ndarray, *, low_rated: bool = False) -> np.ndarray:
         """`bool [clients, items]`: positive items (all if `low_rated`) in any part of the data."""
-        place, rows = self._all.entries(clients)
-        kept = low_rated | (self._labels[rows] > 0)
-        table = np.zeros((len(clients), self.interactions.num_items), dtype=bool)
-        table[place[kept], self.interactions.items[rows[kept]]] = True
-        return table
+        rows = self._all.of(self._places(clients))
+        return self._mask(rows if low_rated else rows.where(rows.labels > 0), len(clients))
 
     def rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Users, items and ratings of the training rows of some clients (perturbed, if they are),
         `[rows]` each."""
-        _, rows = self._learned_train.entries(clients)
-        return self._learned.users[rows], self._learned.items[rows], self._learned_labels[rows]
+        rows = self._learned.of(self._places(clients))
+        return self._ids(rows.users), rows.items, rows.labels
 
     def held_out_rated(
         self, clients: np.ndarray, held_out: Literal["test", "validation"]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Users, items and ratings of the held-out rows of some clients, `[rows]` each."""
-        _, rows = self._grouped_held_out(held_out).entries(clients)
-        return self.interactions.users[rows], self.interactions.items[rows], self._labels[rows]
+        rows = self._held_out(held_out).of(self._places(clients))
+        return self._ids(rows.users), rows.items, rows.labels
 
     def held_out_ratings(
         self, client: int, held_out: Literal["test", "validation"]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Items and ratings of one client's held-out rows, `int64 [n]` and `float32 [n]`."""
-        rows = self._grouped_held_out(held_out).rows_of(client)
-        return self.interactions.items[rows], self._labels[rows]
+        return self.held_out_rated(np.array([client]), held_out)[1:]
 
-    def _pairs(self, place: np.ndarray, items: np.ndarray) -> np.ndarray:
+    def _places(self, clients: np.ndarray) -> np.ndarray:
+        """`int64 [clients]`: user indices of some clients."""
+        return clients if self.numbers is None else np.searchsorted(self.numbers, clients)
+
+    def _ids(self, users: np.ndarray) -> np.ndarray:
+        """`int64 [users]`: client ids of some users."""
+        return users if self.numbers is None else self.numbers[users]
+
+    def _pairs(self, rows: UserRows) -> np.ndarray:
         """A number for each pair of a client, by its place, and an item."""
-        return place * self.interactions.num_items + items
+        return rows.place * self.interactions.num_items + rows.items
+
+    def _mask(self, rows: UserRows, clients: int) -> np.ndarray:
+        """`bool [clients, items]`: the items of some rows."""
+        table = np.zeros((clients, self.interactions.num_items), dtype=bool)
+        table[rows.place, rows.items] = True
+        return table
 
     def _labelled(self, clients: np.ndarray, positive: bool) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and items of the training rows that are positive, or that are not."""
-        place, rows = self._learned_train.entries(clients)
-        wanted = (self._learned_labels[rows] > 0) == positive
-        counts = np.bincount(place[wanted], minlength=len(clients))
-        return np.concatenate([[0], np.cumsum(counts)]), self._learned.items[rows[wanted]]
+        rows = self._learned.of(self._places(clients))
+        rows = rows.where((rows.labels > 0) == positive)
+        counts = np.bincount(rows.place, minlength=len(clients))
+        return np.concatenate([[0], np.cumsum(counts)]), rows.items
 
     def _make_labels(self, interactions: Interactions, positive_above: float | None) -> np.ndarray:
         ratings = interactions.ratings
@@ -325,23 +322,23 @@ class Population:
             return np.ones(len(interactions), dtype=np.float32)
         return (ratings > positive_above).astype(np.float32)
 
-    def _held_out_rows(self, held_out: Literal["test", "validation"]) -> np.ndarray:
-        return self.partition.test_rows if held_out == "test" else self.partition.validation_rows
+    def _grouped(self, rows: np.ndarray | None = None) -> GroupedRows:
+        return GroupedRows(self.interactions, self._labels, rows)
 
-    def _grouped_held_out(self, held_out: Literal["test", "validation"]) -> GroupedRows:
-        return self._grouped_test if held_out == "test" else self._grouped_validation
+    def _held_out(self, held_out: Literal["test", "validation"]) -> GroupedRows:
+        return self._test if held_out == "test" else self._validation
 
     @cached_property
     def _all(self) -> GroupedRows:
-        return GroupedRows(self.interactions, None)
+        return self._grouped()
 
     @cached_property
-    def _grouped_test(self) -> GroupedRows:
-        return GroupedRows(self.interactions, self.partition.test_rows)
+    def _test(self) -> GroupedRows:
+        return self._grouped(self.partition.test_rows)
 
     @cached_property
-    def _grouped_validation(self) -> GroupedRows:
-        return GroupedRows(self.interactions, self.partition.validation_rows)
+    def _validation(self) -> GroupedRows:
+        return self._grouped(self.partition.validation_rows)
 
 
 def sample_clients(clients: np.ndarray, count: int | None, seed: int) -> np.ndarray:

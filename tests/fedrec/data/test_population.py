@@ -267,3 +267,28 @@ def test_the_settings_of_the_data_suffice_and_data_that_were_read_are_not_read_a
     again = Population.of(settings, found.interactions)
     assert len(found.training_clients) == 24 and again.interactions is found.interactions
     assert again.training_clients.tolist() == found.training_clients.tolist()
+
+
+def test_clients_with_numbers_of_their_own_have_the_data_of_users_by_index(world):
+    """Every question to a population takes client ids, and answers in them."""
+    plain = world()
+    numbers = np.array([7, 30, 41, 1000])
+    given = {"task": "ranking", "positive_above": 3.0, "numbers": numbers}
+    own = Population(plain.interactions, plain.partition, **given)
+    everyone = np.arange(4)
+    assert own.training_clients.tolist() == numbers[plain.training_clients].tolist()
+    for part in ("test", "validation"):
+        assert own.evaluated_clients(part).tolist() == (
+            numbers[plain.evaluated_clients(part)].tolist()
+        )
+        users, *rows = plain.held_out_rated(everyone, part)
+        np.testing.assert_equal(own.held_out_rated(numbers, part), (numbers[users], *rows))
+        np.testing.assert_equal(
+            vars(own.held_out(numbers, part)), vars(plain.held_out(everyone, part))
+        )
+    for name in ("liked", "low_rated", "weighted_items", "histories", "whole_history"):
+        np.testing.assert_equal(getattr(own, name)(numbers), getattr(plain, name)(everyone))
+    for name in ("known_counts", "learned_counts", "feature_codes"):
+        np.testing.assert_equal(getattr(own, name)(numbers[2:]), getattr(plain, name)(everyone[2:]))
+    assert [data.client for data in own.clients(numbers)] == numbers.tolist()
+    np.testing.assert_equal(own.client(30).items, plain.client(1).items)
