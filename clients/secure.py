@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from clients.hosting.node import Node
 from clients.training.round import train_clients
 from fedrec.errors import ClientError, RefusalError
-from fedrec.experiment.secure_aggregation import SecureAggregationConfig
+from fedrec.experiment.tables import SecureAggregationConfig
 from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.secure import (
     COUNT_BYTES,

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from fedrec.errors import EngineError
-from fedrec.experiment.engine import Precision
+from fedrec.experiment.tables import Precision
 
 
 def resolve_device(name: str, precision: Precision = "float32") -> torch.device:

@@ -27,9 +27,9 @@ from fedrec.config import did_you_mean
 from fedrec.data.population import sample_clients
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import main_metric
-from fedrec.experiment.early_stopping import EarlyStoppingConfig
 from fedrec.experiment.phases import rounds_before_last_phase
 from fedrec.experiment.schema import Experiment
+from fedrec.experiment.tables import EarlyStoppingConfig
 from fedrec.prefixes import strip_prefix
 from fedrec.protocol.zero_copy import zero_copy_arrays
 from server.checkpoint import State

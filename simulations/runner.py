@@ -11,11 +11,11 @@ from typing import Any
 
 from fedrec.data.cache import POPULATIONS
 from fedrec.errors import DataError, ExperimentError
-from fedrec.experiment.engine import EngineConfig
 from fedrec.experiment.loading import load
 from fedrec.experiment.phases import last_phase
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
+from fedrec.experiment.tables import EngineConfig
 from fedrec.runs.directory import default_folder
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result

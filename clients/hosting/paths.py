@@ -15,7 +15,7 @@ from clients.local.sufficient_statistics import SufficientStatistics
 from clients.step import Step
 from fedrec.components.errors import named
 from fedrec.errors import ExperimentError
-from fedrec.experiment.engine import EngineConfig
+from fedrec.experiment.tables import EngineConfig
 from fedrec.models.base import Model
 
 PathName = Literal["kernel", "blocks", "reference"]

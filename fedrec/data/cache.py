@@ -14,7 +14,7 @@ from fedrec.components.errors import component_errors
 from fedrec.components.registry import DATASET, resolve
 from fedrec.data.population import Population, reader_of
 from fedrec.data.reader import data_directory
-from fedrec.experiment.data_settings import DataSettings
+from fedrec.experiment.tables import DataSettings
 from fedrec.runtime.heap import release_free_heap
 
 _MOST = 2  # populations in the cache

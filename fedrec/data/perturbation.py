@@ -20,7 +20,7 @@ from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition
-from fedrec.experiment.data_settings import DataSettings
+from fedrec.experiment.tables import DataSettings
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from fedrec.data.schema import Schema
 from fedrec.data.split import Partition
 from fedrec.data.time_weighting import time_weighted
 from fedrec.errors import DataError
-from fedrec.experiment.data_settings import DataSettings
+from fedrec.experiment.tables import DataSettings
 from fedrec.rng import stream
 from fedrec.runtime.distinct import distinct
 

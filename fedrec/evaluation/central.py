@@ -20,7 +20,7 @@ from fedrec.evaluation.groups import user_groups
 from fedrec.evaluation.lists import HeldOutLists
 from fedrec.evaluation.metrics import Metrics
 from fedrec.evaluation.table import Evaluated
-from fedrec.experiment.schema import EvaluationConfig
+from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.rated import RatedBlock
 
 _LOG = logging.getLogger("fedrec")

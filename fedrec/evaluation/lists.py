@@ -14,7 +14,7 @@ from torch import Tensor
 from fedrec.data.population import Population
 from fedrec.evaluation.metrics import Metrics
 from fedrec.evaluation.table import Evaluated
-from fedrec.experiment.schema import EvaluationConfig
+from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.block import RankedBlock
 
 _Masks = dict[str, Tensor]

@@ -14,8 +14,8 @@ import torch
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import METRIC, available_names, resolve
 from fedrec.errors import ExperimentError
-from fedrec.experiment.schema import EvaluationConfig
 from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.base import ListMetric, Metric, RatingMetric, UserMetric
 from fedrec.metrics.block import RankedBlock
 from fedrec.metrics.rated import RatedBlock

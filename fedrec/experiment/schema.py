@@ -11,131 +11,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from fedrec.components import registry
-from fedrec.config import Config
-from fedrec.errors import ExperimentError
-from fedrec.experiment.data_settings import DataSettings
-from fedrec.experiment.early_stopping import EarlyStoppingConfig
-from fedrec.experiment.engine import EngineConfig
 from fedrec.experiment.sections import (
     Section,
     component_settings,
     nested_sections,
     resolved_section,
+    sections_by_name,
 )
-from fedrec.experiment.secure_aggregation import SecureAggregationConfig
+from fedrec.experiment.tables import (
+    CheckpointConfig,
+    DataSettings,
+    EarlyStoppingConfig,
+    EngineConfig,
+    EvaluationConfig,
+    SecureAggregationConfig,
+)
 from fedrec.privacy.config import PrivacyConfig
-
-Masked: TypeAlias = Literal["real", "learned", "both"]
-
-
-class EvaluationConfig(Config):
-    """Evaluation of the system."""
-
-    held_out: Literal["test", "validation"] = "test"
-    """Held-out rows to evaluate: `validation` for tuning, `test` for reporting."""
-    protocol: Literal["reconstruction"] | None = None
-    """Default: ranking of held-out items, without known ones. `reconstruction`: the whole catalogue
-    is ranked against the whole history, most of which is the model's input; this does not measure
-    recommendation, and its metrics have different names."""
-    masked: Masked = "real"
-    """Known items that are excluded from whole lists (recall, precision, ndcg-list, mrr) if
-    training rows are perturbed: those of the `real` training rows, of the perturbed ones
-    (`learned`), or of `both`. Held-out items that are excluded count as misses."""
-    every: int = Field(default=1, ge=0)
-    """Number of rounds between evaluations on a sample of users; 0: only after the last round."""
-    users: int = Field(default=200, ge=1)
-    """Number of held-out users in evaluations during training (a fixed sample)."""
-    final_users: int | None = Field(default=None, ge=1)
-    """Number of held-out users in the final evaluation and in that of the baselines; default:
-    all."""
-    ks: tuple[Annotated[int, Field(ge=1, le=10**6)], ...] = Field(
-        default=(5, 10, 20, 30), min_length=1
-    )
-    """Cut-offs of the ranking metrics, each of them once."""
-    fine_tune: dict[str, Any] = Field(default_factory=lambda: {"epochs": 0})
-    """Settings of the local step that differ in on-device fine-tuning; `epochs = 0` evaluates the
-    shared model."""
-    sampled_items: int | None = Field(default=None, ge=1)
-    """Also rank each held-out positive among this number of sampled unseen items (99 in NCF), in
-    expectation: metrics `hits-of-100@k` and `ndcg-of-100@k`. Default: no sampled metrics."""
-    metrics: tuple[Section, ...] | None = None
-    """Metrics in addition to those of the task: names, or tables with settings; default: none."""
-    inactive_below: int = Field(default=20, ge=0)
-    """Users with fewer known interactions than this form the group `inactive`."""
-    baselines: tuple[str | Section, ...] = ("popularity", "ease")
-    """Centralised recommenders to evaluate under the same protocol: names, or tables with settings
-    such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` names one in result tables, so
-    that a baseline can occur with several settings."""
-
-    @field_validator("metrics", mode="before")
-    @classmethod
-    def _metrics_by_name(cls, value: Any) -> Any:
-        return _by_name(value)
-
-    @field_validator("ks", mode="after")
-    @classmethod
-    def _distinct(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(value)) < len(value):
-            raise ValueError("cut-offs that differ from each other")
-        return value
-
-    def baseline_settings(self) -> dict[str, dict[str, Any]]:
-        """Settings of each baseline by its label, which is its name unless it has another; then
-        `name` is among them.
-
-        Raises:
-            ExperimentError: two baselines have the same label, or a label is not text.
-        """
-        sections = [
-            Section(name=entry) if isinstance(entry, str) else entry for entry in self.baselines
-        ]
-        labels = [section.options.get("label", section.name) for section in sections]
-        for label in labels:
-            if not isinstance(label, str) or not label.strip(" .") or "/" in label:
-                raise ExperimentError(
-                    "wrong label in evaluation.baselines",
-                    expected="a text without '/', which is also the name of a folder",
-                    got=repr(label),
-                    fix='{ name = "dp-gram", label = "dp-gram-5", epsilon = 5.0 }',
-                )
-        twice = sorted({label for label in labels if labels.count(label) > 1})
-        if twice:
-            raise ExperimentError(
-                f"baseline {twice[0]!r} is named twice",
-                expected="distinct names, or labels, in evaluation.baselines",
-                got=", ".join(labels),
-                fix=f"leave one out, or give it a label: {{ name = {twice[0]!r}, label = '...' }}",
-            )
-        return {
-            label: _named(section, label) for section, label in zip(sections, labels, strict=True)
-        }
-
-
-def _named(section: Section, label: str) -> dict[str, Any]:
-    """A baseline's settings, including its name if the label differs."""
-    settings = {key: value for key, value in section.options.items() if key != "label"}
-    return settings if label == section.name else {"name": section.name, **settings}
-
-
-def _by_name(value: Any) -> Any:
-    """A list of sections, in which a name alone is a section without settings."""
-    if not isinstance(value, list | tuple):
-        return value
-    return tuple({"name": entry} if isinstance(entry, str) else entry for entry in value)
-
-
-class CheckpointConfig(Config):
-    """Checkpoints of the state."""
-
-    every: int = Field(default=1, ge=1)
-    """Save after every so many rounds (and after the last)."""
-    keep: int = Field(default=3, ge=2)
-    """Number of checkpoints to keep; at least 2, in case the newest one is damaged."""
 
 
 class Experiment(DataSettings):
@@ -245,7 +141,7 @@ class Experiment(DataSettings):
     @field_validator("callbacks", mode="before")
     @classmethod
     def _callbacks_by_name(cls, value: Any) -> Any:
-        return _by_name(value)
+        return sections_by_name(value)
 
     def resolve(self) -> Experiment:
         """The same experiment with every section checked by its component and every default filled

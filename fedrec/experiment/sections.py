@@ -124,3 +124,10 @@ def resolved_section(
     settings = component_settings(kind, section, at=at, seed=seed)
     table = settings.table() if isinstance(settings, Config) else settings
     return Section.model_validate({"name": section.name, **table})
+
+
+def sections_by_name(value: Any) -> Any:
+    """A list of sections, in which a name alone is a section without settings."""
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple({"name": entry} if isinstance(entry, str) else entry for entry in value)

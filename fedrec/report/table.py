@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedrec.evaluation.metrics import lower_is_better
-from fedrec.experiment.schema import EvaluationConfig
+from fedrec.experiment.tables import EvaluationConfig
 
 if TYPE_CHECKING:
     from rich.table import Table

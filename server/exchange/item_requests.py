@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedrec.experiment.engine import EngineConfig
+from fedrec.experiment.tables import EngineConfig
 from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.protocol.messages import ITEMS, pack_item_query, unpack_item_requests
 from fedrec.protocol.orders import ItemQuery, Purpose

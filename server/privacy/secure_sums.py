@@ -37,7 +37,7 @@ from flwr.serverapp import Grid
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.secure_aggregation import SecureAggregationConfig
+from fedrec.experiment.tables import SecureAggregationConfig
 from fedrec.protocol.messages import (
     SECURE_CHANNEL,
     SECURE_SHARES,

@@ -13,8 +13,8 @@ from fedrec.components.errors import Unchanged
 from fedrec.components.registry import METRIC
 from fedrec.evaluation.metrics import Metrics
 from fedrec.evaluation.table import Evaluated
-from fedrec.experiment.schema import EvaluationConfig
 from fedrec.experiment.sections import Section
+from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.base import ListMetric, RatingMetric, UserMetric
 from fedrec.metrics.block import RankedBlock
 from fedrec.metrics.rated import RatedBlock

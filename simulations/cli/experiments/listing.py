@@ -79,8 +79,7 @@ SECTIONS = (
 def section_class(name: str) -> type[Config]:
     """The configuration class of a table of an experiment."""
     from fedrec.experiment import schema
-    from fedrec.experiment.early_stopping import EarlyStoppingConfig
-    from fedrec.experiment.secure_aggregation import SecureAggregationConfig
+    from fedrec.experiment.tables import EarlyStoppingConfig, SecureAggregationConfig
     from fedrec.privacy.config import PrivacyConfig
 
     classes: dict[str, type[Config]] = {

@@ -12,7 +12,7 @@ from torch.utils import _foreach_utils
 from fedrec.data.population import Population
 from fedrec.evaluation.central import CentralEvaluation, make_baseline
 from fedrec.experiment.loading import load
-from fedrec.experiment.schema import EvaluationConfig
+from fedrec.experiment.tables import EvaluationConfig
 from simulations.contracts.base import SMALL
 from tests.fedrec.baselines.placement import DEVICE, SecondDevice
 

@@ -12,7 +12,7 @@ from fedrec.data.perturbation import Perturbed
 from fedrec.data.population import Population
 from fedrec.data.split import Partition
 from fedrec.errors import ComponentError, DataError
-from fedrec.experiment.data_settings import DataSettings
+from fedrec.experiment.tables import DataSettings
 
 
 @pytest.mark.parametrize(

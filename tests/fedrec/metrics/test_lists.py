@@ -10,7 +10,7 @@ import torch
 
 from fedrec.evaluation.metrics import Metrics
 from fedrec.evaluation.table import Evaluated
-from fedrec.experiment.schema import EvaluationConfig
+from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.block import RankedBlock
 from fedrec.metrics.concentration import gini
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import ROWS, Metrics
-from fedrec.experiment.schema import EvaluationConfig
+from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.rated import RatedBlock
 
 PREDICTED = np.array([3.0, 5.0, 1.0], dtype=np.float32)

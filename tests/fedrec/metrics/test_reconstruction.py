@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedrec.evaluation.metrics import Metrics
-from fedrec.experiment.schema import EvaluationConfig
+from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.block import RankedBlock
 
 

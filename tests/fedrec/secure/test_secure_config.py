@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.secure_aggregation import SecureAggregationConfig
+from fedrec.experiment.tables import SecureAggregationConfig
 
 
 @pytest.mark.parametrize("given_", [True, {}, {"least-nodes": 2}])

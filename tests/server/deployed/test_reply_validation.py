@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedrec.evaluation.metrics import Metrics
-from fedrec.experiment.schema import EvaluationConfig
+from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     pack_sum,

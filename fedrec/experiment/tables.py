@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of an experiment that name no component."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, field_validator
+
+from fedrec.components import registry
+from fedrec.config import Config
+from fedrec.errors import ExperimentError
+from fedrec.experiment.sections import Section, component_settings, sections_by_name
+
+Masked: TypeAlias = Literal["real", "learned", "both"]
+Precision: TypeAlias = Literal["float32", "bf16"]
+
+
+class DataSettings(Config):
+    """Dataset, split, perturbation, seed and task of an experiment: what the clients' data depend
+    on; `fedrec.data` needs no others."""
+
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of all random streams."""
+    task: Literal["ranking", "rating"] = "ranking"
+    """`ranking`: implicit feedback, sigmoid and cross-entropy; `rating`: explicit ratings, linear
+    and squared error."""
+    positive_above: float | None = None
+    """Rows with a rating above this are positive; default: all rows are positive."""
+    dataset: Section
+    """Dataset and the options of its reader."""
+    split: Section = Section(name="user-holdout")
+    """Training and held-out rows."""
+    perturb: Section | None = None
+    """Perturbation of the training rows before training; default: none."""
+
+    def settings(self, kind: registry.Kind) -> Any:
+        """Settings of the component in the section of that kind: its `Config`, or keyword arguments
+        without one."""
+        return component_settings(kind, getattr(self, kind.key))
+
+
+class EvaluationConfig(Config):
+    """Evaluation of the system."""
+
+    held_out: Literal["test", "validation"] = "test"
+    """Held-out rows to evaluate: `validation` for tuning, `test` for reporting."""
+    protocol: Literal["reconstruction"] | None = None
+    """Default: ranking of held-out items, without known ones. `reconstruction`: the whole catalogue
+    is ranked against the whole history, most of which is the model's input; this does not measure
+    recommendation, and its metrics have different names."""
+    masked: Masked = "real"
+    """Known items that are excluded from whole lists (recall, precision, ndcg-list, mrr) if
+    training rows are perturbed: those of the `real` training rows, of the perturbed ones
+    (`learned`), or of `both`. Held-out items that are excluded count as misses."""
+    every: int = Field(default=1, ge=0)
+    """Number of rounds between evaluations on a sample of users; 0: only after the last round."""
+    users: int = Field(default=200, ge=1)
+    """Number of held-out users in evaluations during training (a fixed sample)."""
+    final_users: int | None = Field(default=None, ge=1)
+    """Number of held-out users in the final evaluation and in that of the baselines; default:
+    all."""
+    ks: tuple[Annotated[int, Field(ge=1, le=10**6)], ...] = Field(
+        default=(5, 10, 20, 30), min_length=1
+    )
+    """Cut-offs of the ranking metrics, each of them once."""
+    fine_tune: dict[str, Any] = Field(default_factory=lambda: {"epochs": 0})
+    """Settings of the local step that differ in on-device fine-tuning; `epochs = 0` evaluates the
+    shared model."""
+    sampled_items: int | None = Field(default=None, ge=1)
+    """Also rank each held-out positive among this number of sampled unseen items (99 in NCF), in
+    expectation: metrics `hits-of-100@k` and `ndcg-of-100@k`. Default: no sampled metrics."""
+    metrics: tuple[Section, ...] | None = None
+    """Metrics in addition to those of the task: names, or tables with settings; default: none."""
+    inactive_below: int = Field(default=20, ge=0)
+    """Users with fewer known interactions than this form the group `inactive`."""
+    baselines: tuple[str | Section, ...] = ("popularity", "ease")
+    """Centralised recommenders to evaluate under the same protocol: names, or tables with settings
+    such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` names one in result tables, so
+    that a baseline can occur with several settings."""
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _metrics_by_name(cls, value: Any) -> Any:
+        return sections_by_name(value)
+
+    @field_validator("ks", mode="after")
+    @classmethod
+    def _distinct(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("cut-offs that differ from each other")
+        return value
+
+    def baseline_settings(self) -> dict[str, dict[str, Any]]:
+        """Settings of each baseline by its label, which is its name unless it has another; then
+        `name` is among them.
+
+        Raises:
+            ExperimentError: two baselines have the same label, or a label is not text.
+        """
+        sections = [
+            Section(name=entry) if isinstance(entry, str) else entry for entry in self.baselines
+        ]
+        labels = [section.options.get("label", section.name) for section in sections]
+        for label in labels:
+            if not isinstance(label, str) or not label.strip(" .") or "/" in label:
+                raise ExperimentError(
+                    "wrong label in evaluation.baselines",
+                    expected="a text without '/', which is also the name of a folder",
+                    got=repr(label),
+                    fix='{ name = "dp-gram", label = "dp-gram-5", epsilon = 5.0 }',
+                )
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ExperimentError(
+                f"baseline {twice[0]!r} is named twice",
+                expected="distinct names, or labels, in evaluation.baselines",
+                got=", ".join(labels),
+                fix=f"leave one out, or give it a label: {{ name = {twice[0]!r}, label = '...' }}",
+            )
+        return {
+            label: _named(section, label) for section, label in zip(sections, labels, strict=True)
+        }
+
+
+def _named(section: Section, label: str) -> dict[str, Any]:
+    """A baseline's settings, including its name if the label differs."""
+    settings = {key: value for key, value in section.options.items() if key != "label"}
+    return settings if label == section.name else {"name": section.name, **settings}
+
+
+class EngineConfig(Config):
+    """Where the clients run. Only `precision` affects the results (up to the order of
+    summation)."""
+
+    name: Literal["serial", "ray", "flower"] = "serial"
+    """`serial`: in this process; `ray`: Ray actors; `flower`: Flower's own simulation through
+    `flwr run`."""
+    nodes: int | None = Field(default=None, ge=1)
+    """Number of nodes that host the clients; default: 1 for serial, one per core (or GPU)
+    otherwise."""
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
+    precision: Precision = "float32"
+    """Precision of matrix products in local training: `float32`, or `bf16` on CUDA; parameters and
+    sums stay float32."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads per node; default: 1, because the batches of one client are too small for several
+    threads. With centralised systems only, the default is one per core, at most OMP_NUM_THREADS."""
+    path: Literal["auto", "kernel", "blocks", "reference"] = "auto"
+    """Training path; results are equal up to rounding. `kernel`: native code, an error if step or
+    model do not support it; `blocks`: many clients at once by autograd; `reference`: one client at
+    a time; `auto`: the fastest supported path."""
+    memory_gib: float = Field(default=1.0, gt=0)
+    """Memory in GiB that a node may use for the clients that it trains at once."""
+    ray_address: str | None = None
+    """Address of a running Ray cluster; default: a local one is started."""
+    timeout: float = Field(default=3600.0, gt=0)
+    """Seconds to wait for the replies of a round."""
+    max_failures: float = Field(default=0.0, ge=0, le=1)
+    """Largest tolerated share of failed replies in a round; beyond it the run stops with the first
+    client error."""
+
+
+class CheckpointConfig(Config):
+    """Checkpoints of the state."""
+
+    every: int = Field(default=1, ge=1)
+    """Save after every so many rounds (and after the last)."""
+    keep: int = Field(default=3, ge=2)
+    """Number of checkpoints to keep; at least 2, in case the newest one is damaged."""
+
+
+class EarlyStoppingConfig(Config):
+    """Early stopping: end training when a metric of validation users no longer improves, and keep
+    the best parameters (Prechelt 1998).
+
+    The metric is always one of validation users, independently of `evaluation.held-out`, because
+    parameters selected on test users could not be evaluated on them.
+    """
+
+    metric: str | None = None
+    """Metric of held-out rows, such as `ndcg@10`; default: `hits@10`, or the first hit rate of
+    `evaluation.ks`; `rmse` for ratings."""
+    patience: int = Field(default=10, ge=1)
+    """Number of evaluations without improvement after which training ends, counted in the
+    strategy's last phase."""
+    min_improvement: float = Field(default=0.0, ge=0)
+    """Smallest improvement over the best evaluation so far, in units of the metric; 0: any
+    improvement counts."""
+    every: int = Field(default=1, ge=1)
+    """Number of rounds between evaluations."""
+    users: int = Field(default=1000, ge=1)
+    """Number of validation users to evaluate (a fixed sample)."""
+
+
+class SecureAggregationConfig(Config):
+    """Secure aggregation; `secure-aggregation = true` takes the defaults."""
+
+    threshold: float = Field(default=2 / 3, gt=0.5, le=1)
+    """Share of a round's nodes that must remain until its sum is unmasked, and that would have to
+    collude with the server to unmask a node; more than half, so that the server cannot send
+    different values to two groups of nodes."""
+    least_nodes: int = Field(default=2, ge=2)
+    """Smallest number of nodes in a sum, independently of the share; with two, each of them can
+    subtract its own contribution."""
+    largest: float = Field(default=2.0**20, gt=0)
+    """Largest absolute value in a node's sum of updates, which determines the fixed-point
+    precision. Under differential privacy it follows from the clip norm and the noise, and this
+    setting is ignored."""
+
+    def quorum(self, nodes: int) -> int:
+        """Number of the given nodes that are needed to unmask a sum; may be larger than their
+        number."""
+        return max(math.ceil(self.threshold * nodes), nodes // 2 + 1, self.least_nodes)
