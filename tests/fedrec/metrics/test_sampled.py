@@ -8,8 +8,8 @@ from scipy.stats import hypergeom
 
 from fedrec.evaluation.lists import ranking_metrics
 from fedrec.evaluation.metrics import Metrics
-from fedrec.experiment.schema import EvaluationConfig
 from fedrec.experiment.sections import Section
+from fedrec.experiment.tables import EvaluationConfig
 
 USERS, ITEMS, SAMPLED = 6, 40, 9
 
