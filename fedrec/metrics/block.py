@@ -17,8 +17,10 @@ e + 1) - C(g)) / (e + 1). So a constant score over n never-seen items gets exact
 and results do not depend on the order of the catalogue.
 
 *Whole lists*. One list per user, over all items that are not in the training part; every held-out
-positive in it is relevant. Ties are broken by item index, lower first: deterministic, but a model
-with few distinct scores depends on the order of the catalogue here, unlike above.
+positive in it is relevant. Ties are resolved by expectation here, too: each of T tied items, of
+which R are relevant, is equally probable at each of their T places, so that a place is relevant
+with probability R / T, and two of them with R (R - 1) / (T (T - 1)). Only which items are shown
+(`lists`), and so metrics of lists, depend on the order of the catalogue: lower index first.
 """
 
 from __future__ import annotations
@@ -191,9 +193,29 @@ class RankedBlock:
         return self.wanted.sum(1)
 
     @cached_property
+    def ties(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the items with the same score as a place of `lists`, some of them beyond the list:
+        their number, how many of them are relevant, and how many are at earlier places; `float64
+        [users, places]` each."""
+        relevant = self.wanted & ~self.masked
+        scores = self.candidates.gather(1, self.lists)
+        group = torch.zeros_like(self.lists)
+        group[:, 1:] = (scores[:, 1:] != scores[:, :-1]).cumsum(1)
+        ones = torch.ones_like(group, dtype=torch.float64)
+        none = torch.zeros_like(ones)
+        number = none.scatter_add(1, group, ones)
+        found = none.scatter_add(1, group, relevant.gather(1, self.lists).double())
+        earlier = ones.cumsum(1) - 1 - (number.cumsum(1) - number).gather(1, group)
+        last = self.candidates == scores[:, -1:]
+        for counts, those in ((number, last), (found, last & relevant)):
+            counts.scatter_(1, group[:, -1:], those.sum(1, keepdim=True).double())
+        return number.gather(1, group), found.gather(1, group), earlier
+
+    @cached_property
     def hits(self) -> Tensor:
-        """`float64 [users, places]`: 1 where a place of `lists` holds a relevant item."""
-        return (self.wanted & ~self.masked).gather(1, self.lists).double()
+        """`float64 [users, places]`: probability that a place of a whole list is relevant."""
+        number, relevant, _ = self.ties
+        return relevant / number
 
     @cached_property
     def nothing(self) -> Tensor:

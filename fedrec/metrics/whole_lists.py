@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of whole lists, one per user, see `fedrec.metrics.block`."""
+"""Metrics of whole lists, one per user, see `fedrec.metrics.block`; ties count by expectation."""
 
 from __future__ import annotations
 
@@ -51,9 +51,13 @@ class AveragePrecision(UserMetric):
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
         """`float64 [users]`."""
+        number, relevant, earlier = (part[:, :k] for part in block.ties)
         hits = block.hits[:, :k]
+        both = hits * (relevant - 1) / (number - 1).clamp(min=1)
+        above = hits.cumsum(1) - (earlier + 1) * hits
+        found = hits + above * hits + earlier * both
         places = torch.arange(1, hits.shape[1] + 1, device=hits.device)
-        return (hits * hits.cumsum(1) / places).cumsum(1)[:, -1] / block.number
+        return (found / places).cumsum(1)[:, -1] / block.number
 
 
 class ReciprocalRank(UserMetric):
@@ -66,11 +70,37 @@ class ReciprocalRank(UserMetric):
         """`float64 [users]`."""
         candidates = block.candidates
         top = candidates.masked_fill(~block.wanted, -torch.inf).amax(1, keepdim=True)
-        index = torch.arange(candidates.shape[1], device=candidates.device)
-        first = (
-            index.expand_as(candidates)
-            .masked_fill(~(block.wanted & (candidates == top)), len(index))
-            .amin(1, keepdim=True)
-        )
-        ahead = (candidates > top) | ((candidates == top) & (index < first))
-        return (ahead.count_nonzero(dim=1) + 1).double().reciprocal() + block.nothing
+        above = (candidates > top).sum(1)
+        level = candidates == top
+        number = level.sum(1)
+        relevant = (level & block.wanted).sum(1)
+        expected = (above + 1).double().reciprocal()
+        tied = ((relevant < number) & (top[:, 0] > -torch.inf)).nonzero()[:, 0]
+        if len(tied):
+            expected[tied] = _first_of_tied(above[tied], number[tied], relevant[tied])
+        expected[top[:, 0] == -torch.inf] = 0.0
+        return expected + block.nothing
+
+
+def _first_of_tied(above: Tensor, number: Tensor, relevant: Tensor) -> Tensor:
+    """Expected 1 / rank of the first relevant one of tied items in random order, `float64 [users]`:
+    it is the x-th of T with probability C(T - x, R - 1) / C(T, R).
+
+    Args:
+        above: number of items with higher scores, `int64 [users]`.
+        number: T, `int64 [users]`.
+        relevant: R >= 1, `int64 [users]`.
+    """
+    x = torch.arange(1, int(number.max()) + 1, device=number.device)
+    left = number[:, None] - x
+    needed = relevant[:, None] - 1
+    possible = left >= needed
+    log = _log_choose(left.clamp(min=0), needed) - _log_choose(number, relevant)[:, None]
+    chances = log.exp() * possible
+    return (chances / (above[:, None] + x)).sum(1)
+
+
+def _log_choose(n: Tensor, k: Tensor) -> Tensor:
+    rest = (n - k).clamp(min=0)
+    parts = [torch.lgamma(part.double() + 1) for part in (n, k, rest)]
+    return parts[0] - parts[1] - parts[2]

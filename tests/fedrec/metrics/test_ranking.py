@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranking metrics against ir-measures, brute force, and by hand."""
 
+import itertools
 import math
 
 import ir_measures
@@ -163,10 +164,41 @@ def test_constant_scores_hit_exactly_by_chance(never_seen, k):
     assert got[f"hits@{k}"] == pytest.approx(min(k / (never_seen + 1), 1), abs=1e-12)
 
 
-def test_whole_list_ties_go_to_the_lower_index():
-    scores, masks = block([1, 2, 1, 1, 1], [1, 0, 0, 1, 1], [1, 0, 0, 0, 0], [0, 0, 0, 1, 0])
-    got = single(scores, masks, ks=(2, 3))
-    assert got["mrr"] == pytest.approx(1 / 3) and got["recall@2"] == 0 and got["recall@3"] == 1
+def all_orders(scores: torch.Tensor, masks, k: int) -> dict[str, float]:
+    """Means of whole-list metrics over all orders of the catalogue, with ties by index."""
+    sums: dict[str, list[float]] = {}
+    for order in itertools.permutations(range(scores.shape[1])):
+        value = scores[0, list(order)].numpy()
+        relevant, known = (masks[name][0, list(order)].numpy() for name in ("relevant", "known"))
+        candidates = np.flatnonzero(~known)
+        found = relevant[candidates[np.argsort(-value[candidates], kind="stable")]]
+        places = np.arange(1, len(found) + 1)
+        gains = 1 / np.log2(places + 1)
+        precision = found.cumsum() / places
+        for name, got in {
+            f"recall@{k}": found[:k].sum() / found.sum(),
+            f"precision@{k}": found[:k].sum() / k,
+            f"ndcg-list@{k}": (found * gains)[:k].sum() / gains[: min(k, found.sum())].sum(),
+            f"map@{k}": (found * precision)[:k].sum() / found.sum(),
+            "mrr": 1 / (1 + np.argmax(found)),
+        }.items():
+            sums.setdefault(name, []).append(got)
+    return {name: float(np.mean(values)) for name, values in sums.items()}
+
+
+@pytest.mark.parametrize("k", [1, 3, 6])
+@pytest.mark.parametrize("scores", [[1, 1, 1, 1, 1, 1], [2, 1, 1, 1, 0, 1], [1, 2, 2, 1, 1, 2]])
+def test_ties_of_whole_lists_are_the_mean_over_all_orders_of_the_catalogue(scores, k):
+    found, masks = block(scores, [1, 1, 0, 1, 1, 0], [0, 0, 0, 1, 0, 0], [1, 1, 0, 0, 1, 0])
+    got = single(found, masks, ks=(k,))
+    for name, expected in all_orders(found, masks, k).items():
+        assert got[name] == pytest.approx(expected, abs=1e-12), name
+
+
+def test_a_relevant_item_that_is_excluded_is_not_found():
+    scores, masks = block([3, 2, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0])
+    got = single(scores, masks, ks=(4,), masked=torch.tensor([[False, True, False, False]]))
+    assert (got["mrr"], got["recall@4"]) == (0, 0)
 
 
 @settings(max_examples=150, deadline=None)
@@ -178,8 +210,7 @@ def test_whole_list_ties_go_to_the_lower_index():
     st.integers(1, 14),
 )
 def test_against_sorting(seed, users, items, levels, k):
-    """For any ties, catalogue and k: whole lists against a sort, single-positive lists against the
-    rank formula."""
+    """For any ties, catalogue and k: hits of both kinds of list against the rank formula."""
     scores, masks = random_block(seed, users, items, levels)
     got = ranking_metrics(scores, **masks, ks=(k,))
     for u in range(users):
@@ -194,11 +225,12 @@ def test_against_sorting(seed, users, items, levels, k):
             chances.append(np.mean([rank <= k for rank in range(above + 1, above + equal + 2)]))
         assert got[f"hits@{k}"][u].item() == pytest.approx(np.mean(chances), abs=1e-12)
         candidates = np.flatnonzero(~masks["known"][u].numpy())
-        ranked = candidates[np.argsort(-value[candidates], kind="stable")]
-        found = np.isin(ranked, relevant)
-        assert got[f"recall@{k}"][u].item() == pytest.approx(found[:k].sum() / len(relevant))
-        assert got[f"precision@{k}"][u].item() == pytest.approx(found[:k].sum() / k)
-        assert got["mrr"][u].item() == pytest.approx(1 / (1 + np.argmax(found)))
+        below = value[candidates][None] < value[relevant][:, None]
+        level = value[candidates][None] == value[relevant][:, None]
+        above = len(candidates) - below.sum(1) - level.sum(1)
+        expected = np.clip((k - above) / level.sum(1), 0, 1).sum()
+        assert got[f"recall@{k}"][u].item() == pytest.approx(expected / len(relevant))
+        assert got[f"precision@{k}"][u].item() == pytest.approx(expected / k)
 
 
 def test_metrics_do_not_depend_on_the_block_or_on_monotone_changes():
@@ -260,7 +292,7 @@ class TestEdges:
             got["hits@1"] == 0.5
             and got["hits@2"] == 0.75
             and got["hits@3"] == 1
-            and got["recall@3"] == 1
+            and got["recall@3"] == 0.75
         )
 
     def test_nan_is_an_error(self):
