@@ -235,11 +235,9 @@ def world():
         item_features=FeatureTable(6, (genres,)),
         ratings=rows[:, 2],
     )
-    train, validation, test = (
-        np.array([0, 1, 4, 5, 9]),
-        np.array([8]),
-        np.array([2, 3, 6, 7, 10, 11]),
-    )
+    train = np.array([0, 1, 4, 5, 9])
+    validation = np.array([8])
+    test = np.array([2, 3, 6, 7, 10, 11])
     partition = Partition(np.array([0, 1, 2]), train, validation, test)
 
     def make(task="ranking", positive_above=3.0):
@@ -312,10 +310,8 @@ def torch_privrec():
                 if key in self.tables
             }
             for layer, linear in enumerate(self.layers):
-                found[f"layer{layer}.weight"], found[f"layer{layer}.bias"] = (
-                    linear.weight,
-                    linear.bias,
-                )
+                found[f"layer{layer}.weight"] = linear.weight
+                found[f"layer{layer}.bias"] = linear.bias
             return found
 
         def values(self):

@@ -63,10 +63,8 @@ def test_a_report_holds_rounds_sum_and_change():
     clock.begin()
     clock.end()
     clock.end()
-    final, initial = (
-        [np.array([3.0, 4.0]), np.array([[2.0]])],
-        [np.array([3.0, 1.0]), np.array([[0.0]])],
-    )
+    final = [np.array([3.0, 4.0]), np.array([[2.0]])]
+    initial = [np.array([3.0, 1.0]), np.array([[0.0]])]
     report = json.loads(clock.report(final, initial))
     assert (report["squared_sum"], report["squared_change"]) == (29.0, 13.0)
     (first, second), (third, fourth) = report["rounds"]

@@ -23,9 +23,8 @@ def test_a_setting_of_a_grid_exists_and_no_test_row_is_looked_at(study):
         experiment = job.experiment(task.options["experiment"], task.options["set"])
         assert experiment.evaluation.held_out == "validation"
         ((label, settings),) = experiment.evaluation.baseline_settings().items()
-        assert resolve(BASELINE, label).Config.parse(settings) and task.options["rows"].keys() == {
-            label
-        }
+        assert resolve(BASELINE, label).Config.parse(settings)
+        assert task.options["rows"].keys() == {label}
 
 
 def test_every_system_of_an_experiment_is_a_task():

@@ -39,9 +39,7 @@ def test_unknown_contestants_are_refused_with_the_known_ones():
 
 def test_a_gpu_is_asked_of_those_who_can_use_it():
     task = Task("work.npz", 2, 3, "cuda", 8.0)
-    assert (
-        command("fedrec", task)[-3:] == ["ray", "cuda", "8.0"]
-        and command("loop", task)[-1] == "cuda"
-    )
+    assert command("fedrec", task)[-3:] == ["ray", "cuda", "8.0"]
+    assert command("loop", task)[-1] == "cuda"
     with pytest.raises(SystemExit, match="'pfl' on cuda"):
         command("pfl", task)

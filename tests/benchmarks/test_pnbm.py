@@ -48,9 +48,8 @@ def test_settings_are_chosen_on_validation_rows_and_work_is_done_once(measuring,
         ("dpsgd-mf", 5.0, 10.0, 2),
         ("item-mean", "", "", 1),
     ]
-    assert rows[0]["rmse"] == pytest.approx(3.03 + 0.05) and rows[0][
-        "spread over seeds"
-    ] == pytest.approx(0.1 / 2**0.5)
+    assert rows[0]["rmse"] == pytest.approx(3.03 + 0.05)
+    assert rows[0]["spread over seeds"] == pytest.approx(0.1 / 2**0.5)
     drawn = pnbm.panel(rows, "x")
     assert drawn.lines == {"dpsgd-mf": [(1.0, rows[0]["rmse"]), (5.0, rows[1]["rmse"])]}
     assert drawn.levels == {"item-mean": rows[2]["rmse"]}

@@ -232,20 +232,12 @@ def test_a_step_on_everything_is_hardly_wider_than_a_clients_data():
 
     # the same width for all clients, so that they fit into one block
     assert cut(20, 32).items.shape == (2, 32)
-    assert cut(20, 1_000_000).items.shape == (2, 512) and cut(600, 1_000_000).items.shape == (
-        2,
-        1024,
-    )
-    assert cut(600, 1_000_000).sizes.tolist() == [600, 600] and cut(0, 1_000_000).items.shape == (
-        0,
-        512,
-    )
-    assert cut(600, 600).items.shape == (2, 600) and cut(600, 599).sizes.tolist() == [
-        599,
-        1,
-        599,
-        1,
-    ]
+    assert cut(20, 1_000_000).items.shape == (2, 512)
+    assert cut(600, 1_000_000).items.shape == (2, 1024)
+    assert cut(600, 1_000_000).sizes.tolist() == [600, 600]
+    assert cut(0, 1_000_000).items.shape == (0, 512)
+    assert cut(600, 600).items.shape == (2, 600)
+    assert cut(600, 599).sizes.tolist() == [599, 1, 599, 1]
     parameters = {"item.id": torch.zeros(100, 8)}
     mixed = [cut(n, 10_000) for n in (600, 20, 700, 30)]
     assert list(cut_blocks(mixed, parameters, ["item.id"], memory_gib=1.0, largest=None)) == [

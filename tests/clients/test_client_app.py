@@ -95,10 +95,8 @@ def test_only_what_is_no_plug_in_may_read_memory_that_others_read_too(ask, load_
 def test_hello(ask):
     presence = unpack_presence(ask(RecordDict(), HELLO))
     assert presence.partition == 1
-    assert (
-        presence.training.tolist() == ask.node.training.tolist()
-        and (presence.training % 2 == 1).all()
-    )
+    assert presence.training.tolist() == ask.node.training.tolist()
+    assert (presence.training % 2 == 1).all()
     assert presence.evaluated.tolist() == ask.node.evaluated.tolist()
 
 
@@ -112,11 +110,9 @@ def test_named_clients_are_answered_with_the_sum_of_their_updates(ask, theta):
     clients = ask.node.training[:3]
     reply = unpack_sum(ask(pack_train(to_record(theta), TrainOrder(1, clients))))
     expected = updates(ask.node, theta)[:3]
-    assert (
-        reply.clients == 3
-        and reply.weight == 3
-        and reply.examples == sum(n for _, n, _ in expected)
-    )
+    assert reply.clients == 3
+    assert reply.weight == 3
+    assert reply.examples == sum(n for _, n, _ in expected)
     assert reply.loss == pytest.approx(sum(loss for *_, loss in expected))
     for name, total in reply.total.items():
         wanted = sum(delta[name] for delta, *_ in expected)
@@ -155,10 +151,8 @@ def test_a_step_in_the_order_replaces_the_experiments_own(ask, theta):
     table = {"name": "sgd", "epochs": 0}
     clients = ask.node.training
     reply = unpack_sum(ask(pack_train(to_record(theta), TrainOrder(1, clients, "uniform", table))))
-    assert (
-        not any(dense_change(c, theta[name]).any() for name, c in reply.total.items())
-        and reply.losses == 0
-    )
+    assert not any(dense_change(c, theta[name]).any() for name, c in reply.total.items())
+    assert reply.losses == 0
 
 
 def test_named_clients_are_evaluated_one_row_each(ask, theta):
@@ -174,9 +168,7 @@ def test_evaluation_in_standard_form_is_the_mean_over_all(ask, theta):
     (metrics,) = content.metric_records.values()
     everyone = EvaluateOrder(1, ask.node.evaluated, None)
     table = unpack_table(ask(pack_evaluate(to_record(theta), everyone), "evaluate"))
-    assert (
-        metrics["num-examples"] == len(table) == len(ask.node.evaluated)
-        and not content.array_records
-    )
+    assert metrics["num-examples"] == len(table) == len(ask.node.evaluated)
+    assert not content.array_records
     assert metrics["hits@5"] == pytest.approx(table["hits@5"].mean())
     assert not [name for name in metrics if name.startswith("group:")]

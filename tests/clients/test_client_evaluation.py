@@ -95,16 +95,10 @@ def test_a_held_out_item_that_is_also_known_is_in_no_whole_list(node, theta):
 
 def test_groups_are_columns_of_zeros_and_ones(node, theta):
     table = metrics_of(node(), theta, order(epochs=0))
-    assert table["group:inactive"].tolist() == [0, 0, 1] and table["group:active"].tolist() == [
-        1,
-        1,
-        0,
-    ]
-    assert table["group:gender=F"].tolist() == [1, 0, 1] and table["group:gender=M"].tolist() == [
-        0,
-        1,
-        0,
-    ]
+    assert table["group:inactive"].tolist() == [0, 0, 1]
+    assert table["group:active"].tolist() == [1, 1, 0]
+    assert table["group:gender=F"].tolist() == [1, 0, 1]
+    assert table["group:gender=M"].tolist() == [0, 1, 0]
 
 
 def test_fine_tuning_scores_with_each_clients_own_parameters(node):

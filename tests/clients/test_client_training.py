@@ -113,9 +113,8 @@ def test_an_error_names_client_step_and_data(node):
     assert (
         caught.value.problem == f"client 1 failed in step 'Failing' (round 4, node 0) of {__file__}"
     )
-    assert (
-        "2 rows (1 positives)" in caught.value.expected and "learning_rate" in caught.value.expected
-    )
+    assert "2 rows (1 positives)" in caught.value.expected
+    assert "learning_rate" in caught.value.expected
     assert caught.value.got.startswith(f"ZeroDivisionError: no taste ({__file__}, line ")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 

@@ -62,10 +62,8 @@ def by_hand(task, parameters, item, label):
     outer = 2 * (score - label) if task == "rating" else 1 / (1 + math.exp(-score)) - label
     found = {name: np.zeros(value.shape) for name, value in p.items()}
     found["bias"][0] = found["user.bias"][0] = found["item.bias"][item, 0] = outer
-    found["item.factors"][item], found["user.factors"][:] = (
-        outer * p["user.factors"],
-        outer * p["item.factors"][item],
-    )
+    found["item.factors"][item] = outer * p["user.factors"]
+    found["user.factors"][:] = outer * p["item.factors"][item]
     return found
 
 
@@ -202,12 +200,8 @@ def test_a_sound_upload_reveals_only_the_noisy_mean(made, given):
 def test_no_epoch_changes_nothing_and_is_no_upload(made, given):
     data, parameters = given
     step = step_of(made, epochs=0, participations=2)
-    assert (
-        step.uploads is None
-        and not flat(
-            update_of(step, parameters, data, stream(0, "y")), parameters, parameters
-        ).any()
-    )
+    assert step.uploads is None
+    assert not flat(update_of(step, parameters, data, stream(0, "y")), parameters, parameters).any()
     assert step_of(made, participations=2).uploads == 2
     assert step_of(made, participations=2, upload=False).uploads is None
 

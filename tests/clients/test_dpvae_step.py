@@ -41,10 +41,8 @@ def test_gradients_are_those_of_each_interaction(made):
     got, loss = step_of(made, examples=3, beta=0.6).gradients(parameters, data, stream(1, "x"))
     random = stream(1, "x")
     items = random.choice(data.positives, size=min(3, len(data.positives)), replace=False)
-    draw, history = (
-        made.model.draw((1, 1), generator_of(random)),
-        made.model.history(data.positives),
-    )
+    draw = made.model.draw((1, 1), generator_of(random))
+    history = made.model.history(data.positives)
     losses = []
     for place, item in enumerate(items):
         leaves = {

@@ -122,10 +122,8 @@ def test_noise_is_on_every_number_that_is_sent_and_has_its_scale(local):
     """Mean absolute value of Laplace noise is its scale; rows that were not named have none."""
     step, start, data, random = local(noise=0.5, pseudo=10)
     plain, _, _, again = local(pseudo=10)
-    noisy, clean = (
-        update_under(step, start, data, random).delta,
-        update_under(plain, start, data, again).delta,
-    )
+    noisy = update_under(step, start, data, random).delta
+    clean = update_under(plain, start, data, again).delta
     named = clean["item.id"].any(dim=-1)
     assert not noisy["item.id"][~named].any() and not named.all()
     changes = {name: noisy[name] - clean[name] for name in ("items.weight", "users.source")}

@@ -56,10 +56,8 @@ def curvatures(step, data, seed):
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_gradient_is_the_closed_form(order, steps):
     """(I - a A_s)^k A_q (I - a A_s)^k (x - m); the first order lacks the outer factor."""
-    step, start = (
-        step_of(order=order, epochs=steps, learning_rate=RATE),
-        torch.ones(WIDTH, dtype=torch.float64),
-    )
+    step = step_of(order=order, epochs=steps, learning_rate=RATE)
+    start = torch.ones(WIDTH, dtype=torch.float64)
     for number in range(4):
         data, best = client(number)
         support, query = curvatures(step, data, number)
@@ -82,10 +80,8 @@ def test_rounds_end_at_the_fixed_point():
     """If all rows are support and query in turn, the mean gradient vanishes at (sum M)^-1 sum M
     m."""
     step, value = step_of(epochs=1, learning_rate=RATE), torch.zeros(WIDTH, dtype=torch.float64)
-    left, right = (
-        torch.zeros(WIDTH, WIDTH, dtype=torch.float64),
-        torch.zeros(WIDTH, dtype=torch.float64),
-    )
+    left = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
+    right = torch.zeros(WIDTH, dtype=torch.float64)
     people = [client(number) for number in range(6)]
     for number, (data, best) in enumerate(people):
         support, query = curvatures(step, data, number)

@@ -97,10 +97,8 @@ def test_evaluation_requests_held_out_items_once(nodes):
         nodes("rating")["auto"], ItemQuery(1, np.array([1, 0]), "evaluate", STEP)
     )
     assert requests.clients.tolist() == [0, 1]
-    assert np.split(requests.items, requests.offsets[1:-1])[0].tolist() == [
-        2,
-        3,
-    ] and requests.items[2:].tolist() == [4]
+    assert np.split(requests.items, requests.offsets[1:-1])[0].tolist() == [2, 3]
+    assert requests.items[2:].tolist() == [4]
 
 
 def test_an_error_in_a_block_is_that_of_the_client_at_fault(nodes, monkeypatch):

@@ -208,10 +208,8 @@ def test_own_noise_is_on_every_coordinate_of_every_client(pair, path, mechanism)
     noisy = Protection(0.5, order, tuple(arrays), noise_scale=2.0, mechanism=mechanism)
     noises = []
     for client in (3, 4):
-        (reply, got), (_, clipped) = (
-            asked(nodes[path], arrays, noisy, [client]),
-            asked(nodes[path], arrays, quiet, [client]),
-        )
+        (reply, got) = asked(nodes[path], arrays, noisy, [client])
+        (_, clipped) = asked(nodes[path], arrays, quiet, [client])
         assert not any(isinstance(change, SparseUpdate) for change in reply.total.values())
         noises.append(np.concatenate([(got[name] - clipped[name]).ravel() for name in arrays]))
     per_std = {"gaussian": (2.0, 1 / 2), "laplace": (2.0 * math.sqrt(2), 5 / 4)}

@@ -75,10 +75,8 @@ def test_second_derivatives_are_those_of_the_reference(load_tiny, world, task):
     )
     for member, place in enumerate(order[:active]):
         size = int(batches[place].sizes[0])
-        items, labels = (
-            batches[place].items[0, :size],
-            batches[place].labels[0, :size].astype(np.float64),
-        )
+        items = batches[place].items[0, :size]
+        labels = batches[place].labels[0, :size].astype(np.float64)
         users = tuple(torch.from_numpy(codes).unsqueeze(0) for codes in data[place].features)
         one = oracle._loss(users, items, labels)
         wanted = curvature(

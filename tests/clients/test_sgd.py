@@ -128,11 +128,9 @@ def test_a_client_without_data_changes_nothing_and_has_no_loss(make):
 def test_no_epoch_changes_nothing(make):
     step, parameters, population = make(epochs=0)
     got = update_of(step, parameters, population.client(0), stream(0, "client", 0, 1))
-    assert (
-        got.examples == 0
-        and np.isnan(got.loss)
-        and not any(delta.any() for delta in got.delta.values())
-    )
+    assert got.examples == 0
+    assert np.isnan(got.loss)
+    assert not any(delta.any() for delta in got.delta.values())
 
 
 def test_the_global_parameters_stay_as_they_are(make):
@@ -149,10 +147,8 @@ def test_the_update_is_a_function_of_the_stream(make):
         update_of(step, parameters, population.client(0), stream(0, "client", 0, round_))
         for round_ in (1, 1, 2)
     )
-    assert (
-        all(torch.equal(one.delta[name], same.delta[name]) for name in one.delta)
-        and one.loss == same.loss
-    )
+    assert all(torch.equal(one.delta[name], same.delta[name]) for name in one.delta)
+    assert one.loss == same.loss
     assert not torch.equal(one.delta["item.id"], other.delta["item.id"])
 
 

@@ -89,11 +89,9 @@ def test_a_client_without_positives_changes_nothing(node):
     data = made.population.client(3)
     empty = type(data)(3, data.features, data.items[:0], data.labels[:0], data.positives[:0])
     update = update_of(made.step(made.experiment.step), made.initial(), empty, stream(0, "x"))
-    assert (
-        update.examples == 0
-        and np.isnan(update.loss)
-        and not any(d.any() for d in update.delta.values())
-    )
+    assert update.examples == 0
+    assert np.isnan(update.loss)
+    assert not any(d.any() for d in update.delta.values())
 
 
 def test_evaluation_gives_the_model_what_each_client_knows_and_no_more(node):

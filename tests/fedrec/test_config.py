@@ -123,9 +123,8 @@ def test_further_faults_are_counted():
 def test_settings_that_do_not_fit_together():
     assert fault({"rounds": 13}).problem == "inconsistent settings"
     error = fault({"rounds": 13}, at="strategy")
-    assert (
-        error.problem == "wrong value for 'strategy'" and error.expected == "rounds that are lucky"
-    )
+    assert error.problem == "wrong value for 'strategy'"
+    assert error.expected == "rounds that are lucky"
 
 
 def test_a_long_value_is_cut():

@@ -25,18 +25,13 @@ def test_text_has_one_line_per_given_part():
 @pytest.mark.parametrize("kind", KINDS)
 def test_pickling_keeps_kind_and_parts(kind):
     error = pickle.loads(pickle.dumps(kind("p", expected="e", got="g", fix="f")))
-    assert type(error) is kind and (error.problem, error.expected, error.got, error.fix) == (
-        "p",
-        "e",
-        "g",
-        "f",
-    )
+    assert type(error) is kind
+    assert (error.problem, error.expected, error.got, error.fix) == ("p", "e", "g", "f")
 
 
 def test_exit_codes_differ():
-    assert len({kind.exit_code for kind in KINDS}) == len(KINDS) and 0 not in {
-        kind.exit_code for kind in KINDS
-    }
+    assert len({kind.exit_code for kind in KINDS}) == len(KINDS)
+    assert 0 not in {kind.exit_code for kind in KINDS}
 
 
 @pytest.mark.parametrize("package", ["fedrec", "clients", "server", "strategies", "simulations"])

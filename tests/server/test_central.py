@@ -72,10 +72,8 @@ def test_each_system_is_evaluated_as_alone_and_saved(central, tmp_path):
     assert result.baselines["popularity"] == pytest.approx(expected["popularity"])
     for label, users in result.baseline_users.items():
         assert users["hits@5"].mean() == pytest.approx(result.baselines[label]["hits@5"])
-        assert (
-            users.index.tolist() == result.users.index.tolist()
-            and len(users) == len(result.users) > 0
-        )
+        assert users.index.tolist() == result.users.index.tolist()
+        assert len(users) == len(result.users) > 0
     again = RunFolder(tmp_path / "run").read_result()
     assert again.baselines == result.baselines and again.privacy == result.privacy
     assert again.baseline_users["first"].to_numpy() == pytest.approx(
@@ -86,10 +84,8 @@ def test_each_system_is_evaluated_as_alone_and_saved(central, tmp_path):
 def test_every_private_system_has_a_ledger_and_a_sentence(central, tmp_path):
     result = runner.run(central(), output=tmp_path / "run")
     assert [line.split(",")[0] for line in result.privacy[:-1]] == ["first", "second"]
-    assert (
-        re.search(r"epsilon (8|7\.99\d*) at delta 1e-05", result.privacy[1])
-        and "Together they cost epsilon" in result.privacy[-1]
-    )
+    assert re.search(r"epsilon (8|7\.99\d*) at delta 1e-05", result.privacy[1])
+    assert "Together they cost epsilon" in result.privacy[-1]
     for label, epsilon in (("first", 4.0), ("second", 8.0)):
         ledger = Ledger(tmp_path / "run" / "baselines" / label / "privacy.jsonl", "pld")
         assert [charge.event.phase for charge in ledger.charges] == ["counts", "gram"]
@@ -152,10 +148,8 @@ def test_together_with_a_federated_system_they_are_the_same(tiny_experiment, tmp
     table = tiny_experiment()
     table["evaluation"]["baselines"] = SYSTEMS
     result = runner.run(table, output=tmp_path / "run")
-    assert (
-        list(result.baselines) == ["popularity", "first", "second"]
-        and 0 <= result.metrics["hits@5"] <= 1
-    )
+    assert list(result.baselines) == ["popularity", "first", "second"]
+    assert 0 <= result.metrics["hits@5"] <= 1
     assert result.baseline_users["first"].index.tolist() == result.users.index.tolist()
     assert re.match(r"first, replace-one: epsilon (4|3\.999\d*) at delta 1e-05", result.privacy[0])
     assert RunFolder(tmp_path / "run").read_result().privacy == result.privacy

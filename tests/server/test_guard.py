@@ -117,10 +117,8 @@ def test_a_crash_after_the_charge_is_charged_again(run_tiny, tmp_path, monkeypat
     crash_in_round(monkeypatch, 3, places[placement])
     with pytest.raises(Broken):
         run_tiny(*settings, output="broken")
-    assert (
-        charges(tmp_path / "broken") == [1, 2, 3]
-        and RunFolder(tmp_path / "broken").status()["round"] == 2
-    )
+    assert charges(tmp_path / "broken") == [1, 2, 3]
+    assert RunFolder(tmp_path / "broken").status()["round"] == 2
     result = runner.resume(tmp_path / "broken")
     assert charges(result.folder) == [1, 2, 3, 3, 4]
     assert_close(parameters_in(result.folder), parameters_in(whole.folder))
@@ -134,12 +132,10 @@ def test_a_crash_after_the_charge_is_charged_again(run_tiny, tmp_path, monkeypat
 def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement):
     """The server's noise is charged before it is drawn, clients' noise before the clients are asked
     to upload."""
-    charge, draw, train, apply = (
-        Ledger.charge,
-        Mechanism.add_noise,
-        serial.SerialGrid.send_and_receive,
-        Reptile.apply,
-    )
+    charge = Ledger.charge
+    draw = Mechanism.add_noise
+    train = serial.SerialGrid.send_and_receive
+    apply = Reptile.apply
     paid = []
 
     def pay(self, number, event, n=1):
@@ -436,11 +432,9 @@ def test_the_result_reports_its_cost(run_tiny):
     table = json.loads((result.folder / "result.json").read_text())["privacy"]
     (expected,) = own_epsilons(3, delta=1e-6)[-1:]
     assert table["epsilon"] == table["epsilon of main"] == pytest.approx(expected)
-    assert (
-        table["delta"] == 1e-6
-        and table["releases"] == 3
-        and 0 < table["attack"] <= table["epsilon"]
-    )
+    assert table["delta"] == 1e-6
+    assert table["releases"] == 3
+    assert 0 < table["attack"] <= table["epsilon"]
     words = " ".join(table["in words"])
     assert tuple(table["in words"]) == tuple(result.privacy)
     for said in ("another user's", "simulation", "server is trusted", "Not accounted"):
@@ -455,11 +449,9 @@ def test_without_noise_epsilon_is_infinite_everywhere(run_tiny):
 
 def test_a_run_without_privacy_reports_none(run_tiny):
     result = run_tiny(*CHEAP)
-    assert (
-        "epsilon" not in result.rounds
-        and result.privacy == ()
-        and not (result.folder / "privacy.jsonl").exists()
-    )
+    assert "epsilon" not in result.rounds
+    assert result.privacy == ()
+    assert not (result.folder / "privacy.jsonl").exists()
     assert "privacy" not in json.loads((result.folder / "result.json").read_text())
 
 

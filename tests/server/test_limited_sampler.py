@@ -18,19 +18,16 @@ def test_every_client_takes_part_as_often_as_allowed_and_no_more():
     cohorts = [sampler.sample(number) for number in range(1, 12)]
     counts = np.bincount(np.concatenate(cohorts), minlength=18)
     assert counts[CLIENTS].tolist() == [2] * 7 and counts.sum() == 14
-    assert (
-        all(len(np.unique(cohort)) == len(cohort) <= 3 for cohort in cohorts)
-        and len(cohorts[-1]) == 0
-    )
+    assert all(len(np.unique(cohort)) == len(cohort) <= 3 for cohort in cohorts)
+    assert len(cohorts[-1]) == 0
 
 
 def test_a_resumed_run_draws_the_same_cohorts():
     whole, resumed = make(), make()
     expected = [whole.sample(number).tolist() for number in range(1, 6)]
     assert resumed.sample(4).tolist() == expected[3] and resumed.sample(2).tolist() == expected[1]
-    assert (
-        resumed.sample(5).tolist() == expected[4] and make(seed=1).sample(1).tolist() != expected[0]
-    )
+    assert resumed.sample(5).tolist() == expected[4]
+    assert make(seed=1).sample(1).tolist() != expected[0]
 
 
 def test_without_limit_in_reach_each_client_is_drawn_about_equally_often():

@@ -98,20 +98,16 @@ def test_a_callback_can_end_the_run_after_all_were_called(run_tiny):
     result = run_tiny("rounds=9", "checkpoint.every=5", callbacks=[first, second])
     assert first.told == second.told and first.told[-1] == ("end", 2)
     assert ("stage", "callback Recorder ends the run after round 2") in second.told
-    assert len(result.rounds) == 2 and RunFolder(result.folder).status() == {
-        "state": "finished",
-        "round": 2,
-    }
+    assert len(result.rounds) == 2
+    assert RunFolder(result.folder).status() == {"state": "finished", "round": 2}
     assert_close(parameters_in(result.folder), result.parameters)
 
 
 def test_divergence_is_explained(run_tiny, tmp_path):
     with pytest.raises(ClientError) as caught:
         run_tiny("step.learning-rate=1e30", "step.epochs=3")
-    assert (
-        caught.value.problem == "training diverged in round 1"
-        and "step.learning-rate" in caught.value.fix
-    )
+    assert caught.value.problem == "training diverged in round 1"
+    assert "step.learning-rate" in caught.value.fix
     assert RunFolder(tmp_path / "run").status() == {"state": "failed", "round": 0}
     assert "training diverged" in (tmp_path / "run" / "log.txt").read_text()
 
@@ -298,10 +294,8 @@ def test_result_json_has_the_numbers_of_the_result(run_tiny):
     result = run_tiny("evaluation.baselines=['popularity']")
     summary = json.loads((result.folder / "result.json").read_text())
     assert summary["metrics"] == result.metrics and summary["users"] == 6 and summary["rounds"] == 2
-    assert (
-        summary["baselines"] == result.baselines
-        and 0 <= result.baselines["popularity"]["hits@5"] <= 1
-    )
+    assert summary["baselines"] == result.baselines
+    assert 0 <= result.baselines["popularity"]["hits@5"] <= 1
     assert set(summary["seconds"]) == {"training", "evaluation-without-fine-tuning", "evaluation"}
 
 
@@ -318,9 +312,8 @@ def test_a_skipped_baseline_is_reported_once(run_tiny, caplog):
     result = run_tiny(ease, callbacks=[Listener()])
     assert list(result.baselines) == ["popularity", "ials"]
     (line,) = [text for text in [*told, *caplog.messages] if "left out" in text]
-    assert line.startswith("baseline ease is left out: 30 items") and line.endswith(
-        "; ials stands in"
-    )
+    assert line.startswith("baseline ease is left out: 30 items")
+    assert line.endswith("; ials stands in")
     assert line in (result.folder / "log.txt").read_text()
     assert {"coverage@5", "gini@5", "map@5"} <= set(result.baselines["ials"])
     assert result.gaps.index[0] == "activity" and (result.gaps["hits@5"].dropna() >= 0).all()

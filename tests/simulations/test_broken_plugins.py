@@ -249,15 +249,12 @@ def test_a_wrong_signature_is_seen_in_the_list(kind, how, plugin, fedrec):
     file = plugin(kind, body)
     code, out, _ = fedrec("list", kind, "--json")
     entries = {entry["name"]: entry for entry in json.loads(out)[kind]}
-    assert (
-        code == 0
-        and entries["bad"]["about"].startswith("BROKEN: ")
-        and entries["bad"]["file"] == str(file)
-    )
+    assert code == 0
+    assert entries["bad"]["about"].startswith("BROKEN: ")
+    assert entries["bad"]["file"] == str(file)
     assert "signature" in entries["bad"]["about"] or "abstract" in entries["bad"]["about"]
-    assert len(entries) > 1 and not any(
-        e["about"].startswith("BROKEN") for n, e in entries.items() if n != "bad"
-    )
+    assert len(entries) > 1
+    assert not any(e["about"].startswith("BROKEN") for n, e in entries.items() if n != "bad")
 
 
 @pytest.mark.parametrize(
@@ -282,9 +279,8 @@ def test_an_import_error_is_reported_and_the_rest_works(
     steps = {entry["name"]: entry for entry in found["step"]}
     assert code == 0 and reason in steps["bad"]["about"] and steps["bad"]["file"] == str(file)
     everything = [e for entries in found.values() for e in entries]
-    assert [e["name"] for e in everything if e["about"].startswith("BROKEN")] == [
-        "bad"
-    ] and "Traceback" not in err
+    assert [e["name"] for e in everything if e["about"].startswith("BROKEN")] == ["bad"]
+    assert "Traceback" not in err
     code, out, err = fedrec("run", tiny_file, "-o", tmp_path / "bad", "-s", "step.name=bad")
     assert code == 2 and reason in err and f"{file}, line 1" in err and "Traceback" not in out + err
     code, _, _ = fedrec("run", tiny_file, "-o", tmp_path / "good", "--quiet")
@@ -300,9 +296,7 @@ def test_on_ray_it_is_named_as_well(plugin, tiny_file, fedrec, tmp_path, monkeyp
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(sys.path)}")
     arguments = ["--engine", "ray", "--nodes", 1, "-s", f"step.name={file.stem}:Bad"]
     code, out, err = fedrec("run", tiny_file, "-o", tmp_path / "run", *arguments)
-    assert (
-        code not in (0, None)
-        and "Traceback" not in out + err
-        and str(file) in err
-        and "'item.id': (6,)" in err
-    )
+    assert code not in (0, None)
+    assert "Traceback" not in out + err
+    assert str(file) in err
+    assert "'item.id': (6,)" in err

@@ -187,14 +187,11 @@ def test_list_names_paper_and_file(fedrec):
     assert {"ml-1m", "ml-20m", "netflix", "frappe", "gowalla", "table", "synthetic"} <= names[
         "dataset"
     ]
-    assert {"reptile", "fedavg"} <= names["strategy"] and {"popularity", "ease"} <= names[
-        "baseline"
-    ]
-    assert (
-        "privrec-ml1m" in names["experiment"]
-        and "sgd" in names["step"]
-        and "privrec" in names["model"]
-    )
+    assert {"reptile", "fedavg"} <= names["strategy"]
+    assert {"popularity", "ease"} <= names["baseline"]
+    assert "privrec-ml1m" in names["experiment"]
+    assert "sgd" in names["step"]
+    assert "privrec" in names["model"]
     reptile = next(entry for entry in found["strategy"] if entry["name"] == "reptile")
     assert reptile["file"] == "strategies/reptile.py" and "eq. 6" in reptile["paper"]
 
@@ -222,11 +219,9 @@ def test_list_in_a_pipe_is_one_line_an_entry(fedrec):
     lines = out.splitlines()
     assert code == 0 and len(lines) == len(entries)
     for line, (kind, entry) in zip(lines, entries, strict=True):
-        assert (
-            line.split()[:2] == [kind, entry["name"]]
-            and entry["about"] in line
-            and line.endswith(entry["file"])
-        )
+        assert line.split()[:2] == [kind, entry["name"]]
+        assert entry["about"] in line
+        assert line.endswith(entry["file"])
 
 
 @pytest.mark.parametrize("arguments", [("baseline", "noisy"), ("baselines", "NOISY"), ("noisy",)])
@@ -248,11 +243,9 @@ def test_list_of_nothing_is_an_error(fedrec, arguments):
 
 def test_data_info_describes_a_dataset(fedrec):
     code, out, _ = fedrec("data", "info", "synthetic", "--set", "users=30", "--set", "items=40")
-    assert (
-        code == 0
-        and out.startswith("synthetic: 30 users, 40 items")
-        and "user feature gender" in out
-    )
+    assert code == 0
+    assert out.startswith("synthetic: 30 users, 40 items")
+    assert "user feature gender" in out
 
 
 def test_data_list_shows_what_can_be_fetched(fedrec):

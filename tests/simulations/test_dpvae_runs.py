@@ -95,6 +95,5 @@ def test_the_command_line_knows_before_anything_runs(tmp_path, tiny_experiment):
     assert found.exit_code == 0, found.output
     table = pd.read_csv(tmp_path / "users.csv")
     assert "0 of 24 users spent more" in found.output and (table["uploads"] == 2).all()
-    assert f"{table['nominal'].max():.4g}" in found.output and math.isfinite(
-        table["replace-one"].max()
-    )
+    assert f"{table['nominal'].max():.4g}" in found.output
+    assert math.isfinite(table["replace-one"].max())

@@ -38,10 +38,8 @@ def test_without_an_identity_no_message_can_be_made(nobody):
 def test_with_an_identity_messages_can_be_made(nobody):
     identify_server()
     message = Message(RecordDict(), 2, "train")
-    assert (
-        message.metadata.src_node_id == flwr_private.SERVER_NODE_ID
-        and message.metadata.dst_node_id == 2
-    )
+    assert message.metadata.src_node_id == flwr_private.SERVER_NODE_ID
+    assert message.metadata.dst_node_id == 2
 
 
 def test_the_identity_of_a_real_flower_task_is_kept(nobody):

@@ -146,7 +146,5 @@ def test_what_the_user_has_set_stays(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with ray_alone.alone():
         assert os.environ["RAY_AUTH_MODE"] == "disabled" and "RAY_AUTH_TOKEN" not in os.environ
-    assert (
-        os.environ["RAY_AUTH_MODE"] == "disabled"
-        and "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ
-    )
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+    assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ

@@ -107,9 +107,8 @@ def test_messages_can_be_pushed_and_pulled(grid):
     got = []
     while len(got) < 2:
         got += grid.pull_messages(ids)
-    assert {reply.metadata.reply_to_message_id for reply in got} == set(ids) and list(
-        grid.pull_messages(ids)
-    ) == []
+    assert {reply.metadata.reply_to_message_id for reply in got} == set(ids)
+    assert list(grid.pull_messages(ids)) == []
 
 
 class Fail(Callback):

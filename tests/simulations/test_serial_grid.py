@@ -61,10 +61,8 @@ def test_a_client_that_edits_its_message_does_not_change_the_others(vandal):
             "list": [1, 2],
             "place": place,
         }
-    assert content["arrays"]["w"].numpy().tolist() == [0, 1, 2] and set(content) == {
-        "arrays",
-        "config",
-    }
+    assert content["arrays"]["w"].numpy().tolist() == [0, 1, 2]
+    assert set(content) == {"arrays", "config"}
     assert dict(content["config"]) == {"rate": 0.5, "list": [1, 2]}
 
 

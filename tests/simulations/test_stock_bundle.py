@@ -83,7 +83,5 @@ def test_our_server_runs_clients_that_know_nothing_of_it(bundle, tmp_path):
     run = flwr_run(bundle, tmp_path, config, [os.environ.get("PYTHONPATH", "")])
     result = run.read_result()
     assert set(result.metrics) == {"eval_acc"} and len(result.users) == 2
-    assert (
-        result.rounds["num-examples"].tolist() == [41, 41]
-        and result.rounds["loss"][1] < result.rounds["loss"][0]
-    )
+    assert result.rounds["num-examples"].tolist() == [41, 41]
+    assert result.rounds["loss"][1] < result.rounds["loss"][0]

@@ -55,10 +55,8 @@ def test_every_node_gets_one_message_with_its_clients_and_the_step():
     orders = [unpack_train(message.content)[1] for message in messages]
     assert [message.metadata.dst_node_id for message in messages] == [7, 5]
     assert [order.clients.tolist() for order in orders] == [[0, 2], [1]]
-    assert (
-        all(order.round == 3 and order.step == STEP for order in orders)
-        and strategy.cohorts.asked == 3
-    )
+    assert all(order.round == 3 and order.step == STEP for order in orders)
+    assert strategy.cohorts.asked == 3
     assert messages[0].content["arrays"] is messages[1].content["arrays"]
 
 

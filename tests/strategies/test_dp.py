@@ -85,10 +85,8 @@ def test_laplace_noise():
     noise = flat(federation.play())
     assert abs(noise.std() / (math.sqrt(2) * CLIP) - 1) < 5 * math.sqrt(5 / 4 / noise.size)
     assert kstest(noise, "laplace", args=(0, CLIP)).pvalue > 1e-5
-    assert (
-        federation.charged[0][1].mechanism == "laplace"
-        and federation.charged[0][1].noise_multiplier == 0.5
-    )
+    assert federation.charged[0][1].mechanism == "laplace"
+    assert federation.charged[0][1].noise_multiplier == 0.5
 
 
 def test_laplace_clips_in_l1():
@@ -261,9 +259,8 @@ def test_an_honest_sum_is_left_alone():
     federation = Federation(nodes=1, noise_multiplier=0.0)
     (message,) = federation.configured()
     released = federation.applied([lying(message, rows([3, 5], 0.1))])
-    assert released["item.id"][[3, 5]] == pytest.approx(0.1) and released[
-        "layer.bias"
-    ] == pytest.approx(1)
+    assert released["item.id"][[3, 5]] == pytest.approx(0.1)
+    assert released["layer.bias"] == pytest.approx(1)
 
 
 def without_the_first(replies=()):
@@ -561,9 +558,7 @@ def test_the_worst_updates_are_as_large_as_stated():
         if u
     }
     assert lengths["huge"] > 1e30 and math.isnan(lengths["nan"]) and math.isnan(lengths["one nan"])
-    assert (
-        lengths["infinite"]
-        and not math.isfinite(lengths["infinite"])
-        and lengths["one infinity"] == math.inf
-    )
+    assert lengths["infinite"]
+    assert not math.isfinite(lengths["infinite"])
+    assert lengths["one infinity"] == math.inf
     assert lengths["zero"] == 0 and made["dropped"] is None and lengths["weighted"] > CLIP

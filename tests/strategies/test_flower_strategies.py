@@ -106,11 +106,9 @@ def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(run_tiny
 def test_the_state_of_a_strategy_is_all_attributes_with_arrays(identity):
     arrays = {"w": np.arange(3, dtype=np.float32), "a/b": np.array(2.5)}
     strategy = FedAdam(eta=0.25)
-    strategy.m_t, strategy.history, strategy.last = (
-        arrays,
-        [arrays["w"], arrays["w"] * 2],
-        arrays["w"] * 3,
-    )
+    strategy.m_t = arrays
+    strategy.history = [arrays["w"], arrays["w"] * 2]
+    strategy.last = arrays["w"] * 3
     strategy.record, strategy.rounds_seen = to_record(arrays), 7
     memory = strategy_state(strategy)
     assert all(isinstance(value, np.ndarray) for value in memory.values())
@@ -120,10 +118,8 @@ def test_the_state_of_a_strategy_is_all_attributes_with_arrays(identity):
         fresh.eta == 0.25 and fresh.rounds_seen == 7 and isinstance(fresh.min_available_nodes, int)
     )
     assert all(np.array_equal(fresh.m_t[name], value) for name, value in arrays.items())
-    assert [part.tolist() for part in fresh.history] == [
-        [0, 1, 2],
-        [0, 2, 4],
-    ] and fresh.last.tolist() == [0, 3, 6]
+    assert [part.tolist() for part in fresh.history] == [[0, 1, 2], [0, 2, 4]]
+    assert fresh.last.tolist() == [0, 3, 6]
     assert all(
         np.array_equal(from_record(fresh.record)[name], value) for name, value in arrays.items()
     )

@@ -84,13 +84,10 @@ def write(folder, *lines, header="user,item,rating,time"):
 def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards):
     experiment = load_tiny()
     for place, folder in enumerate(shards):
-        mine, simulated = (
-            own(experiment, folder, place=place, **NUMBERED),
-            Node(experiment, place, 2, None),
-        )
-        assert np.array_equal(mine.training, simulated.training) and np.array_equal(
-            mine.evaluated, simulated.evaluated
-        )
+        mine = own(experiment, folder, place=place, **NUMBERED)
+        simulated = Node(experiment, place, 2, None)
+        assert np.array_equal(mine.training, simulated.training)
+        assert np.array_equal(mine.evaluated, simulated.evaluated)
         assert len(mine.training) > 5 and mine.work is None and mine.memory_mib == 0
         for client in [*simulated.training.tolist(), *simulated.evaluated.tolist()]:
             one, other = mine.population.client(client), simulated.population.client(client)
@@ -308,10 +305,8 @@ def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, ident
     context = Context(1, 2, config, RecordDict(), run)
     theta = unpack_parameters(arrived(app(Message(RecordDict(), 2, INITIAL), context)))
     node = node_of(context)
-    assert (
-        isinstance(node, DeviceNode)
-        and node.private.file == shards[0] / "state" / "private" / "00ff00ff00ff00ff.sqlite"
-    )
+    assert isinstance(node, DeviceNode)
+    assert node.private.file == shards[0] / "state" / "private" / "00ff00ff00ff00ff.sqlite"
     everybody = Population.of(experiment).evaluated_clients("test")
     order = EvaluateOrder(1, everybody)
     asked = Message(pack_evaluate(to_record(theta), order), 2, "evaluate")
@@ -333,10 +328,8 @@ def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
 
     experiment = load_tiny("engine.path=reference")
     for place, folder in enumerate(shards):
-        mine, simulated = (
-            own(experiment, folder, place=place, **NUMBERED),
-            Node(experiment, place, 2, None),
-        )
+        mine = own(experiment, folder, place=place, **NUMBERED)
+        simulated = Node(experiment, place, 2, None)
         theta = {name: value.numpy() for name, value in simulated.initial().items()}
         order = TrainOrder(3, simulated.training)
         one, other = (train_clients(node, theta, order) for node in (mine, simulated))

@@ -23,9 +23,8 @@ def test_the_nodes_together_host_every_client_once(load_tiny, count):
     nodes = [Node(load_tiny(), place, count, None) for place in range(count)]
     whole = nodes[0].population
     together = np.concatenate([node.training for node in nodes])
-    assert (
-        np.array_equal(np.sort(together), whole.partition.training_clients) and len(together) == 18
-    )
+    assert np.array_equal(np.sort(together), whole.partition.training_clients)
+    assert len(together) == 18
     together = np.concatenate([node.evaluated for node in nodes])
     assert np.array_equal(np.sort(together), whole.evaluated_clients("test"))
 

@@ -81,11 +81,9 @@ def test_several_classes():
         random.random((600, 30)) < 0.15 + 0.25 * (np.arange(30) % 3 == labels[:, None])
     ).astype(np.float32)
     found = infer_attribute(table, labels)
-    assert (
-        found.chance == pytest.approx(1 / 3)
-        and found.auc is None
-        and found.classes == (200, 200, 200)
-    )
+    assert found.chance == pytest.approx(1 / 3)
+    assert found.auc is None
+    assert found.classes == (200, 200, 200)
     assert found.balanced_accuracy.value > 0.75
 
 

@@ -62,10 +62,8 @@ def test_an_interval_of_the_area_has_about_its_coverage():
 def test_perfect_and_useless_attacks():
     member = np.arange(200) < 100
     perfect = measure(member.astype(float), member, threshold=0.5)
-    assert (
-        perfect.accuracy.value == perfect.auc.value == perfect.found.value == 1
-        and perfect.false_alarms == 0
-    )
+    assert perfect.accuracy.value == perfect.auc.value == perfect.found.value == 1
+    assert perfect.false_alarms == 0
     useless = measure(np.zeros(200), member, threshold=0.5)
     assert useless.balanced_accuracy.value == useless.auc.value == 0.5 and useless.found.value == 0
 

@@ -64,9 +64,8 @@ def test_the_first_round_of_one_user_is_plain_gradient_descent(grouped):
 
 def test_it_finds_each_users_own_half(grouped):
     lower, upper = fitted(grouped, rounds=40, item_rate=100.0).scores(grouped).split(10, dim=1)
-    assert (lower[0::2].mean(1) > upper[0::2].mean(1)).all() and (
-        lower[1::2].mean(1) < upper[1::2].mean(1)
-    ).all()
+    assert (lower[0::2].mean(1) > upper[0::2].mean(1)).all()
+    assert (lower[1::2].mean(1) < upper[1::2].mean(1)).all()
 
 
 def test_it_is_a_function_of_its_seed(grouped):

@@ -60,10 +60,8 @@ def test_perceptron_is_that_of_torch(activation):
         ]
         network, linear = nn.Sequential(*layers).double(), layers[::2]
         for layer, weight, bias in zip(linear, weights, biases, strict=True):
-            layer.weight.data, layer.bias.data = (
-                weight[client].detach().T.clone(),
-                bias[client].detach().clone(),
-            )
+            layer.weight.data = weight[client].detach().T.clone()
+            layer.bias.data = bias[client].detach().clone()
         own = [part.detach()[client].clone().requires_grad_() for part in (user, *items)]
         expected = network(torch.cat([own[0].expand(4, -1), *own[1:]], 1))
         torch.testing.assert_close(outputs[client].detach(), expected.detach()[:, 0])

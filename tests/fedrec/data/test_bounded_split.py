@@ -62,7 +62,5 @@ def test_an_experiment_names_the_split_inside(tiny_experiment):
         tiny_experiment(),
         ["split={name='bounded', p-min=0.1, inner={name='ratio', order='temporal'}}"],
     )
-    assert (
-        loaded.split.options["inner"]["order"] == "temporal"
-        and loaded.split.options["inner"]["train"] == 0.8
-    )
+    assert loaded.split.options["inner"]["order"] == "temporal"
+    assert loaded.split.options["inner"]["train"] == 0.8

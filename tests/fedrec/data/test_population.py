@@ -62,10 +62,8 @@ def test_clients_that_are_asked_for_together_have_what_each_has_in_the_interacti
         labels = ratings[mine] > 3 if task == "ranking" else ratings[mine]
         assert own.labels.tolist() == labels.tolist() and own.times.tolist() == times[mine].tolist()
         liked = items[mine][ratings[mine] > 3] if task == "ranking" else items[mine]
-        assert (
-            own.positives.tolist() == np.unique(liked).tolist()
-            and own.ratings.tolist() == ratings[mine].tolist()
-        )
+        assert own.positives.tolist() == np.unique(liked).tolist()
+        assert own.ratings.tolist() == ratings[mine].tolist()
     assert population.clients(np.empty(0, np.int64)) == []
 
 
@@ -199,12 +197,8 @@ class TestPerturbed:
     def test_clients_learn_from_what_came_out(self, changed):
         data = changed.clients(np.array([0, 1, 2]))
         assert [one.items.tolist() for one in data] == [[0, 3, 4, 4, 5], [], [2]]
-        assert data[0].labels.tolist() == [1, 1, 0, 1, 1] and data[0].positives.tolist() == [
-            0,
-            3,
-            4,
-            5,
-        ]
+        assert data[0].labels.tolist() == [1, 1, 0, 1, 1]
+        assert data[0].positives.tolist() == [0, 3, 4, 5]
         offsets, items = changed.liked(np.array([2, 0]))
         assert offsets.tolist() == [0, 1, 5] and items.tolist() == [2, 0, 3, 4, 5]
         assert changed.histories(np.array([1, 2])).nonzero()[1].tolist() == [2]

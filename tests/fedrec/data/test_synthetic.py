@@ -165,9 +165,8 @@ def test_work_in_chunks_covers_every_user_once(monkeypatch):
     monkeypatch.setattr(synthetic, "_CANDIDATES_AT_ONCE", 500)
     counts = np.array([1, 1000, 1, 1, 80, 3, 500])
     parts = list(synthetic._chunks(counts))
-    assert len(parts) > 2 and np.concatenate(
-        [np.arange(7)[part] for part in parts]
-    ).tolist() == list(range(7))
+    assert len(parts) > 2
+    assert np.concatenate([np.arange(7)[part] for part in parts]).tolist() == list(range(7))
     table = reader(users=50).read()
     assert np.bincount(table.users, minlength=50).min() >= 8 and (np.diff(table.users) >= 0).all()
 

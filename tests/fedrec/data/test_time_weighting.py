@@ -48,9 +48,8 @@ def test_histories_and_devices_agree(world):
     for client in range(4):
         data = population.client(client)
         np.testing.assert_array_equal(rated[client, data.positives], data.amounts(rated=True))
-        assert (data.amounts(rated=False) == 1).all() and np.count_nonzero(rated[client]) == len(
-            data.positives
-        )
+        assert (data.amounts(rated=False) == 1).all()
+        assert np.count_nonzero(rated[client]) == len(data.positives)
     # User 1 gave item 1 a 5 and then a 4; no times, so in the order of the rows.
     assert rated[1, 1] == pytest.approx(5 / 3 + 8 / 3) and rated[0, 0] == 5
 

@@ -43,11 +43,8 @@ def test_means_leave_out_users_without_a_value():
         "nobody": np.zeros(3, bool),
     }
     means = group_means(per_user, groups)
-    assert means.index.tolist() == list(groups) and means.columns.tolist() == [
-        "count",
-        "hits@10",
-        "mrr",
-    ]
+    assert means.index.tolist() == list(groups)
+    assert means.columns.tolist() == ["count", "hits@10", "mrr"]
     assert means["count"].tolist() == [2, 0, 0]
     np.testing.assert_allclose(means.loc["all", ["hits@10", "mrr"]].astype(float), [0.75, 0.1])
     assert means.loc[["second", "nobody"], "mrr"].isna().all()
@@ -59,7 +56,6 @@ def test_gaps_between_groups_of_a_kind():
     per_user = pd.DataFrame({"hits@10": [0.2, 0.5, 0.1, 0.4, np.nan, 0.3]})
     means = group_means(per_user, dict(zip(names, np.eye(6, dtype=bool), strict=True)))
     gaps = group_gaps(means)
-    assert gaps.index.tolist() == ["activity", "age", "gender"] and gaps.columns.tolist() == [
-        "hits@10"
-    ]
+    assert gaps.index.tolist() == ["activity", "age", "gender"]
+    assert gaps.columns.tolist() == ["hits@10"]
     np.testing.assert_allclose(gaps["hits@10"], [0.3, 0.3, np.nan])

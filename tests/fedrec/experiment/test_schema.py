@@ -34,16 +34,12 @@ def test_resolve_fills_in_every_default():
     assert experiment.dataset.options["users"] == 600
     assert experiment.model.options["hidden"] == [256, 128, 64, 32]
     assert experiment.step.options["batch-size"] == 32
-    assert experiment.strategy.name == "reptile" and experiment.strategy.options == {
-        "server-lr": 1.0,
-        "anneal-after": 0,
-    }
+    assert experiment.strategy.name == "reptile"
+    assert experiment.strategy.options == {"server-lr": 1.0, "anneal-after": 0}
     assert experiment.sampler.options == {"cohort": 20}
     assert experiment.evaluation.ks == (5, 10, 20, 30)
-    assert (
-        experiment.settings(MODEL).embedding == 64
-        and experiment.settings(STEP).learning_rate == 0.1
-    )
+    assert experiment.settings(MODEL).embedding == 64
+    assert experiment.settings(STEP).learning_rate == 0.1
     assert experiment.resolve() == experiment
 
 

@@ -104,10 +104,8 @@ def test_the_baseline_takes_features_and_refuses_to_do_without(features):
     settings = {"items": 60, "model": "ease", "public_features": True, "ridge": 0.3, "seed": 0}
     with pytest.raises(ExperimentError, match="no public features"):
         DpGram(DpGramConfig(**settings)).fit(histories(None))
-    with_features, plain = (
-        DpGram(DpGramConfig(**settings)),
-        DpGram(DpGramConfig(**{**settings, "public_features": False})),
-    )
+    with_features = DpGram(DpGramConfig(**settings))
+    plain = DpGram(DpGramConfig(**{**settings, "public_features": False}))
     for baseline in (with_features, plain):
         baseline.fit(histories(features))
         assert baseline.scores(histories(features)).isfinite().all()

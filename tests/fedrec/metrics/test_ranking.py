@@ -128,9 +128,8 @@ def test_list_of_hit_miss_hit():
     recall 2/3."""
     scores, masks = block([3, 2, 1, 0], [1, 0, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1])
     got = single(scores, masks, ks=(3,))
-    assert got["ndcg-list@3"] == pytest.approx(0.7039, abs=5e-5) and got[
-        "recall@3"
-    ] == pytest.approx(2 / 3)
+    assert got["ndcg-list@3"] == pytest.approx(0.7039, abs=5e-5)
+    assert got["recall@3"] == pytest.approx(2 / 3)
 
 
 def _broken_ties(scores: torch.Tensor, masks, k: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
@@ -288,12 +287,10 @@ class TestEdges:
             [inf, -inf, -inf, 0, -inf], [1, 1, 0, 0, 1], [0, 0, 0, 0, 1], [1, 1, 0, 0, 0]
         )
         got = single(scores, masks, ks=(1, 2, 3))
-        assert (
-            got["hits@1"] == 0.5
-            and got["hits@2"] == 0.75
-            and got["hits@3"] == 1
-            and got["recall@3"] == 0.75
-        )
+        assert got["hits@1"] == 0.5
+        assert got["hits@2"] == 0.75
+        assert got["hits@3"] == 1
+        assert got["recall@3"] == 0.75
 
     def test_nan_is_an_error(self):
         with pytest.raises(ExperimentError, match="1 NaN among 2"):

@@ -14,11 +14,9 @@ from fedrec.rng import torch_stream
 def test_a_prediction_is_biases_and_a_product():
     model = Mf(MfConfig(factors=3, center=3.5), Schema(5, FeatureTable(5, ()), (), "rating"))
     fresh = model.initial(torch_stream(1, "init"))
-    assert (
-        fresh["bias"].tolist() == [3.5]
-        and not fresh["item.bias"].any()
-        and not fresh["user.bias"].any()
-    )
+    assert fresh["bias"].tolist() == [3.5]
+    assert not fresh["item.bias"].any()
+    assert not fresh["user.bias"].any()
     random = np.random.default_rng(0)
     own = {n: random.normal(size=(2, *v.shape)).astype(np.float32) for n, v in fresh.items()}
     items = np.array([[4, 0, 4], [1, 2, 3]])

@@ -171,9 +171,8 @@ def test_initial_distribution(make):
     relu = fresh(make(embedding=50, hidden=(200, 100), embedding_std=0.3))
     assert relu["item.id"].std() == pytest.approx(0.3, rel=0.15)
     bound = math.sqrt(6 / 200)
-    assert (
-        0.98 * bound < relu["layer0.weight"].abs().max() <= bound and not relu["layer0.bias"].any()
-    )
+    assert 0.98 * bound < relu["layer0.weight"].abs().max() <= bound
+    assert not relu["layer0.bias"].any()
     tanh = fresh(make(embedding=50, hidden=(200, 100), activation="tanh"))
     bound = math.sqrt(6 / 300)
     assert 0.98 * bound < tanh["layer1.weight"].abs().max() <= bound

@@ -64,10 +64,8 @@ def test_the_bound_equals_that_of_plain_modules_and_distributions(model, paramet
         torch.rand(1, USERS, ITEMS, generator=generator) > 0.4,
         torch.randn(1, USERS, 2, generator=generator),
     )
-    mean, variance = (
-        torch.randn(1, USERS, 2, generator=generator),
-        torch.rand(1, USERS, 2, generator=generator) + 0.5,
-    )
+    mean = torch.randn(1, USERS, 2, generator=generator)
+    variance = torch.rand(1, USERS, 2, generator=generator) + 0.5
     names = ["encoder", "mean", "log-variance", "decoder", "output"]
     encoder, to_mean, to_log_variance, decoder, output = (
         linear(parameters, name) for name in names

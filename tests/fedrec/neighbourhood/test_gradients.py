@@ -84,14 +84,9 @@ def test_equal_similarities_give_the_mean_deviation(profiles):
     means, _ = item_means(profiles)
     own = profiles.centred(means)
     ones = initial_similarity("constant", profiles, np.random.default_rng(0))
-    users, items = (
-        np.arange(15),
-        np.array(
-            [
-                np.setdiff1d(np.arange(ITEMS), profiles.items[profiles.users == u])[0]
-                for u in range(15)
-            ]
-        ),
+    users = np.arange(15)
+    items = np.array(
+        [np.setdiff1d(np.arange(ITEMS), profiles.items[profiles.users == u])[0] for u in range(15)]
     )
     expected = means[items] + [own.values[own.users == user].mean() for user in range(15)]
     np.testing.assert_allclose(predicted(ones, profiles, means, users, items), expected, atol=1e-12)

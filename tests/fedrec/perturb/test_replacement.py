@@ -145,10 +145,8 @@ class TestTableOfUsers:
         data = make_data([0] * 4 + [1] * 4, [0, 1, 2, 3] * 2, 3, 20)
         path = write("u1,1,0.25", "u0,0.5,2", "someone-else,0.1,0.1")
         found = preferences_of(ReplacementConfig.parse({"users": path}), data.rows, 0.7)
-        assert found.ratio[:2].tolist() == [0.5, 1.0] and found.sensitivity[:2].tolist() == [
-            2.0,
-            0.25,
-        ]
+        assert found.ratio[:2].tolist() == [0.5, 1.0]
+        assert found.sensitivity[:2].tolist() == [2.0, 0.25]
         moved = replaced(data, users=path).rows.items != data.rows.items
         assert moved.reshape(2, 4).sum(axis=1).tolist() == [2, 4]
 
@@ -181,6 +179,5 @@ class TestTableOfUsers:
 
 
 def test_the_settings_are_documented():
-    assert issubclass(ReplacementConfig, Config) and all(
-        f.description for f in ReplacementConfig.model_fields.values()
-    )
+    assert issubclass(ReplacementConfig, Config)
+    assert all(f.description for f in ReplacementConfig.model_fields.values())

@@ -112,20 +112,16 @@ class TestAttention:
             *embeddings,
             torch_stream(0, "t"),
         )
-        assert (
-            found[-1] < 0.9 * found[0]
-            and logits.shape == (len(two_tastes.rows),)
-            and np.isfinite(logits).all()
-        )
+        assert found[-1] < 0.9 * found[0]
+        assert logits.shape == (len(two_tastes.rows),)
+        assert np.isfinite(logits).all()
 
     def test_logits_belong_to_their_rows(self, make_data, embeddings):
         """Rows in another order have the same logits."""
         users, items = np.repeat(np.arange(5), 4), np.arange(20)
         order = np.random.default_rng(1).permutation(20)
-        config, straight = (
-            AttentionConfig(epochs=1),
-            make_data(users.tolist(), items.tolist(), 60, 40),
-        )
+        config = AttentionConfig(epochs=1)
+        straight = make_data(users.tolist(), items.tolist(), 60, 40)
         mixed = make_data(users[order].tolist(), items[order].tolist(), 60, 40)
         one, other = (
             train_attention(config, d.rows, *embeddings, torch_stream(0, "t"))[0]
@@ -157,10 +153,8 @@ class TestGenerator:
         users, items = embeddings
         similarity = Similarity(items, definition)
         originals, others = torch.tensor([3, 5, 9]), torch.tensor([8, 1, 30])
-        gamma, mixture = (
-            torch.tensor([0.1, 0.5, 2.0]),
-            torch.nn.functional.one_hot(others, 40).float(),
-        )
+        gamma = torch.tensor([0.1, 0.5, 2.0])
+        mixture = torch.nn.functional.one_hot(others, 40).float()
         privacy, utility = losses(similarity, users[:3], originals, gamma, mixture, items)
         alike = similarity.between(originals, others)
         assert privacy.item() == pytest.approx(torch.relu(alike - gamma).sum().item(), abs=1e-5)
@@ -228,18 +222,14 @@ class TestGenerator:
 class TestWhole:
     def test_nothing_is_replaced_at_zero(self, two_tastes):
         found = synthetic(two_tastes, **{"replacement-ratio": 0.0})
-        assert (
-            found.rows.items.tobytes() == two_tastes.rows.items.tobytes()
-            and found.figures["replaced rows"] == 0
-        )
+        assert found.rows.items.tobytes() == two_tastes.rows.items.tobytes()
+        assert found.figures["replaced rows"] == 0
 
     @pytest.mark.parametrize("draw", ["sample", "best"])
     @pytest.mark.parametrize("generate", ["gumbel", "random", "fixed-similarity"])
     def test_everything_is_replaced_at_one(self, two_tastes, generate, draw):
-        found, rows = (
-            synthetic(two_tastes, generate=generate, draw=draw, **{"replacement-ratio": 1.0}),
-            two_tastes.rows,
-        )
+        found = synthetic(two_tastes, generate=generate, draw=draw, **{"replacement-ratio": 1.0})
+        rows = two_tastes.rows
         for user in range(60):
             own = rows.rows_of(user)
             new = found.rows.items[own]
@@ -248,10 +238,8 @@ class TestWhole:
     def test_the_fixed_similarity_is_the_nearest_to_gamma(self, two_tastes):
         """Ablation f: if one row of each user is replaced, only the user's own items are
         excluded."""
-        rows, settings = (
-            two_tastes.rows,
-            {"generate": "fixed-similarity", "similarity": "cosine", "sensitivity": 0.3},
-        )
+        rows = two_tastes.rows
+        settings = {"generate": "fixed-similarity", "similarity": "cosine", "sensitivity": 0.3}
         made = UpcSdg(UpcSdgConfig.parse({**QUICK, **settings, "replacement-ratio": 0.1}), 0)
         new, (_, similarity) = made.perturb(two_tastes).rows.items, made._embeddings(rows)
         away = (similarity.rows(torch.arange(40)) - 0.3).abs()

@@ -171,10 +171,8 @@ def test_without_views_the_loss_is_zero(setting):
 
 def test_info_nce_is_torchs_cross_entropy_with_the_first_class():
     generator = torch.Generator().manual_seed(0)
-    query, candidates = (
-        torch.randn(4, 6, 8, generator=generator),
-        torch.randn(4, 6, 5, 8, generator=generator),
-    )
+    query = torch.randn(4, 6, 8, generator=generator)
+    candidates = torch.randn(4, 6, 5, 8, generator=generator)
     scores = torch.einsum("cvh,cvkh->cvk", query, candidates)
     expected = F.cross_entropy(
         scores.flatten(0, 1), torch.zeros(24, dtype=torch.int64), reduction="none"

@@ -58,10 +58,8 @@ def test_the_last_state_and_all_gradients_equal_those_of_torchs_gru(clients):
         torch.testing.assert_close(encoded[client], last[0], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(embeddings.grad[client], own.grad, rtol=1e-5, atol=1e-6)
         for key, name in (("ih", "session.gru.input"), ("hh", "session.gru.state")):
-            weight, bias = (
-                getattr(gru, f"weight_{key}_l0").grad,
-                getattr(gru, f"bias_{key}_l0").grad,
-            )
+            weight = getattr(gru, f"weight_{key}_l0").grad
+            bias = getattr(gru, f"bias_{key}_l0").grad
             torch.testing.assert_close(
                 parameters[f"{name}.weight"].grad[client], weight.T, rtol=1e-5, atol=1e-6
             )

@@ -96,11 +96,9 @@ def test_priors_stay_in_their_range_under_any_noise():
     priors = user_priors(config, noise, vae())
     for number in range(20):
         mean, variance = priors.of(client(0, 1, number=number))
-        assert (
-            (mean >= 0).all()
-            and (mean <= priors.highest + 1e-6).all()
-            and (variance >= np.float32(0.05)).all()
-        )
+        assert (mean >= 0).all()
+        assert (mean <= priors.highest + 1e-6).all()
+        assert (variance >= np.float32(0.05)).all()
 
 
 def test_onehot_vectors_are_in_range_and_tell_words_apart():
@@ -136,10 +134,8 @@ def test_glove_is_looked_up_by_word_and_stretched_to_its_range(glove, caplog):
 def test_a_file_in_the_published_format_is_read_as_plain_python_reads_it(tmp_path):
     """50 numbers as `%.5g` writes them, tokens of punctuation and other alphabets, and a token with
     a blank."""
-    random, words = (
-        np.random.default_rng(0),
-        ["the", ",", ".", '"', "'s", "artist", "ß", "日本", "doctor", "male", "0.5"],
-    )
+    random = np.random.default_rng(0)
+    words = ["the", ",", ".", '"', "'s", "artist", "ß", "日本", "doctor", "male", "0.5"]
     table = {
         word: [float(f"{value:.5g}") for value in random.normal(scale=0.5, size=50)]
         for word in words

@@ -144,19 +144,16 @@ def test_laplace_is_clipped_in_l1_and_has_its_own_event():
 def test_distributed_shares_add_up_with_the_tolerated_dropouts_and_the_rest_is_known():
     found = plan(placement="distributed", max_dropouts=5)
     share = found.client_noise_scale
-    assert (
-        math.sqrt(25) * share == pytest.approx(found.noise_scale) and found.server_noise_scale == 0
-    )
+    assert math.sqrt(25) * share == pytest.approx(found.noise_scale)
+    assert found.server_noise_scale == 0
     assert found.missing_noise_std(30) == found.missing_noise_std(25) == 0
     assert math.hypot(found.missing_noise_std(20), math.sqrt(20) * share) == pytest.approx(
         found.noise_scale
     )
     assert found.event() == plan().event()
-    assert (
-        plan().client_noise_scale == 0
-        and plan().server_noise_scale == 80.0
-        and plan().missing_noise_std(3) == 0
-    )
+    assert plan().client_noise_scale == 0
+    assert plan().server_noise_scale == 80.0
+    assert plan().missing_noise_std(3) == 0
 
 
 def test_local_noise_is_not_amplified_and_adds_up():
@@ -179,9 +176,8 @@ def test_adaptive_clipping_costs_what_a_fixed_clip_does(sampler, adjacency):
     assert found.per_clip_norm == pytest.approx((joint**-2 - 10.0**-2) ** -0.5)
     assert found.event().release.noise_multiplier == pytest.approx(1.0)
     smaller = found.at_clip_norm(10.0)
-    assert (
-        smaller.noise_std == pytest.approx(found.noise_std / 4) and smaller.event() == found.event()
-    )
+    assert smaller.noise_std == pytest.approx(found.noise_std / 4)
+    assert smaller.event() == found.event()
     own = plan(sampler, **{**settings, "adaptive_clip": {"count-noise": 30.0}})
     assert own.event().count_multiplier == (30.0 if adjacency == "replace-one" else 60.0)
 

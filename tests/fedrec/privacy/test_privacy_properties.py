@@ -146,10 +146,8 @@ def test_ledgers_add_up(backend, event, first, second):
 def test_rdp_curves_add():
     """Two kinds of rounds cost what the sum of their curves costs: checked against the conversion
     written out."""
-    one, two = (
-        Release("gaussian", Full(), "replace-one", 3.0),
-        Release("gaussian", Full(), "replace-one", 7.0),
-    )
+    one = Release("gaussian", Full(), "replace-one", 3.0)
+    two = Release("gaussian", Full(), "replace-one", 7.0)
     orders = np.arange(2, 65)
     curve = orders / 2 * (5 / 9 + 40 / 49)
     expected = min(curve + np.log(1 - 1 / orders) - np.log(1e-5 * orders) / (orders - 1))
@@ -199,15 +197,11 @@ def test_something_not_private_makes_the_total_infinite_and_leaves_the_phases(ba
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_volunteers_cost_the_others_nothing(backend):
     accountant, alone = Accountant(backend), Accountant(backend)
-    event, agreed = (
-        NoisyRound("gaussian", FixedSize(3, 30), "replace-one", 1.5),
-        Volunteered("3 clients who agreed", "ssl"),
-    )
+    event = NoisyRound("gaussian", FixedSize(3, 30), "replace-one", 1.5)
+    agreed = Volunteered("3 clients who agreed", "ssl")
     accountant.step(agreed, 7)
-    assert (
-        accountant.epsilon(1e-5, attack=True).epsilon == 0.0
-        and accountant.epsilon(1e-5).phases == {}
-    )
+    assert accountant.epsilon(1e-5, attack=True).epsilon == 0.0
+    assert accountant.epsilon(1e-5).phases == {}
     alone.step(event, 20)
     accountant.step(event, 20)
     assert accountant.epsilon(1e-5).epsilon == alone.epsilon(1e-5).epsilon
@@ -249,10 +243,8 @@ def test_sampler_and_adjacency_without_a_bound_are_refused(sampling, adjacency):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_all_rounds_at_once_are_the_rounds_one_by_one(backend):
-    event, base = (
-        NoisyRound("gaussian", FixedSize(20, 500), "replace-one", 1.2),
-        NoisyRound("gaussian", Full(), "replace-one", 9.0),
-    )
+    event = NoisyRound("gaussian", FixedSize(20, 500), "replace-one", 1.2)
+    base = NoisyRound("gaussian", Full(), "replace-one", 9.0)
     accountant = Accountant(backend)
     accountant.step(base, 2)
     several = accountant.epsilons(event, [0, 1, 7, 30], 1e-5)
@@ -265,10 +257,8 @@ def test_all_rounds_at_once_are_the_rounds_one_by_one(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_was_asked_before_changes_no_bit_of_an_answer(backend):
     """A backend's cache must not affect its results: a resumed run makes other calls before."""
-    event, base = (
-        NoisyRound("gaussian", FixedSize(20, 500), "replace-one", 1.2),
-        NoisyRound("gaussian", Full(), "replace-one", 9.0),
-    )
+    event = NoisyRound("gaussian", FixedSize(20, 500), "replace-one", 1.2)
+    base = NoisyRound("gaussian", Full(), "replace-one", 9.0)
     used = Accountant(backend)
     used.step(base, 2)
     asked = used.epsilons(event, [40, 1, 9, 40, 9, 10], 1e-5)

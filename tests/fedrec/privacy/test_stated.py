@@ -32,15 +32,12 @@ def test_totals():
     for (nominal, steps, rate), total in expected.items():
         assert schedule_total(nominal, steps, rate) == pytest.approx(total, rel=0.01)
     assert schedule_total(3.0, 7, 1.0) == pytest.approx(3.0)
-    assert math.isfinite(schedule_total(20.0, 1, 1e-4)) and amplified(1e6, 0.5) == pytest.approx(
-        1e6 - math.log(2)
-    )
+    assert math.isfinite(schedule_total(20.0, 1, 1e-4))
+    assert amplified(1e6, 0.5) == pytest.approx(1e6 - math.log(2))
 
 
 def test_words_hold_both_numbers():
     said = Stated(1.0, 54.0, "one rating", ("Not so.",)).lines()
-    assert (
-        "epsilon 1 as stated, for one rating" in said[0]
-        and "54" in said[0]
-        and said[1] == "Not so."
-    )
+    assert "epsilon 1 as stated, for one rating" in said[0]
+    assert "54" in said[0]
+    assert said[1] == "Not so."

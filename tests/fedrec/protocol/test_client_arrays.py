@@ -27,13 +27,8 @@ def told(some):
 def test_some_clients_in_any_order():
     taken = generated().take(np.array([2, 0]))
     assert told(taken.requests) == {8: [0, 1, 7], 3: [1, 4]}
-    assert taken.values["w"][:, 0].tolist() == [8, 3] and taken.rows["t"][:, 0].tolist() == [
-        80,
-        81,
-        87,
-        31,
-        34,
-    ]
+    assert taken.values["w"][:, 0].tolist() == [8, 3]
+    assert taken.rows["t"][:, 0].tolist() == [80, 81, 87, 31, 34]
 
 
 def test_parts_are_joined_in_the_order_of_clients():
@@ -53,6 +48,5 @@ def test_padding():
 def test_arrays_spell_everything():
     again = ClientArrays.read(generated().arrays())
     assert told(again.requests) == LISTS
-    assert again.values["w"].tolist() == generated().values["w"].tolist() and again.rows[
-        "t"
-    ].shape == (5, 1)
+    assert again.values["w"].tolist() == generated().values["w"].tolist()
+    assert again.rows["t"].shape == (5, 1)

@@ -147,12 +147,10 @@ def test_orders_of_flowers_own_strategies(identity, strategy, overrides):
     assert len(messages) == 2 and all(isinstance(message, Message) for message in messages)
     found, order = unpack_train(messages[0].content)
     same(ARRAYS, found)
-    assert (
-        order.round == 4
-        and order.clients is None
-        and order.step is None
-        and order.overrides == overrides
-    )
+    assert order.round == 4
+    assert order.clients is None
+    assert order.step is None
+    assert order.overrides == overrides
     (message, _) = strategy.configure_evaluate(4, to_record(ARRAYS), ConfigRecord(), _TwoNodes())
     found, asked = unpack_evaluate(message.content)
     same(ARRAYS, found)

@@ -17,11 +17,9 @@ PARTS = [
 
 
 def test_what_goes_in_comes_out_in_its_order():
-    assert (
-        opened(packed(PARTS)) == PARTS
-        and opened(packed(PARTS[::-1])) == PARTS[::-1]
-        and opened(packed([])) == []
-    )
+    assert opened(packed(PARTS)) == PARTS
+    assert opened(packed(PARTS[::-1])) == PARTS[::-1]
+    assert opened(packed([])) == []
 
 
 def with_table(table, data=b"1234"):
@@ -68,10 +66,8 @@ def test_a_message_is_sent_as_one_array_and_unpacked_unchanged():
     for_the_network(content, shared)
     for_the_network(other, shared)
     assert [len(record) for record in content.array_records.values()] == [1]
-    assert (
-        other["arrays"] is content["arrays"]
-        and type(next(iter(content["arrays"].values()))) is Array
-    )
+    assert other["arrays"] is content["arrays"]
+    assert type(next(iter(content["arrays"].values()))) is Array
     for_the_network(content)  # a second time changes nothing
     found = from_record(from_the_network(content)["arrays"])
     assert list(found) == list(arrays) and content["config"]["a"] == 1

@@ -55,11 +55,9 @@ def test_only_named_tables_are_changed_in_place(table):
     theta = {"item.id": table, "w": np.ones(2, np.float32)}
     before, weights = table.copy(), theta["w"]
     moved = apply_changes(theta, {"item.id": change(5), "w": np.array([1.0, -1.0])}, 0.5)
-    assert (
-        moved["item.id"] is table
-        and weights.tolist() == [1, 1]
-        and moved["w"].tolist() == [1.5, 0.5]
-    )
+    assert moved["item.id"] is table
+    assert weights.tolist() == [1, 1]
+    assert moved["w"].tolist() == [1.5, 0.5]
     np.testing.assert_allclose(table, before + 0.5 * by_hand(change(5), before), rtol=1e-6)
 
 

@@ -82,6 +82,5 @@ def test_a_file_keeps_its_mode(tmp_path, mode):
     write_atomically(tmp_path / "file", "x")
     (tmp_path / "file").chmod(mode)
     write_atomically(tmp_path / "file", "y")
-    assert (tmp_path / "file").read_text() == "y" and (
-        tmp_path / "file"
-    ).stat().st_mode & 0o777 == mode
+    assert (tmp_path / "file").read_text() == "y"
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode

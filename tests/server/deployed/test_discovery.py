@@ -76,21 +76,17 @@ def test_late_nodes_are_asked_once_and_remembered(tmp_path):
         found.wait_for(2).nodes == (3, 7) and not found.refresh_roster() and len(nodes.pushed) == 2
     )
     nodes.answers[11] = presence(2**61, [2**61 + 1])
-    assert (
-        found.refresh_roster()
-        and found.roster.training.tolist() == [4, 5, 9, 2**61 + 1]
-        and len(nodes.pushed) == 3
-    )
+    assert found.refresh_roster()
+    assert found.roster.training.tolist() == [4, 5, 9, 2**61 + 1]
+    assert len(nodes.pushed) == 3
     groups = [
         (node, ids.tolist()) for node, ids in found.roster.by_node(np.array([4, 9, 2**61 + 1]))
     ]
     assert groups == [(7, [4, 9]), (11, [2**61 + 1])]
     nodes.away.add(7)  # offline nodes stay on the roster
     again = discovery(nodes, tmp_path / "roster.json")
-    assert (
-        again.wait_for(3).training.tolist() == found.roster.training.tolist()
-        and len(nodes.pushed) == 3
-    )
+    assert again.wait_for(3).training.tolist() == found.roster.training.tolist()
+    assert len(nodes.pushed) == 3
 
 
 def test_a_client_id_belongs_to_the_first_node_and_to_none_of_two_at_once(tmp_path):
@@ -179,11 +175,9 @@ def test_the_error_lists_the_faults_of_the_connected_nodes(tmp_path):
     with pytest.raises(EngineError) as caught:
         discovery(nodes, tmp_path / "r.json").wait_for(2)
     said = str(caught.value)
-    assert (
-        "node 4: sent no list of clients" in said
-        and "node 6: failed: no file xxx" in said
-        and len(said) < 2000
-    )
+    assert "node 4: sent no list of clients" in said
+    assert "node 6: failed: no file xxx" in said
+    assert len(said) < 2000
     assert "node 7: did not announce its clients" in said and "node 3" not in said
 
 

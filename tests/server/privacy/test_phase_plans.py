@@ -107,11 +107,9 @@ def test_all_phases_together_meet_a_target_for_any_factors(plans):
         biases = BIASES.replace("1.5", str(factor))
         told = plans(*POPULARITY, "privacy={clip-norm=1.0, epsilon=3.0}", biases, "rounds=6")
         ratio = told.plans["popularity"].noise_multiplier / told.plans["main"].noise_multiplier
-        assert (
-            told.paid_rounds() == 6
-            and 2.9 < told.forecast().epsilon <= 3.0
-            and ratio == pytest.approx(factor)
-        )
+        assert told.paid_rounds() == 6
+        assert 2.9 < told.forecast().epsilon <= 3.0
+        assert ratio == pytest.approx(factor)
 
 
 def test_the_best_attack_is_reported_for_laplace_noise_too(plans):
@@ -122,10 +120,8 @@ def test_the_best_attack_is_reported_for_laplace_noise_too(plans):
     told = plans(settings, "sampler={name='full'}", "rounds=1")
     report = told.forecast()
     z = told.plans["main"].noise_multiplier
-    assert (
-        report.attack == pytest.approx(1 / z + 2 * math.log1p(-1e-5), rel=1e-3)
-        and 4.99 < report.attack <= 5.0
-    )
+    assert report.attack == pytest.approx(1 / z + 2 * math.log1p(-1e-5), rel=1e-3)
+    assert 4.99 < report.attack <= 5.0
     assert any(line.startswith("The true epsilon is") for line in told.lines(report))
 
 
@@ -182,10 +178,8 @@ def test_a_stage_on_volunteers_costs_the_others_nothing(tiny_experiment, run_tin
 def test_a_budget_that_ends_the_run_early_is_reported(plans):
     told = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", "rounds=50", "privacy.budget=6.0")
     paid = told.paid_rounds()
-    assert (
-        0 < paid < 50
-        and list(told.phase_lines())[-1] == f"The budget of epsilon 6 covers {paid} of 50 rounds."
-    )
+    assert 0 < paid < 50
+    assert list(told.phase_lines())[-1] == f"The budget of epsilon 6 covers {paid} of 50 rounds."
     assert told.forecast().epsilon <= 6.0
     unlimited = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", f"rounds={paid + 1}")
     assert unlimited.forecast().epsilon > 6.0

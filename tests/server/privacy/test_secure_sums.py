@@ -88,10 +88,8 @@ class UnreliableGrid(SerialGrid):
 
     def _submit(self, batch):
         for message in batch:
-            place, kind = (
-                message.metadata.dst_node_id - FIRST_NODE_ID,
-                message.metadata.message_type,
-            )
+            place = message.metadata.dst_node_id - FIRST_NODE_ID
+            kind = message.metadata.message_type
             step = STEPS.get(kind, kind)
             self.sent.append((place, step, message.content))
             if (place, step) in self.deaf:
@@ -271,9 +269,8 @@ def test_below_the_quorum_there_is_no_sum(federation, step, caplog):
         found = made.secure()
     assert "round 1 has no sum" in caplog.text and "2 are needed" in caplog.text
     assert found.clients == found.weight == found.examples == found.losses == 0
-    assert set(found.total) == set(made.theta) and not any(
-        value.any() for value in found.total.values()
-    )
+    assert set(found.total) == set(made.theta)
+    assert not any(value.any() for value in found.total.values())
     unmasking = [entry for entry in made.grid.sent if entry[1] == "unmask"]
     assert bool(unmasking) == (step == "unmask")  # shares are not even requested
 
@@ -311,9 +308,8 @@ def test_what_a_node_answers_is_masked_and_nothing_else(federation):
     shapes = vector.shapes_of(made.theta, None)
     for place, part in enumerate(made.sums_of(range(3))):
         bare = vector.encoded(part, made.theta, shapes, made.sums._bits(made.order(), [6, 6, 6]), 3)
-        assert (first[place] != bare).mean() > 0.99 and (
-            first[place] != second[place]
-        ).mean() > 0.99
+        assert (first[place] != bare).mean() > 0.99
+        assert (first[place] != second[place]).mean() > 0.99
         counts = np.bincount((first[place] - bare).view(np.uint8), minlength=256)
         assert counts.std() < 3 * np.sqrt(counts.mean())
     for _, step, reply in made.grid.heard:
@@ -426,10 +422,8 @@ class Dialogue:
             node.identity, node.run = self.identity(f"node-{place}"), "run"
         channels, proofs = zip(*(secure.channel_key(node) for node in self.nodes), strict=True)
         counts = [len(made.groups[FIRST_NODE_ID + place]) for place in range(len(channels))]
-        quorum, bits = (
-            made.experiment.secure_aggregation.quorum(len(channels)),
-            made.sums._bits(made.order(), counts),
-        )
+        quorum = made.experiment.secure_aggregation.quorum(len(channels))
+        bits = made.sums._bits(made.order(), counts)
         training = digest_of(made.order(), made.theta)
         self.session = Session(
             channels, quorum, bits, counts, training, proofs if certified else ()
@@ -438,10 +432,8 @@ class Dialogue:
         self.made = made
 
     def identity(self, name, authority=None):
-        issued, judge = (
-            (authority or self.authority).issue_node(name),
-            self.authority.issued.certificate,
-        )
+        issued = (authority or self.authority).issue_node(name)
+        judge = self.authority.issued.certificate
         return Identity(issued.key, issued.certificate, judge)
 
     def deal(self):

@@ -155,10 +155,8 @@ def test_our_own_private_training_passes_with_canaries_that_test_the_clip(tmp_pa
     found = run_audit(load({**AUDITED, **PRIVATE}), tmp_path)
     assert found.verdict != "FAIL"
     claimed = found.runs[0].claim
-    assert (claimed.clip, claimed.denominator) == (
-        CLIP,
-        COHORT,
-    ) and claimed.noise_multiplier == pytest.approx(1.0)
+    assert (claimed.clip, claimed.denominator) == (CLIP, COHORT)
+    assert claimed.noise_multiplier == pytest.approx(1.0)
     assert check(found, "noise-std").measured == pytest.approx(2 * CLIP / COHORT, rel=0.03)
     told = json.loads((tmp_path / "run-01" / "result.json").read_text())["privacy"]
     assert claimed.epsilon == pytest.approx(told["epsilon"]) and claimed.delta == told["delta"]
@@ -188,11 +186,9 @@ def test_full_participation_can_be_audited_too(tmp_path):
     everybody = {**AUDITED, **PRIVATE, "rounds": 3, "sampler": {"name": "full"}}
     found = run_audit(load(everybody), tmp_path / "right")
     claimed = found.runs[0].claim
-    assert (
-        found.verdict != "FAIL"
-        and claimed.sampling_rate == 1.0
-        and claimed.denominator == 48 + CANARIES
-    )
+    assert found.verdict != "FAIL"
+    assert claimed.sampling_rate == 1.0
+    assert claimed.denominator == 48 + CANARIES
     assert claimed.epsilon == pytest.approx(claimed.known_epsilon(3), rel=1e-3)
     assert check(found, "noise-std").measured == pytest.approx(2 * CLIP / (48 + CANARIES), rel=0.1)
     assert check(found, "reach").measured == pytest.approx(CLIP / (48 + CANARIES), rel=0.5)
@@ -266,11 +262,9 @@ def test_a_run_that_its_budget_ends_early_is_audited_for_the_rounds_it_had(tmp_p
         return load({**AUDITED, **PRIVATE, "privacy": {**PRIVATE["privacy"], "budget": budget}})
 
     found = run_audit(bounded(3.0), tmp_path / "some")
-    assert (
-        1 < found.runs[0].claim.rounds < 25
-        and found.verdict != "FAIL"
-        and 2.0 < found.runs[0].claim.epsilon <= 3.0
-    )
+    assert 1 < found.runs[0].claim.rounds < 25
+    assert found.verdict != "FAIL"
+    assert 2.0 < found.runs[0].claim.epsilon <= 3.0
     with pytest.raises(ExperimentError, match="no rounds to audit"):
         run_audit(bounded(0.01), tmp_path / "none")
 
@@ -448,11 +442,9 @@ def test_attack_commands_print_tables_and_json(fedrec, file, tmp_path):
     arguments = ("--shadow-users", 20, "--encoding", "multi-hot", "-o", tmp_path / "paper", "-q")
     code, out, _ = fedrec("attack", "membership", file, *arguments, "--json", sets=plain)
     found = json.loads(out)
-    assert (
-        code == 0
-        and found["success"]["members"] == 14
-        and found["options"]["encoding"] == "multi-hot"
-    )
+    assert code == 0
+    assert found["success"]["members"] == 14
+    assert found["options"]["encoding"] == "multi-hot"
 
 
 def test_wrong_options_are_explained(fedrec, file):

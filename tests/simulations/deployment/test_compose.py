@@ -46,12 +46,10 @@ def test_flowers_parsers_take_our_flags(table):
         "_parse_args_run_superlink",
         services["superlink"]["command"],
     )
-    assert (
-        link.enable_supernode_auth
-        and link.isolation == "process"
-        and link.ssl_keyfile
-        and link.database
-    )
+    assert link.enable_supernode_auth
+    assert link.isolation == "process"
+    assert link.ssl_keyfile
+    assert link.database
     assert not getattr(link, "insecure", False)
     executor = parsed(
         "flwr.supercore.cli.flower_superexec", "_parse_args", services["serverapp"]["command"]
@@ -62,11 +60,9 @@ def test_flowers_parsers_take_our_flags(table):
     )
     flags = supernode_flags(plan)
     node = parsed("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode", flags)
-    assert (
-        node.auth_supernode_private_key == "/join/node.key"
-        and node.isolation == "process"
-        and not node.insecure
-    )
+    assert node.auth_supernode_private_key == "/join/node.key"
+    assert node.isolation == "process"
+    assert not node.insecure
 
 
 @pytest.mark.parametrize(
@@ -95,10 +91,8 @@ def test_only_the_gateway_is_reached_from_outside(table):
     assert table["networks"]["inside"] == {"internal": True}
     for number in (1, 2):
         executor = services[f"clientapp-{number}"]
-        assert (
-            networks(executor) == {f"node-{number}"}
-            and table["networks"][f"node-{number}"]["internal"]
-        )
+        assert networks(executor) == {f"node-{number}"}
+        assert table["networks"][f"node-{number}"]["internal"]
         assert networks(services[f"supernode-{number}"]) == {"outside", f"node-{number}"}
 
 
@@ -116,9 +110,8 @@ def test_what_speaks_to_the_outside_does_not_see_the_data_and_what_sees_them_not
         ]
         assert sources == [[f"node-{number}-node.key"], [f"node-{number}-signing.key"]]
         kept = {volume.partition(":")[0] for volume in executor["volumes"]}
-        assert f"node-{number}-state" in kept and not any(
-            f"-{number}-state" in v for v in supernode["volumes"]
-        )
+        assert f"node-{number}-state" in kept
+        assert not any(f"-{number}-state" in v for v in supernode["volumes"])
 
 
 def test_containers_are_not_root_hold_nothing_and_are_started_again(table):

@@ -55,9 +55,8 @@ def test_another_folder_is_no_deployment(tmp_path):
 def test_nodes_may_be_added(made):
     CliRunner().invoke(app, ["deploy", "add-nodes", str(made.path), "2"])
     grown = Deployment(made.path)
-    assert grown.settings.nodes == 5 and all(
-        (folder / "node.key").is_file() for folder in grown.node_folders()
-    )
+    assert grown.settings.nodes == 5
+    assert all((folder / "node.key").is_file() for folder in grown.node_folders())
     assert "supernode-5" in (grown.path / "docker-compose.yml").read_text()
 
 
@@ -160,11 +159,9 @@ def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(made, tm
     prepare(plan)
     supernode, executor = client_processes(plan)
     said = " ".join(supernode.command)
-    assert (
-        "--auth-supernode-private-key" in said
-        and "--insecure" not in said
-        and "--isolation process" in said
-    )
+    assert "--auth-supernode-private-key" in said
+    assert "--insecure" not in said
+    assert "--isolation process" in said
     assert f'data="{tmp_path}/mine.csv"' in said and "most-rounds=7" in said
     assert "node.key" not in " ".join(executor.command)
     for file in (plan.state / "meeting").iterdir():
@@ -193,16 +190,12 @@ def test_a_client_reports_errors_before_it_starts(made, tmp_path):
 
 def test_an_experiment_on_a_deployment_has_no_baselines_and_outlives_nodes(tiny_experiment):
     settled = launch.settled(tiny_experiment())
-    assert (
-        settled.evaluation.baselines == ()
-        and settled.engine.name == "flower"
-        and settled.evaluation.every == 0
-    )
+    assert settled.evaluation.baselines == ()
+    assert settled.engine.name == "flower"
+    assert settled.evaluation.every == 0
     assert launch.settled(tiny_experiment(), ["evaluation.every=5"]).evaluation.every == 5
-    assert (
-        settled.engine.timeout == launch.DEADLINE
-        and settled.engine.max_failures == launch.MOST_FAILURES
-    )
+    assert settled.engine.timeout == launch.DEADLINE
+    assert settled.engine.max_failures == launch.MOST_FAILURES
     own = launch.settled(tiny_experiment(), ["engine.timeout=7.0", "engine.max-failures=0.1"])
     assert own.engine.timeout == 7.0 and own.engine.max_failures == 0.1
     assert own.strategy == load(tiny_experiment()).strategy

@@ -79,10 +79,8 @@ def test_the_superlink_gives_up_silent_tasks_by_the_interval_that_we_set():
     from flwr.supercore.corestate import sql_corestate
 
     source = inspect.getsource(sql_corestate)
-    assert (
-        sql_corestate.HEARTBEAT_DEFAULT_INTERVAL == 30
-        and "HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT" in source
-    )
+    assert sql_corestate.HEARTBEAT_DEFAULT_INTERVAL == 30
+    assert "HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT" in source
 
 
 def test_flowers_executor_starts_a_program_for_each_task_and_asks_for_an_executor():

@@ -38,10 +38,8 @@ def parity(federation):
 def test_the_same_file_gives_the_same_parameters_in_simulation_and_deployment(
     federation, parity, tmp_path
 ):
-    simulated, deployed = (
-        federation.simulated(tmp_path / "simulated"),
-        federation.parameters(parity),
-    )
+    simulated = federation.simulated(tmp_path / "simulated")
+    deployed = federation.parameters(parity)
     assert len(simulated) > 5
     assert_close(deployed, simulated, rtol=1e-5, atol=1e-6)
     assert federation.rounds(parity) == 3

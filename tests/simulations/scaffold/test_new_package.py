@@ -72,11 +72,9 @@ def test_its_attack_runs(installed, fedrec, tmp_path):
     code, out, err = fedrec(*arguments, sets=[*quick, "sampler.cohort=3"])
     assert code == 0, err
     found = json.loads(out)
-    assert (
-        found["attack"] == name
-        and found["options"]["length"] == 5
-        and 0 <= found["success"]["auc"]["value"] <= 1
-    )
+    assert found["attack"] == name
+    assert found["options"]["length"] == 5
+    assert 0 <= found["success"]["auc"]["value"] <= 1
 
 
 def test_its_name_may_be_a_module_and_a_class(installed, fedrec, tmp_path):

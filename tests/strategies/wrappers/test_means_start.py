@@ -66,9 +66,8 @@ def test_means_and_similarities_are_charged_to_one_ledger(run):
     ]
     assert [line["phase"] for line in lines] == ["means", "main", "main"]
     multipliers = [line["noise_multiplier"] for line in lines]
-    assert (
-        multipliers[0] == pytest.approx(0.5 * multipliers[1]) and multipliers[1] == multipliers[2]
-    )
+    assert multipliers[0] == pytest.approx(0.5 * multipliers[1])
+    assert multipliers[1] == multipliers[2]
     assert result.rounds["epsilon"].iloc[-1] == pytest.approx(3.0, rel=1e-3)
     one = parameters_in(run(*PRIVATE, "rounds=1", output="one").folder)
     assert (

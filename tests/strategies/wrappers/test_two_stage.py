@@ -87,10 +87,8 @@ def test_each_stage_orders_its_own_step_and_combines_by_its_own_rule(made):
     assert [order.weighting for order in orders(strategy, 1) + orders(strategy, 3)] == [
         "uniform"
     ] * 2 + ["examples"] * 2
-    assert (
-        isinstance(strategy.strategy_of(2), Reptile)
-        and strategy.strategy_of(2).config.server_lr == 2
-    )
+    assert isinstance(strategy.strategy_of(2), Reptile)
+    assert strategy.strategy_of(2).config.server_lr == 2
     assert isinstance(strategy.strategy_of(3), FedAvg)
 
 
@@ -113,14 +111,11 @@ def test_a_share_of_the_clients_takes_part_in_stage_one(made, kind, main):
     assert len(first) == 6 and len(second) == main
     assert len(np.intersect1d(first, second)) == (6 if kind == "opted-in" else 0)
     assert np.array_equal(np.union1d(first, second), np.arange(18))
-    assert np.array_equal(clients_of(strategy, 1), first) and np.array_equal(
-        clients_of(strategy, 2), first
-    )
+    assert np.array_equal(clients_of(strategy, 1), first)
+    assert np.array_equal(clients_of(strategy, 2), first)
     assert set(clients_of(strategy, 3)) <= set(second)
-    same, other = (
-        made(*(f"strategy.stage-one.{s}" for s in settings)),
-        made("seed=1", *(f"strategy.stage-one.{s}" for s in settings)),
-    )
+    same = made(*(f"strategy.stage-one.{s}" for s in settings))
+    other = made("seed=1", *(f"strategy.stage-one.{s}" for s in settings))
     assert np.array_equal(same.strategy_of(1).cohorts.clients, first)
     assert not np.array_equal(other.strategy_of(1).cohorts.clients, first)
 
@@ -177,9 +172,8 @@ def test_defaults_are_filled_in_at_every_depth(load_tiny):
     reptile = {"name": "reptile", "anneal-after": 0}
     assert main == {**reptile, "server-lr": 1.0} and first["step"]["batch-size"] == 32
     assert first["strategy"] == {**reptile, "server-lr": 2.0} and first["clients"] == "all"
-    assert (
-        experiment.resolve() == experiment and experiment.settings(STRATEGY).stage_one.rounds == 2
-    )
+    assert experiment.resolve() == experiment
+    assert experiment.settings(STRATEGY).stage_one.rounds == 2
     assert [section.name for section in experiment.steps()] == ["sgd", "contrastive"]
 
 
@@ -214,9 +208,8 @@ def test_stage_one_leaves_the_recommender_and_the_main_stage_the_encoders_as_the
     changed = {name for name in begun if not np.array_equal(begun[name], staged[name])}
     assert changed == {"item.id", *encoders} and len(encoders) == 7
     assert {name for name in begun if np.array_equal(staged[name], ended[name])} == encoders
-    assert (
-        whole.rounds["stage"].tolist() == [1, 1, 2, 2] and np.isfinite(whole.rounds["loss"]).all()
-    )
+    assert whole.rounds["stage"].tolist() == [1, 1, 2, 2]
+    assert np.isfinite(whole.rounds["loss"]).all()
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
@@ -246,7 +239,5 @@ def test_on_movielens(tmp_path):
     overrides += ["evaluation.final-users=2", "evaluation.baselines=[]", "engine.name=serial"]
     result = runner.run("privrec-two-stage-ml1m", overrides, output=tmp_path / "run")
     assert result.rounds["stage"].tolist() == [1, 1, 2]
-    assert (
-        result.parameters["item.id"].shape == (3706, 64)
-        and np.isfinite(result.rounds["loss"]).all()
-    )
+    assert result.parameters["item.id"].shape == (3706, 64)
+    assert np.isfinite(result.rounds["loss"]).all()

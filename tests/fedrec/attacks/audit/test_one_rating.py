@@ -55,9 +55,8 @@ def test_a_mechanism_that_holds_is_not_accused():
 def test_the_data_sets_differ_in_one_rating():
     one, other = neighbours(30)
     assert np.array_equal(one.users, other.users) and np.array_equal(one.items, other.items)
-    assert (
-        np.flatnonzero(one.values != other.values).tolist() == [0] and (one.users == 0).sum() == 30
-    )
+    assert np.flatnonzero(one.values != other.values).tolist() == [0]
+    assert (one.users == 0).sum() == 30
 
 
 @pytest.mark.parametrize("change", [{"epsilon": None}, {"iterations": 2}, {"start": "uniform"}])

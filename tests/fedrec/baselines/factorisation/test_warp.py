@@ -87,9 +87,8 @@ def test_side_features_are_learned():
     group = FeatureTable(62, (Feature.single("group", [f"g{user % 2}" for user in range(62)]),))
     histories = Histories(20, offsets, items, np.arange(62), group, FeatureTable(20))
     scores = fitted(histories.block(0, 60), features=("group",)).scores(histories.block(60, 62))
-    assert (
-        scores[0, :10].min() > scores[0, 10:].max() and scores[1, 10:].min() > scores[1, :10].max()
-    )
+    assert scores[0, :10].min() > scores[0, 10:].max()
+    assert scores[1, 10:].min() > scores[1, :10].max()
     alike = fitted(histories.block(0, 60)).scores(histories.block(60, 62))
     assert torch.equal(alike[0], alike[1])
 
@@ -128,9 +127,7 @@ def test_it_ranks_as_well_as_lightfm(featured, planted):
         ours.append(planted.recall(fitted(histories, seed=seed, features=names).scores(histories)))
         model = lightfm.LightFM(no_components=10, loss="warp", random_state=seed)
         model.fit(liked, epochs=30, num_threads=1, **features)
-        (biases, items), (_, users) = (
-            (model.get_item_representations(features.get("item_features"))),
-            (model.get_user_representations(features.get("user_features"))),
-        )
+        (biases, items) = model.get_item_representations(features.get("item_features"))
+        (_, users) = model.get_user_representations(features.get("user_features"))
         theirs.append(planted.recall(torch.from_numpy(users @ items.T + biases)))
     assert planted.agrees(ours, theirs), (ours, theirs)

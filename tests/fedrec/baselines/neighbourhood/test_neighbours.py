@@ -100,10 +100,8 @@ def test_a_user_is_no_neighbour_of_itself(liked):
     """With one neighbour, a training user is scored by the most similar other user, if there is
     one."""
     model = fitted(UserKnn, UserKnnConfig(neighbours=1), liked)
-    known, unknown = (
-        model.scores(liked),
-        model.scores(Histories(liked.num_items, liked.offsets, liked.items)),
-    )
+    known = model.scores(liked)
+    unknown = model.scores(Histories(liked.num_items, liked.offsets, liked.items))
     own = liked.matrix()
     assert ((unknown - own).abs() < 1e-5).all(
         1

@@ -141,11 +141,9 @@ def test_without_noise_this_is_reported(users):
     model = made(noise=False)
     model.charge = lambda number, event: told.append(event)
     model.fit(users)
-    assert (
-        told
-        and all(isinstance(event, NonPrivate) for event in told)
-        and math.isinf(model.spent(60).epsilon)
-    )
+    assert told
+    assert all(isinstance(event, NonPrivate) for event in told)
+    assert math.isinf(model.spent(60).epsilon)
 
 
 def test_blocks_of_users_do_not_matter(users, monkeypatch):

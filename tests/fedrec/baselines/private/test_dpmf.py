@@ -54,11 +54,9 @@ def started(model: DpMf, users: Histories) -> np.ndarray:
 
 def test_without_noise_a_perturbed_objective_is_alternating_least_squares(users):
     model = made(**EXACT)
-    items, liked, eye = (
-        started(model, users),
-        users.distinct().matrix().double().numpy(),
-        0.5 * np.eye(3),
-    )
+    items = started(model, users)
+    liked = users.distinct().matrix().double().numpy()
+    eye = 0.5 * np.eye(3)
     model.fit(users)
     for _ in range(4):
         factors = liked @ items @ np.linalg.inv(items.T @ items + eye)

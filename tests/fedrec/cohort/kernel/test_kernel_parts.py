@@ -48,10 +48,8 @@ def test_products_are_those_of_numpy(size, transposed, factors):
 
 @pytest.mark.parametrize("shape", [(1, 1), (8, 8), (24, 16), (5, 30), (33, 70)], ids=str)
 def test_transposing_moves_every_number(shape):
-    values, found = (
-        np.arange(np.prod(shape)).reshape(shape).astype(F),
-        np.empty(shape[::-1], dtype=F),
-    )
+    values = np.arange(np.prod(shape)).reshape(shape).astype(F)
+    found = np.empty(shape[::-1], dtype=F)
     transpose(values, found)
     assert np.array_equal(found, values.T)
 
@@ -107,10 +105,8 @@ def test_dense_sums_leave_out_clients_of_share_zero():
 @pytest.mark.parametrize("order", [1, 2])
 def test_powers_of_changes(order):
     random = np.random.default_rng(0)
-    start, values = (
-        random.normal(size=700).astype(F),
-        random.normal(size=(3, 2, 700)).astype(F)[:, 1],
-    )
+    start = random.normal(size=700).astype(F)
+    values = random.normal(size=(3, 2, 700)).astype(F)[:, 1]
     np.testing.assert_allclose(
         powers(start, values, order),
         (np.abs(values - start).astype(float) ** order).sum(1),
@@ -121,11 +117,9 @@ def test_powers_of_changes(order):
 def test_row_sums_give_each_item_a_slot():
     random = np.random.default_rng(0)
     start, values = random.normal(size=(9, 3)).astype(F), random.normal(size=(3, 2, 3)).astype(F)
-    touched, counts, shares = (
-        np.array([[4, 7], [7, 0], [1, 2]]),
-        np.array([2, 1, 2]),
-        np.array([1.0, 2.0, 0.0]),
-    )
+    touched = np.array([[4, 7], [7, 0], [1, 2]])
+    counts = np.array([2, 1, 2])
+    shares = np.array([1.0, 2.0, 0.0])
     totals, slots, rows = np.zeros((5, 3)), np.full(9, -1), np.zeros(5, dtype=np.int64)
     used = add_rows(totals, slots, rows, 0, start, touched, counts, values, shares)
     assert (

@@ -118,10 +118,8 @@ def by_autograd(model, start, user, batches, sgd):
     for step, size in enumerate(batches.sizes):
         for value in p.values():
             value.requires_grad_()
-        items, labels = (
-            torch.from_numpy(batches.items[step, :size]),
-            torch.from_numpy(batches.labels[step, :size]).double(),
-        )
+        items = torch.from_numpy(batches.items[step, :size])
+        labels = torch.from_numpy(batches.labels[step, :size]).double()
         outputs = predicted(model, p, user, items)
         measure = F.binary_cross_entropy_with_logits if model.loss == "logistic" else F.mse_loss
         loss = measure(outputs, labels)
@@ -150,10 +148,8 @@ def check(model, start, sgd=None, clients=None, own=None):
         wanted, loss = by_autograd(model, begin, user, own_batches, sgd)
         got = trained.parameters_of(place)
         for name, value in wanted.items():
-            update, exact = (
-                got[name][0].double() - begin[name].double(),
-                value - begin[name].double(),
-            )
+            update = got[name][0].double() - begin[name].double()
+            exact = value - begin[name].double()
             scale = max(float(begin[name].abs().max()), float(exact.abs().max()))
             np.testing.assert_allclose(
                 update.numpy(),

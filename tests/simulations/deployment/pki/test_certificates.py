@@ -81,25 +81,19 @@ def test_openssl_verifies_the_chain(files):
 def test_node_keys_are_pairs_that_openssh_reads():
     one, other = NodeKey.create(), NodeKey.create()
     private, public = load_ssh_private_key(one.private, None), load_ssh_public_key(one.public)
-    assert isinstance(private, ec.EllipticCurvePrivateKey) and isinstance(
-        public, ec.EllipticCurvePublicKey
-    )
-    assert (
-        private.public_key().public_numbers() == public.public_numbers()
-        and public.curve.name == "secp384r1"
-    )
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    assert private.public_key().public_numbers() == public.public_numbers()
+    assert public.curve.name == "secp384r1"
     assert one.private != other.private and new_secret() != new_secret() and len(new_secret()) == 64
 
 
 def test_private_files_are_private_from_their_first_moment(tmp_path):
     folder = private_folder(tmp_path / "a" / "b")
     file = write_private(folder / "secret", "x")
-    assert (
-        stat.S_IMODE(folder.stat().st_mode) == 0o700 and stat.S_IMODE(file.stat().st_mode) == 0o600
-    )
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o644)
-    assert (
-        stat.S_IMODE(write_private(file, b"y").stat().st_mode) == 0o600
-        and file.read_bytes() == b"y"
-    )
+    assert stat.S_IMODE(write_private(file, b"y").stat().st_mode) == 0o600
+    assert file.read_bytes() == b"y"
     assert [p.name for p in folder.iterdir()] == ["secret"]

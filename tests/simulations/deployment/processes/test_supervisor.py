@@ -83,10 +83,8 @@ def test_it_starts_again_what_ends_and_stops_everything(supervised):
     everybody = pids + [child for pid in pids for child in children(pid)]
     process.terminate()
     process.wait(timeout=20)
-    assert (
-        not [pid for pid in everybody if alive(pid)]
-        and not (folder / "logs" / "processes.json").exists()
-    )
+    assert not [pid for pid in everybody if alive(pid)]
+    assert not (folder / "logs" / "processes.json").exists()
 
 
 def test_when_it_is_killed_its_processes_end_too(supervised):
