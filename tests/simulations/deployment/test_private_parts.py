@@ -48,7 +48,8 @@ def _is_module(name):
 def private_modules():
     found = {}
     for file in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        for name in names_in(ast.parse(file.read_text())):
+        source = file.read_text()
+        for name in names_in(ast.parse(source)) if "flwr" in source else ():
             if module := module_of(name):
                 found.setdefault(module, set()).add(str(file.relative_to(ROOT)))
     return found
