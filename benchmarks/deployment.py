@@ -31,7 +31,6 @@ from simulations import runner
 from simulations.deployment import launch, operator
 from simulations.deployment.initialise import initialise
 from simulations.deployment.layout import Deployment, DeploymentConfig
-from simulations.deployment.processes.node import NODE_POLL
 from simulations.deployment.shards import cut_for
 
 
@@ -90,7 +89,6 @@ def rounds(nodes: int, count: int, port: int) -> dict[str, float]:
 
 def load(nodes: int, count: int, port: int) -> dict[str, float]:
     """One user per node: start, memory, rounds in which all take part."""
-    os.environ.setdefault(NODE_POLL, "10")
     table = experiment(nodes, min(count, 5), users=nodes, everybody=True)
     with deployed(table, nodes, port, wait=1500) as (deployment, first):
         idle = memory(deployment)
@@ -118,7 +116,6 @@ def load(nodes: int, count: int, port: int) -> dict[str, float]:
 
 def idle(nodes: int, _rounds: int, port: int) -> dict[str, float]:
     """Processor time while nothing is done, from half a minute after the start."""
-    os.environ.setdefault(NODE_POLL, "10")
     with deployed(experiment(nodes, 1), nodes, port) as (deployment, _):
         time.sleep(30)
         before = cpu_by_process(deployment)

@@ -262,14 +262,9 @@ def run_client(plan: ClientPlan, part: str = "all") -> None:
 
 
 def run_nodes(processes: Sequence[Process], folder: Path) -> None:
-    """Run processes of nodes, as forks of this one, until a stop signal.
-
-    Raises:
-        EngineError: see `longest_poll`.
-    """
+    """Run processes of nodes, as forks of this one, until a stop signal."""
     from simulations.deployment.processes import node
     from simulations.deployment.processes.node_pool import NodePool
 
-    node.longest_poll()  # checked before processes are started
     node.import_everything(trains=any(process.command[0] == "executor" for process in processes))
     NodePool(processes, folder, {"supernode": node.supernode, "executor": node.executor}).run()

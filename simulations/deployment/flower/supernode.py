@@ -44,14 +44,11 @@ class NodePace:
     A poll that took long was held by the SuperLink, so the next poll follows at once.
 
     Args:
-        longest: largest number of seconds between two polls for a message.
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self, longest: float = FLOWER_POLL, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._message = Backoff(FIRST_POLL, longest, growth=1.3)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._message = Backoff(FIRST_POLL, FLOWER_POLL, growth=1.3)
         self._reply = Backoff(FIRST_LOOK, LONGEST_LOOK)
         self._clock = clock
         self._asked = clock()
@@ -83,16 +80,15 @@ def load() -> Any:
     return loop
 
 
-def supernode(arguments: list[str], longest_poll: float, work_signal: WorkSignal) -> None:
+def supernode(arguments: list[str], work_signal: WorkSignal) -> None:
     """`flower-supernode` with shorter waits, faster heartbeats, and a reply to every message. If
     the server does not accept the node's key, the process ends with the status `REFUSED`.
 
     Args:
         arguments: of `flower-supernode`.
-        longest_poll: largest number of seconds between two polls for a message.
         work_signal: sent to the executor.
     """
-    load().time = PacedTime(NodePace(longest_poll))
+    load().time = PacedTime(NodePace())
     keep_connections()
     direct_middleware.use()
     heartbeats.use_in_supernode()

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 
 from fedrec import __version__
 from fedrec.cohort.kernel.warm_up import compile_kernel
-from fedrec.errors import ClientError, EngineError, FedrecError
+from fedrec.errors import ClientError, FedrecError
 from simulations.deployment.flower import executors, programs
 from simulations.deployment.flower import supernode as flower_supernode
 from simulations.deployment.flower.work_signal import WORK_SIGNAL, WorkSignal
@@ -29,10 +29,6 @@ _LATER = (
     "fedrec.privacy.plan",
 )
 """Modules that otherwise every fork would import."""
-NODE_POLL = "FEDREC_NODE_POLL"
-"""Environment variable: longest time in seconds between two polls of an idle node, where the
-SuperLink does not hold polls. With Flower's 3 s, 200 nodes fully occupy such a SuperLink; with
-longer intervals, a first message reaches idle nodes later."""
 
 
 def own_app(_identifier: str, version: str, _digest: str) -> ClientApp:
@@ -87,28 +83,7 @@ def _names_in(package: str) -> list[str]:
 
 def supernode(arguments: list[str]) -> None:
     """Connect to the server, with the flags of `flower-supernode`."""
-    flower_supernode.supernode(arguments, longest_poll(), _work_signal())
-
-
-def longest_poll() -> float:
-    """The value of `NODE_POLL`, in seconds.
-
-    Raises:
-        EngineError: it is not a number, or too small.
-    """
-    text = os.environ.get(NODE_POLL) or str(flower_supernode.FLOWER_POLL)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not flower_supernode.FIRST_POLL <= seconds < float("inf"):
-        raise EngineError(
-            f"{NODE_POLL} in the environment is not a valid interval in seconds",
-            expected=f"seconds, {flower_supernode.FIRST_POLL} or more",
-            got=repr(text),
-            fix=f"export {NODE_POLL}={flower_supernode.FLOWER_POLL:g}",
-        )
-    return seconds
+    flower_supernode.supernode(arguments, _work_signal())
 
 
 def executor(arguments: list[str]) -> None:

@@ -25,7 +25,7 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec
 from sqlalchemy import text
 
 from fedrec import __version__
-from fedrec.errors import ClientError, EngineError
+from fedrec.errors import ClientError
 from fedrec.runtime.backoff import Backoff
 from server.deployed import grid
 from simulations.deployment.flower import executors, programs, superlink, supernode
@@ -39,7 +39,7 @@ from simulations.deployment.flower.patches import (
 from simulations.deployment.flower.patches.pace import PacedTime
 from simulations.deployment.flower.unfinished import UnfinishedTasks
 from simulations.deployment.flower.work_signal import WorkSignal
-from simulations.deployment.processes.node import NODE_POLL, longest_poll, own_app
+from simulations.deployment.processes.node import own_app
 
 
 def test_the_supernodes_loop_sleeps_through_its_module_time():
@@ -179,9 +179,9 @@ def test_an_executor_asks_ever_more_rarely_until_there_is_work():
 
 
 def test_polls_slow_down_without_work_and_are_fast_again_after_a_message():
-    pace = supernode.NodePace(10.0)
+    pace = supernode.NodePace()
     idle = [pace(3) for _ in range(20)]
-    assert idle[0] == 0.1 and sorted(idle) == idle and idle[-1] == 10.0
+    assert idle[0] == 0.1 and sorted(idle) == idle and idle[-1] == 3.0
     looks = [pace(0.5) for _ in range(60)]
     assert looks[0] == 0.03 and sorted(looks) == looks and looks[-1] == 0.5
     assert pace(3) == 0.1 and pace(0.5) == 0.03
@@ -255,21 +255,6 @@ def test_a_new_task_sends_the_work_signal(tmp_path, identity):
     started = time.monotonic()
     listener.sleep(60.0)
     assert time.monotonic() - started < 30.0
-
-
-def test_how_rarely_an_idle_node_asks_is_set_in_the_environment(monkeypatch):
-    monkeypatch.delenv(NODE_POLL, raising=False)
-    assert longest_poll() == supernode.FLOWER_POLL == 3.0
-    monkeypatch.setenv(NODE_POLL, "12.5")
-    assert longest_poll() == 12.5
-
-
-@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf", "0.01"])
-def test_what_is_no_such_time_is_refused(monkeypatch, text):
-    monkeypatch.setenv(NODE_POLL, text)
-    with pytest.raises(EngineError, match=NODE_POLL) as refused:
-        longest_poll()
-    assert repr(text) in str(refused.value.text())
 
 
 @pytest.fixture

@@ -132,9 +132,9 @@ def test_a_superlink_that_ends_answers_held_calls_and_holds_no_more():
 
 def test_a_node_asks_again_at_once_after_an_answer_that_was_held():
     moment = [0.0]
-    pace = supernode.NodePace(10.0, lambda: moment[0])
+    pace = supernode.NodePace(lambda: moment[0])
     sleeps = [pace(3.0) for _ in range(30)]  # answered at once
-    assert sleeps[0] == supernode.FIRST_POLL and sleeps[-1] == 10.0
+    assert sleeps[0] == supernode.FIRST_POLL and sleeps[-1] == 3.0
     moment[0] += sleeps[-1] + supernode.HELD_LONG + 1.0
     assert pace(3.0) == supernode.FIRST_POLL
 
