@@ -7,6 +7,7 @@ import torch
 
 from clients.hosting.node import Node
 from tests.runs import parameters_in
+from tests.systems import SAME, SYSTEMS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -17,24 +18,12 @@ STEPS = {
     "late": ["step.late-parameters=['item.*']", "step.rates={'item.id' = 3.0}"],
     "biases": ["model.item-bias=true"],
 }
-APART = ["split={name='ratio'}", "evaluation.fine-tune={epochs=0}"]
-VAE = ["model={name='vae', hidden=6, latent=3}", "sampler.cohort=12", *APART]
+VAE = ("model={name='vae', hidden=6, latent=3}", "sampler.cohort=12")
 RUNS = {
-    "privrec": [],
-    "protected": ["privacy={clip-norm=0.5, noise-multiplier=1.0, delta=1e-3}"],
-    "meta-mf": [
-        "model={name='metamf', user=4, memory=5, generator=8, embedding=4, rank=2, hidden=3}",
-        "step={name='metamf'}",
-        "strategy={name='metamf', server-lr=0.02}",
-        *APART,
-    ],
-    "mf": [
-        "model={name='mf', factors=3}",
-        "step={name='sgd', epochs=2, private-parameters=['user.*']}",
-        *APART,
-    ],
-    "vae": [*VAE, "step={name='vae', epochs=2}"],
-    "dp-vae": [*VAE, "step={name='dpvae', participations=2, clip='user', quantile={}, priors={}}"],
+    "privrec": (),
+    "protected": ("privacy={clip-norm=0.5, noise-multiplier=1.0, delta=1e-3}",),
+    "vae": (*VAE, *SAME, "step={name='vae', epochs=2}"),
+    **{name: SYSTEMS[name] for name in ("metamf", "mf", "dpvae, sound")},
 }
 
 

@@ -8,53 +8,27 @@ import pytest
 import clients.app
 from clients.hosting.node import Node
 from fedrec.protocol.sparse_update import dense_change
+from tests.systems import LAST_OUT, SYSTEMS
 
-ROUNDS = (
-    "rounds=2",
-    "sampler={name='full'}",
-    "split={name='leave-one-out'}",
-    "evaluation.fine-tune={epochs=0}",
-)
-MF = ("model={name='mf', factors=3}", "strategy={name='fed-adam'}")
-NCF = ("model={name='neumf', factors=2, tower=[4, 3]}", "strategy={name='fed-adam'}")
-USER = "step={name='sgd', private-parameters=['user.*']}"
-ADDED = {
-    name: (f"model={{name='{name}', embedding=4}}", f"step.name={name}", "strategy.name=fed-adam")
-    for name in ("pfedrec", "fedrap")
-}
-GUIDED = (
-    "model={name='gpfedrec', embedding=4, hidden=[6]}",
-    "step={name='gpfedrec'}",
-    "strategy={name='gpfedrec'}",
-)
-GRAPH = ("model={name='fedgnn', embedding=4}", "step.name=fedgnn", "strategy.name=fedgnn")
+ROUNDS = ("rounds=2", "sampler={name='full'}", *LAST_OUT)
 TOWER = {"tower0.weight", "tower0.bias", "output.weight", "output.bias"}
 LAYERS = {
     f"{name}.{part}" for name in ("items", "users") for part in ("weight", "source", "target")
 }
-# settings, what moves on the server, what a device keeps
+# what moves on the server, what a device keeps
 SUMMED = {
-    "fedmf": ((*MF, USER), {"item.factors", "item.bias", "bias"}, {"user.factors", "user.bias"}),
-    "fedncf": (
-        (*NCF, USER),
-        {"item.factors", "item.tower", *TOWER},
-        {"user.factors", "user.tower"},
-    ),
-    "pfedrec": (ADDED["pfedrec"], {"item.id"}, {"score.weight", "score.bias"}),
-    "fedrap": (ADDED["fedrap"], {"item.id"}, {"item.personal", "score.weight", "score.bias"}),
+    "mf": ({"item.factors", "item.bias", "bias"}, {"user.factors", "user.bias"}),
+    "fedncf": ({"item.factors", "item.tower", *TOWER}, {"user.factors", "user.tower"}),
+    "pfedrec": ({"item.id"}, {"score.weight", "score.bias"}),
+    "fedrap": ({"item.id"}, {"item.personal", "score.weight", "score.bias"}),
 }
 SINGLE = {
     "gpfedrec": (
-        GUIDED,
         {"item.id"},
         {"item.own", "user.id"} | {f"layer{n}.{p}" for n in (0, 1) for p in ("weight", "bias")},
     ),
     # tokens and user embedding are for the third party, whose messages the server forwards
-    "fedgnn": (
-        GRAPH,
-        {"item.id", *LAYERS, "third.tokens", "third.user"},
-        {"user.id", "user.vector"},
-    ),
+    "fedgnn": ({"item.id", *LAYERS, "third.tokens", "third.user"}, {"user.id", "user.vector"}),
 }
 
 
@@ -85,8 +59,8 @@ def kept_by_devices(result, private):
 
 @pytest.mark.parametrize("system", SUMMED)
 def test_sums_have_no_private_part(run_tiny, replies, system):
-    settings, sent, private = SUMMED[system]
-    result = run_tiny(*settings, *ROUNDS)
+    sent, private = SUMMED[system]
+    result = run_tiny(*SYSTEMS[system], *ROUNDS)
     start = Node(result.experiment, 0, 1, None).initial()
     assert len(replies) >= 2
     for reply in replies:
@@ -97,8 +71,8 @@ def test_sums_have_no_private_part(run_tiny, replies, system):
 
 @pytest.mark.parametrize("system", SINGLE)
 def test_single_messages_have_no_private_part(run_tiny, replies, system):
-    settings, sent, private = SINGLE[system]
-    result = run_tiny(*settings, *ROUNDS)
+    sent, private = SINGLE[system]
+    result = run_tiny(*SYSTEMS[system], *ROUNDS)
     assert len(replies) >= 2
     for reply in replies:
         assert {*reply.updates.values, *reply.updates.rows} == sent

@@ -7,6 +7,7 @@ import pytest
 
 from fedrec.errors import ClientError, ExperimentError
 from tests.runs import assert_close, resumed
+from tests.systems import SYSTEMS
 
 SECURE = "secure-aggregation=true"
 THREE = "engine.nodes=3"
@@ -57,20 +58,8 @@ def test_on_ray(run_tiny, shared_engine):
 
 
 REFUSED = {
-    "generated": (
-        "model={name='metamf', user=4, memory=5, generator=8, embedding=4, rank=2, hidden=3}",
-        "step={name='metamf'}",
-        "strategy={name='metamf'}",
-        "split={name='ratio'}",
-        "evaluation.fine-tune={epochs=0}",
-    ),
-    "guided": (
-        "model={name='gpfedrec', embedding=4, hidden=[6]}",
-        "step={name='gpfedrec'}",
-        "strategy={name='gpfedrec'}",
-        "split={name='leave-one-out'}",
-        "evaluation.fine-tune={epochs=0}",
-    ),
+    "generated": SYSTEMS["metamf"],
+    "guided": SYSTEMS["gpfedrec"],
     "Flower's": ("strategy.name='flwr.serverapp.strategy:FedAvg'",),
     "median": ("strategy.name='coordinate_median.strategy:CoordinateMedian'",),
 }
