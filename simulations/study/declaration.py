@@ -18,7 +18,8 @@ A section's keys that are not its own (see `Study`) hold for all its tasks; `lik
 of another section, `"@name"` among tasks those of `[parts]`. `vary` makes a task for each
 combination of values, `cases` one for each table of keys; `set` adds to the overrides outside.
 `{key}` and `{key:format}` in texts are replaced by the value of a key of the task, `{varied}` by
-all that `vary` varies, as TOML; a text that is `{key}` alone becomes the value itself. A task's
+all that `vary` varies, as TOML; a text that is `{key}` alone becomes the value itself. In an
+experiment `{seed}` is the seed of the run and `{data-directory}` the folder of the data. A task's
 other keys are the arguments of its `measure`, by default `simulations.study.runs:measure`.
 """
 
@@ -138,7 +139,7 @@ def _expanded(table: Table | list[Table], names: _Names) -> Iterator[Table]:
         for values in itertools.product(*varied.values()):
             own = dict(zip(varied, values, strict=True))
             text = ", ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
-            yield from _expanded({**rest, **own, "varied": text}, names)
+            yield from _expanded({**rest, **own, "varied": text, "varying": own.keys()}, names)
     else:
         yield rest
 
@@ -148,7 +149,9 @@ def _task(table: Table, names: _Names, shared: frozenset[str]) -> Task:
     if overrides:
         table["set"] = overrides
     used = set[str]()
+    varying = table.pop("varying", ())
     found = filled(table, table, used)
+    used.update(varying if "varied" in used else ())
     return Task(
         found["name"].lower(),
         float(found["seconds"]) * found.get("slower", 1),

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -85,6 +86,14 @@ class Task:
             ExperimentError: an option is not one of the measure's.
             FedrecError: a run failed.
         """
+        return list(self.resolved()(job))
+
+    def resolved(self) -> Callable[[TaskJob], Iterable[Found]]:
+        """The measure with its options.
+
+        Raises:
+            ExperimentError: an option is not one of the measure's.
+        """
         measure = resolve_name(self.measure) if isinstance(self.measure, str) else self.measure
         known = inspect.signature(measure).parameters
         for key in self.options.keys() - known - self.variables:
@@ -94,7 +103,7 @@ class Task:
                 got=key,
                 fix=did_you_mean(key, known),
             )
-        return list(measure(job, **{k: v for k, v in self.options.items() if k in known}))
+        return partial(measure, **{k: v for k, v in self.options.items() if k in known})
 
 
 @dataclass(frozen=True)
@@ -134,11 +143,12 @@ class TaskJob(Job):
         write_atomically(self.folder / "found.json", json.dumps(table, indent=1) + "\n")
 
     def table(self, source: str | Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-        """The table of an experiment, small if quick. `{data-directory}` in it is replaced."""
+        """The table of an experiment, small if quick. `{data-directory}` and `{seed}` in it are
+        replaced."""
         from fedrec.data.reader import data_directory
 
         place = {} if self.quick else {"data-directory": str(data_directory())}
-        table = filled(read(source, overrides), place)
+        table = filled(read(source, overrides), {"seed": self.seed, **place})
         return shrunk(table) if self.quick else table
 
     def experiment(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks.item_knn import counted_cosines, judge, learned_cosines
-from benchmarks.peers import never_drawn
+from benchmarks.never_drawn import never_drawn
 from fedrec.data.population import Population
 from fedrec.experiment.loading import load
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fedrec.attacks.audit.one_rating import audit_one_rating
+from fedrec.baselines.private.dpsgd_pnbm import DpsgdPnbmConfig
 from fedrec.components.registry import PERTURBATION
 from simulations.attacks.driver import run_attack
 from simulations.study.study import Found, TaskJob
@@ -51,3 +53,14 @@ def attribute(
         recommends = outcome.table.get("recommends", {})
         for name in ("mae", "rmse") if recommends else ():
             yield Found(dataset, row, name.upper(), recommends[name])
+
+
+def one_rating(job: TaskJob, dataset: str, ratings: int, epsilon: float) -> list[Found]:
+    """Lower bound of the epsilon of PNBM's algorithm 1 for one rating of a user with some ratings,
+    at the floor of its denominators."""
+    config = DpsgdPnbmConfig(
+        epsilon=epsilon, iterations=1, start="constant", rescale=0.05, learning_rate=0.1
+    )
+    found = audit_one_rating(config, ratings, 20 if job.quick else 1000)
+    row = f"{ratings} ratings, epsilon {epsilon:g}"
+    return [Found(dataset, row, "epsilon at least", found.epsilon)]

@@ -7,7 +7,7 @@ import pytest
 
 from fedrec.errors import ExperimentError
 from simulations.study.declaration import declared
-from simulations.study.study import Found, TaskJob
+from simulations.study.study import Found, Task, TaskJob
 from simulations.study.templates import filled
 
 FILE = """
@@ -108,6 +108,24 @@ def test_a_misspelt_key_of_a_task_is_refused(written):
     with pytest.raises(ExperimentError, match="unknown key 'datset'") as refused:
         study.tasks[-1].work(TaskJob(Path(), 0, False, study.tasks[-1]))
     assert "did you mean 'dataset'" in refused.value.text()
+
+
+def test_what_is_varied_needs_no_other_key(written):
+    """`{varied}` names all that is varied, so these keys are no misspelt ones."""
+    text = FILE + '[table3]\ntitle = "x"\nseconds = 1\nname = "{varied}"\nset = ["{varied}"]\n'
+    made = written(text + "vary = {items = [1, 2]}\ntasks = [{}]\n")["table3"]
+    found = [task.work(TaskJob(Path(), 0, False, task)) for task in made.tasks]
+    assert found == [[Found("data", f"items={n}", "0", 0.0)] for n in (1, 2)]
+    with pytest.raises(ExperimentError, match="unknown key 'items'"):
+        made = written(text.replace("{varied}", "x") + "vary = {items = [1]}\ntasks = [{}]\n")
+        made["table3"].tasks[0].resolved()
+
+
+def test_the_seed_of_a_run_can_be_a_setting(tiny_experiment):
+    baseline = {"name": "mf", "seed": "{seed}"}
+    table = tiny_experiment() | {"evaluation": {"ks": [5], "baselines": [baseline]}}
+    job = TaskJob(Path(), 7, False, Task("a", 1, echo))
+    assert job.experiment(table).evaluation.baseline_settings()["mf"]["seed"] == 7
 
 
 def test_texts_keep_what_is_no_key():
