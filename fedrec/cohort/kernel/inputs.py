@@ -13,11 +13,10 @@ import numpy as np
 from numba import njit
 
 from fedrec.cohort.kernel.memory import matrix
-from fedrec.cohort.kernel.products import add_product
+from fedrec.cohort.kernel.products import add_outputs, descend_weights, input_gradients
 from fedrec.runtime.compilation import FAST
 
 _ZERO = np.float32(0)
-_ONE = np.float32(1)
 
 
 @njit(**FAST)
@@ -41,16 +40,8 @@ def forward_inputs(network, own, batch, scratch, hidden):
             target = gathered[example]
             for i in range(width):
                 target[i] = source[i]
-        add_product(
-            _ONE,
-            gathered,
-            False,
-            _weights(network, own, network.item_start, width),
-            False,
-            _ONE,
-            hidden,
-            scratch.room,
-        )
+        weights = _weights(network, own, network.item_start, width)
+        add_outputs(gathered, weights, hidden, scratch.room)
     for place in range(len(network.features)):
         _add_feature(network.features[place], network, own, batch, scratch, hidden)
 
@@ -71,23 +62,15 @@ def backward_inputs(network, own, batch, rates, scratch, gradient):
         for o in range(summed.size):
             own.dense[bias + o] -= rates.biases[0] * summed[o]
     for place in range(len(network.users)):
-        _descend_user(
-            network.users[place], network, own, rates.users[place], weight_rate, scratch, summed
-        )
+        user = network.users[place]
+        _descend_user(user, network, own, rates.users[place], weight_rate, scratch, summed)
     width = own.rows.shape[1]
     if width:
         _descend_rows(network, own, batch, rates, scratch, gradient)
     for place in range(len(network.features)):
-        _descend_feature(
-            network.features[place],
-            network,
-            own,
-            batch,
-            rates.features[place],
-            weight_rate,
-            scratch,
-            gradient,
-        )
+        feature = network.features[place]
+        rate = rates.features[place]
+        _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, gradient)
 
 
 @njit(**FAST)
@@ -164,9 +147,9 @@ def _descend_rows(network, own, batch, rates, scratch, gradient):
     weights = _weights(network, own, network.item_start, width)
     to_rows = scratch.to_rows[:examples]
     if rates.item:
-        add_product(_ONE, gradient, False, weights, True, _ZERO, to_rows, scratch.room)
+        input_gradients(gradient, weights, to_rows, scratch.room)
     if rates.weights[0]:
-        add_product(-rates.weights[0], gathered, True, gradient, False, _ONE, weights, scratch.room)
+        descend_weights(rates.weights[0], gathered, gradient, weights, scratch.room)
     if rates.item:
         for example in range(examples):
             target = own.rows[batch.places[example] - own.first_row]
@@ -185,16 +168,9 @@ def _add_feature(feature, network, own, batch, scratch, hidden):
     categories = feature[5]
     projected = matrix(scratch.projected, 0, categories, hidden.shape[1])
     rows = matrix(own.dense, table, categories, width)
-    add_product(
-        _ONE,
-        rows,
-        False,
-        _weights(network, own, start, width),
-        False,
-        _ZERO,
-        projected,
-        scratch.room,
-    )
+    weights = _weights(network, own, start, width)
+    projected[:] = 0
+    add_outputs(rows, weights, projected, scratch.room)
     for example in range(len(hidden)):
         item = batch.items[example]
         target = hidden[example]
@@ -231,9 +207,9 @@ def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, g
     weights = _weights(network, own, start, width)
     to_rows = matrix(scratch.to_table, 0, categories, width)
     if rate:
-        add_product(_ONE, by_category, False, weights, True, _ZERO, to_rows, scratch.room)
+        input_gradients(by_category, weights, to_rows, scratch.room)
     if weight_rate:
-        add_product(-weight_rate, rows, True, by_category, False, _ONE, weights, scratch.room)
+        descend_weights(weight_rate, rows, by_category, weights, scratch.room)
     if rate:
         for category in range(categories):
             for i in range(width):

@@ -15,6 +15,8 @@ from fedrec.cohort.kernel.memory import matrix
 from fedrec.cohort.kernel.tiles import BLOCK, ROWS, WIDE, tile, transpose_block
 from fedrec.runtime.compilation import FAST
 
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
 _WIDTH = 32 if WIDE else 16  # columns of the largest tile
 _MIDDLE = _WIDTH // 2
 # Tiles with the same number of columns: for many rows, for half as many, and for single rows.
@@ -55,6 +57,24 @@ def add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
         a_row, a_column = (1, rows) if a_transposed else (inner, 1)
         at = a.ctypes.data, second.ctypes.data, out.ctypes.data
         _add_tiles(np.float32(alpha), rows, columns, inner, at[0], a_row, a_column, at[1], at[2])
+
+
+@njit(**FAST)
+def add_outputs(inputs, weights, out, room):
+    """out += inputs weights: the outputs of a layer."""
+    add_product(_ONE, inputs, False, weights, False, _ONE, out, room)
+
+
+@njit(**FAST)
+def input_gradients(gradient, weights, out, room):
+    """out = gradient weights^T: the gradient of a layer's inputs."""
+    add_product(_ONE, gradient, False, weights, True, _ZERO, out, room)
+
+
+@njit(**FAST)
+def descend_weights(rate, inputs, gradient, weights, room):
+    """weights -= rate inputs^T gradient: the step of a layer's weights."""
+    add_product(-rate, inputs, True, gradient, False, _ONE, weights, room)
 
 
 @njit(**FAST)
@@ -118,61 +138,22 @@ def _add_tiles(alpha, rows, columns, inner, a, a_row, a_column, b, out):
         width = (
             _WIDTH if left >= _WIDTH else (_MIDDLE if left >= _MIDDLE else (8 if left >= 8 else 1))
         )
+        at = (alpha, rows, inner, a, a_row, a_column, of_b, columns, of_out)
         if width == _WIDTH:
-            _add_columns(
-                alpha, rows, inner, a, a_row, a_column, of_b, columns, of_out, _TALL, _HALF, _FLAT
-            )
+            _add_columns(at, _TALL, _HALF, _FLAT)
         elif width == _MIDDLE:
-            _add_columns(
-                alpha,
-                rows,
-                inner,
-                a,
-                a_row,
-                a_column,
-                of_b,
-                columns,
-                of_out,
-                _TALL_MIDDLE,
-                _HALF_MIDDLE,
-                _FLAT_MIDDLE,
-            )
+            _add_columns(at, _TALL_MIDDLE, _HALF_MIDDLE, _FLAT_MIDDLE)
         elif width == 8:
-            _add_columns(
-                alpha,
-                rows,
-                inner,
-                a,
-                a_row,
-                a_column,
-                of_b,
-                columns,
-                of_out,
-                _TALL_8,
-                _HALF_8,
-                _FLAT_8,
-            )
+            _add_columns(at, _TALL_8, _HALF_8, _FLAT_8)
         else:
-            _add_columns(
-                alpha,
-                rows,
-                inner,
-                a,
-                a_row,
-                a_column,
-                of_b,
-                columns,
-                of_out,
-                _TALL_1,
-                _HALF_1,
-                _FLAT_1,
-            )
+            _add_columns(at, _TALL_1, _HALF_1, _FLAT_1)
         column += width
 
 
 @njit(**FAST)
-def _add_columns(alpha, rows, inner, a, a_row, a_column, b, columns, out, tall, half, flat):
+def _add_columns(at, tall, half, flat):
     """All rows of the columns of one tile."""
+    alpha, rows, inner, a, a_row, a_column, b, columns, out = at
     row = 0
     while row < rows:
         left = rows - row

@@ -10,11 +10,10 @@ from numba import njit
 from fedrec.cohort.kernel.activations import activate, sigmoid, through_activation
 from fedrec.cohort.kernel.inputs import backward_inputs, forward_inputs
 from fedrec.cohort.kernel.memory import Batch, Client, matrix, scratch_for
-from fedrec.cohort.kernel.products import add_product
+from fedrec.cohort.kernel.products import add_outputs, descend_weights, input_gradients
 from fedrec.runtime.compilation import FAST, compiled
 
 _ZERO = np.float32(0)
-_ONE = np.float32(1)
 
 
 @compiled
@@ -107,16 +106,8 @@ def _forward(network, own, batch, scratch):
         for example in range(n):
             for o in range(out):
                 following[example, o] = own.dense[bias + o] if bias >= 0 else _ZERO
-        add_product(
-            _ONE,
-            hidden,
-            False,
-            matrix(own.dense, weight, inputs, out),
-            False,
-            _ONE,
-            following,
-            scratch.room,
-        )
+        weights = matrix(own.dense, weight, inputs, out)
+        add_outputs(hidden, weights, following, scratch.room)
         hidden = following
     total = _ZERO
     for offset in network.offsets:
@@ -170,11 +161,9 @@ def _backward(network, own, batch, rates, scratch, gradient):
         hidden = matrix(scratch.hidden, place, n, inputs)
         weights = matrix(own.dense, weight, inputs, out)
         before = matrix(scratch.gradients[half], 0, n, inputs)
-        add_product(_ONE, gradient, False, weights, True, _ZERO, before, scratch.room)
+        input_gradients(gradient, weights, before, scratch.room)
         if rates.weights[layer]:
-            add_product(
-                -rates.weights[layer], hidden, True, gradient, False, _ONE, weights, scratch.room
-            )
+            descend_weights(rates.weights[layer], hidden, gradient, weights, scratch.room)
         if bias >= 0 and rates.biases[layer]:
             for example in range(n):
                 for o in range(out):
