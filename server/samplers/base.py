@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -63,3 +63,22 @@ class Sampler(ABC):
     @abstractmethod
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Draw distinct clients, `int64 [clients]`, in any order."""
+
+
+class SizedSampler(Sampler):
+    """Base of samplers with a setting `cohort`, the (mean) number of clients in a round.
+
+    Raises:
+        ExperimentError: it is larger than the number of clients.
+    """
+
+    config: Any
+
+    def __init__(self, config: Config, clients: np.ndarray, seed: int) -> None:
+        super().__init__(config, clients, seed)
+        self.refuse_more_than_there_are(self.config.cohort)
+
+    @property
+    def expected_cohort(self) -> float:
+        """The setting; of clients with a limit, as long as so many are left."""
+        return float(self.config.cohort)

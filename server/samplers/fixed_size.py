@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.config import Config
-from server.samplers.base import Sampler
+from server.samplers.base import SizedSampler
 
 
 class FixedSizeConfig(Config):
@@ -17,25 +17,12 @@ class FixedSizeConfig(Config):
     """Clients per round (M in PrivRec)."""
 
 
-class FixedSizeSampler(Sampler):
-    """Uniform sampling without replacement.
-
-    Raises:
-        ExperimentError: the cohort is larger than the number of clients.
-    """
+class FixedSizeSampler(SizedSampler):
+    """Uniform sampling without replacement."""
 
     Config = FixedSizeConfig
     paper = "PrivRec (Wang et al. 2021), algorithm 1"
     config: FixedSizeConfig
-
-    def __init__(self, config: FixedSizeConfig, clients: np.ndarray, seed: int) -> None:
-        super().__init__(config, clients, seed)
-        self.refuse_more_than_there_are(config.cohort)
-
-    @property
-    def expected_cohort(self) -> float:
-        """Mean number of clients in a round."""
-        return float(self.config.cohort)
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Draw distinct clients, `int64 [cohort]`."""

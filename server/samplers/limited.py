@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.config import Config
-from server.samplers.base import Sampler
+from server.samplers.base import SizedSampler
 
 
 class LimitedConfig(Config):
@@ -23,19 +23,14 @@ class LimitedConfig(Config):
     """How often a client may be sampled in the whole run."""
 
 
-class Limited(Sampler):
-    """Uniform sampling without replacement from those who may still be drawn.
-
-    Raises:
-        ExperimentError: the cohort is larger than the number of clients.
-    """
+class Limited(SizedSampler):
+    """Uniform sampling without replacement from those who may still be drawn."""
 
     Config = LimitedConfig
     config: LimitedConfig
 
     def __init__(self, config: LimitedConfig, clients: np.ndarray, seed: int) -> None:
         super().__init__(config, clients, seed)
-        self.refuse_more_than_there_are(config.cohort)
         self._drawn: list[np.ndarray] = []
         self._counts = np.zeros(len(clients), dtype=np.int64)
 
@@ -47,11 +42,6 @@ class Limited(Sampler):
             self._counts[np.searchsorted(self.clients, cohort)] += 1
             self._drawn.append(cohort)
         return self._drawn[round_number - 1]
-
-    @property
-    def expected_cohort(self) -> float:
-        """Clients of a round, as long as so many are left."""
-        return float(self.config.cohort)
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Draw distinct clients, `int64 [clients]`."""

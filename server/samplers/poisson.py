@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.config import Config
-from server.samplers.base import Sampler
+from server.samplers.base import SizedSampler
 
 
 class PoissonConfig(Config):
@@ -21,29 +21,16 @@ class PoissonConfig(Config):
     """Expected number of clients per round."""
 
 
-class PoissonSampler(Sampler):
-    """Independent sampling with probability cohort / clients.
-
-    Raises:
-        ExperimentError: the expected cohort is larger than the number of clients.
-    """
+class PoissonSampler(SizedSampler):
+    """Independent sampling with probability cohort / clients."""
 
     Config = PoissonConfig
     config: PoissonConfig
-
-    def __init__(self, config: PoissonConfig, clients: np.ndarray, seed: int) -> None:
-        super().__init__(config, clients, seed)
-        self.refuse_more_than_there_are(config.cohort)
 
     @property
     def probability(self) -> float:
         """Probability q that a client takes part in a round."""
         return self.config.cohort / len(self.clients)
-
-    @property
-    def expected_cohort(self) -> float:
-        """Mean number of clients in a round."""
-        return self.config.cohort
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Draw distinct clients, `int64 [clients]`."""
