@@ -180,18 +180,12 @@ def _fine_tuned(
     codes = [
         torch.from_numpy(table).to(node.device) for table in node.population.feature_codes(clients)
     ]
-    for place, own in _tuned_parameters(node, step, parameters, clients, round_):
-        yield place, tuple(table[place : place + 1] for table in codes), own
-
-
-def _tuned_parameters(
-    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
-) -> Iterator[tuple[int, dict[str, Tensor]]]:
     for places, trained in train_in_blocks(
         node, step, node.path(step), parameters, clients, "fine-tune", round_, round_ + 1
     ):
         for member, place in enumerate(places):
-            yield place, trained.parameters_of(member)
+            users = tuple(table[place : place + 1] for table in codes)
+            yield place, users, trained.parameters_of(member)
 
 
 def _rated(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,8 +21,11 @@ from fedrec.components.errors import named
 from fedrec.config import Config
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
-from fedrec.models.base import Model
+from fedrec.models.base import Model, Parameters
 from fedrec.privacy.adjacency import Contributions
+
+_REPLACED = ("batches", "block", "train_block", "objective", "trained", "settings")
+"""What `train_in_kernel` does, or reads, itself."""
 
 
 class StepConfig(Config):
@@ -32,8 +36,19 @@ class StepConfig(Config):
     is evaluated."""
 
 
+class PrivateParameters(StepConfig):
+    """Settings of steps whose users choose which parameters are private."""
+
+    private_parameters: tuple[str, ...] = ()
+    """Patterns of parameters that stay on the device between rounds and are never sent, such as
+    `user.*`."""
+
+
 class Step(ABC):
     """One local procedure.
+
+    Raises:
+        ExperimentError: the model, or its task, is not one that it trains.
 
     A subclass lives in a file of its own in `clients/steps/`, its configuration class above it. It
     defines `train_block`, and `batches` unless it draws its batches while it trains. The result is
@@ -45,6 +60,10 @@ class Step(ABC):
             `non-negative` only if any two clients' updates have an inner product of at least 0 by
             construction, for all data (`fedrec.privacy.adjacency`). A subclass with other batches
             or training is `signed` unless it declares otherwise.
+        trains: class of the models that it trains.
+        tasks: their tasks.
+        private: patterns of the parameters that stay on the device between rounds and are never
+            sent, beside those of the setting `private-parameters`.
         generated: whether its clients start from parameters that the server sends to each of them.
         whole_tables: whether a block may have rows of items that its batches do not name.
     """
@@ -52,6 +71,9 @@ class Step(ABC):
     Config: ClassVar[type[StepConfig]] = StepConfig
     paper: ClassVar[str] = ""
     contributions: ClassVar[Contributions] = "signed"
+    trains: ClassVar[type[Model]] = Model
+    tasks: ClassVar[tuple[str, ...]] = ("ranking", "rating")
+    private: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
     whole_tables: ClassVar[bool] = True
 
@@ -74,6 +96,8 @@ class Step(ABC):
         self.config = config
         self.model = model
         self.device = device
+        if not isinstance(model, self.trains) or model.schema.task not in self.tasks:
+            raise self._other_model()
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All batches of one client's local work; by default its data and random stream, for steps
@@ -92,10 +116,7 @@ class Step(ABC):
 
     @abstractmethod
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Outcome:
         """Train every client of a block.
 
@@ -113,10 +134,7 @@ class Step(ABC):
         return f"step {type(self).__name__} has no kernel"
 
     def train_in_kernel(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Outcome:
         """The same as `train_block` in native code; called if `kernel_refusal` is None."""
         raise NotImplementedError
@@ -125,9 +143,8 @@ class Step(ABC):
         """The result of `kernel_refusal`, unless a subclass overrides a method that the kernel
         replaces."""
         none = type(self).train_in_kernel is Step.train_in_kernel
-        if none or covers_overrides(
-            type(self), "train_in_kernel", ("batches", "block", "train_block")
-        ):
+        replaced = [name for name in _REPLACED if hasattr(type(self), name)]
+        if none or covers_overrides(type(self), "train_in_kernel", replaced):
             return self.kernel_refusal()
         return f"step {type(self).__name__} overrides what the kernel of its base class replaces"
 
@@ -156,17 +173,30 @@ class Step(ABC):
 
     def private_names(self, names: list[str]) -> list[str]:
         """The parameters among `names` that stay on the device between rounds and are never sent;
-        none by default."""
-        return []
+        by default those that fit `private_patterns`."""
+        patterns = self.private_patterns
+        return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of private parameter names, each of which must match a parameter; none by
-        default."""
-        return ()
+        """Patterns of private parameter names, each of which must match a parameter."""
+        own = self.config.private_parameters if isinstance(self.config, PrivateParameters) else ()
+        return (*self.private, *own)
 
     @property
     def keeps(self) -> bool:
-        """Whether state stays on the device: private parameters (by default, whether the class
-        defines any), or the number of rounds that it took part in."""
-        return type(self).private_names is not Step.private_names or self.uploads is not None
+        """Whether state stays on the device: private parameters, or the number of rounds that it
+        took part in."""
+        defined = type(self).private_names is not Step.private_names
+        return defined or bool(self.private_patterns) or self.uploads is not None
+
+    def _other_model(self) -> ExperimentError:
+        name = self.trains.__module__.rpartition(".")[2].replace("_", "-")
+        task = f" for {self.tasks[0]}" if len(self.tasks) == 1 else ""
+        wanted = f" and task = {self.tasks[0]!r}" if task else ""
+        return ExperimentError(
+            f"{named('step', type(self))} trains the model {name!r} only{task}",
+            expected=f"model.name = {name!r}{wanted}",
+            got=f"{type(self.model).__name__} and task = {self.model.schema.task!r}",
+            fix=f"set model.name = {name!r}{wanted}, or step.name = 'sgd'",
+        )

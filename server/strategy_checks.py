@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from fedrec.components.errors import component_errors, finite, named, refuse_other_arrays
 from fedrec.components.registry import STRATEGY
 from fedrec.errors import ClientError, ExperimentError
-from strategies.base import CohortStrategy, GeneratingStrategy
+from strategies.base import CohortStrategy
 
 
 def refuse_to_wait(strategy: Strategy, nodes: int) -> None:
@@ -82,12 +82,7 @@ def refuse_non_additive(strategy: Strategy) -> None:
     """
     parts = list(strategy.by_phase.values()) if isinstance(strategy, CohortStrategy) else [strategy]
     for part in parts:
-        additive = (
-            isinstance(part, CohortStrategy)
-            and not isinstance(part, GeneratingStrategy)
-            and part.uses_only_sums()
-        )
-        if not additive:
+        if not isinstance(part, CohortStrategy) or not part.uses_only_sums():
             raise ExperimentError(
                 f"strategy {type(part).__name__!r} needs more than the sum, which is all that"
                 " secure aggregation provides",

@@ -24,8 +24,8 @@ from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.phases import MAIN, Phase, phase_at
 from fedrec.experiment.sections import Section
+from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.accounting.sampling import Scheduled
-from fedrec.privacy.protection import Protection
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import pack_train, unpack_each, unpack_sum
 from fedrec.protocol.orders import Reply, TrainEach, TrainOrder, Weighting
@@ -73,6 +73,18 @@ class Cohorts(Protocol):
         ...
 
 
+class Memory(Protocol):
+    """State between rounds."""
+
+    def state(self) -> Mapping[str, np.ndarray]:
+        """The state as named arrays."""
+        ...
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Aggregate:
     """The answers of a round.
@@ -108,7 +120,7 @@ class CohortStrategy(Strategy):
     applied, or asks for each of them.
 
     A subclass lives in a file of its own in `strategies/`, its configuration class above it. State
-    that must survive a resumed run goes through `state` and `restore`.
+    that must survive a resumed run is in `memories`, or goes through `state` and `restore`.
 
     Args:
         config: its settings.
@@ -118,6 +130,8 @@ class CohortStrategy(Strategy):
     Attributes:
         reply: what nodes reply with: the sum of their clients' updates, or the update of each. With
             `each` there is no secure aggregation, and no user-level guarantee by `[privacy]`.
+        sees: with `each`, what its server sees, in words.
+        instead: with `each`, what the user can do in place of `[privacy]`, in words.
         privacy: clip, noise and charge of its rounds; None: no differential privacy.
         watch: told the number of each private round and its noisy mean update, before the rule.
     """
@@ -125,6 +139,8 @@ class CohortStrategy(Strategy):
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
     reply: ClassVar[Reply] = "sum"
+    sees: ClassVar[str] = "reply = 'each': updates that no noise has reached"
+    instead: ClassVar[str] = "set strategy.name = 'reptile', or leave out the [privacy] table"
     weighting: Weighting = "uniform"
 
     def __init__(self, config: Config, cohorts: Cohorts, step: dict[str, Any]) -> None:
@@ -162,8 +178,8 @@ class CohortStrategy(Strategy):
             raise ExperimentError(
                 f"strategy {type(self).__name__!r} cannot be made private by [privacy]",
                 expected="a strategy that uses only the sum of the clients' updates",
-                got="reply = 'each': updates that no noise has reached",
-                fix="set strategy.name = 'reptile', or leave out the [privacy] table",
+                got=self.sees,
+                fix=self.instead,
             )
         privacy.refuse_unequal(type(self).__name__, self.weighting)
         self.privacy = privacy
@@ -222,12 +238,20 @@ class CohortStrategy(Strategy):
         `theta` may be changed in place; it is not read afterwards.
         """
 
-    def state(self) -> dict[str, np.ndarray]:
-        """State that the strategy keeps between rounds; empty by default."""
+    @property
+    def memories(self) -> Mapping[str, Memory]:
+        """What keeps state between rounds, by the prefix of its arrays' names; nothing by
+        default."""
         return {}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """State that the strategy keeps between rounds: that of `memories`."""
+        return add_prefix({prefix: memory.state() for prefix, memory in self.memories.items()})
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Restore what `state` returned."""
+        for prefix, memory in self.memories.items():
+            memory.restore(strip_prefix(prefix, state))
 
     def phase(self, round_number: int) -> str:
         """The phase of training that a round belongs to, as in `schedule`."""
@@ -246,25 +270,21 @@ class CohortStrategy(Strategy):
         self._asked = {}
         self._open = set()
         groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
-        for node, clients in groups.items():
-            yield self._order(server_round, node, clients, arrays, protection)
+        for node, clients, sent in self._sent(server_round, groups, arrays):
+            self._asked[node] = len(clients)
+            self._open.update(clients.tolist())  # each may answer once
+            each = self.reply == "each"
+            order = TrainOrder(
+                server_round, clients, self.weighting, self.step, protection=protection, each=each
+            )
+            yield Message(pack_train(sent, order), node, MessageType.TRAIN)
 
-    def _order(
-        self,
-        server_round: int,
-        node: int,
-        clients: np.ndarray,
-        arrays: ArrayRecord,
-        protection: Protection | None = None,
-    ) -> Message:
-        """The order to a node to train some clients, who may answer once."""
-        self._asked[node] = len(clients)
-        self._open.update(clients.tolist())
-        each = self.reply == "each"
-        order = TrainOrder(
-            server_round, clients, self.weighting, self.step, protection=protection, each=each
-        )
-        return Message(pack_train(arrays, order), node, MessageType.TRAIN)
+    def _sent(
+        self, server_round: int, groups: Mapping[int, np.ndarray], arrays: ArrayRecord
+    ) -> Iterable[tuple[int, np.ndarray, ArrayRecord]]:
+        """The nodes of a round, their clients, and the parameters that each gets: the global
+        ones."""
+        return ((node, clients, arrays) for node, clients in groups.items())
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -124,7 +124,7 @@ class PlainLoop:
         self.measure = (
             F.mse_loss if model.schema.task == "rating" else F.binary_cross_entropy_with_logits
         )
-        sgd = step._settings(list(start))
+        sgd = step.settings(list(start))
         by_name = {name: self.net.values[name.replace(".", "_")] for name in start}
         self.late = [by_name[name] for name in sgd.late if sgd.rate(name)]
         self.rates = {value: sgd.rate(name) for name, value in by_name.items() if sgd.rate(name)}

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient descent on one client's parameters, in place: the reference for training in blocks."""
+"""Mini-batch gradient descent on an objective, of many clients at once."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field
 
-from clients.step import StepConfig
+from clients.step import Step, StepConfig
+from fedrec.cohort.block import Block
+from fedrec.cohort.descent import Objective, descend
+from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import SgdSettings
+from fedrec.models.base import Parameters
 
 
 class DescentConfig(StepConfig):
@@ -26,3 +32,31 @@ class DescentConfig(StepConfig):
     def sgd(self) -> SgdSettings:
         """The settings for training in blocks."""
         return SgdSettings(self.learning_rate, self.momentum, self.weight_decay, self.proximal_mu)
+
+
+class DescentStep(Step):
+    """Base of steps of mini-batch gradient descent: on the model's own loss and on all parameters,
+    unless a subclass says otherwise."""
+
+    config: DescentConfig
+
+    def objective(self) -> Objective | None:
+        """What is minimised; None: the model's own loss."""
+        return None
+
+    def trained(self, parameters: Parameters) -> Parameters:
+        """Those of the global parameters that are trained."""
+        return parameters
+
+    def settings(self, names: list[str]) -> SgdSettings:
+        """Settings of the gradient steps for the parameters of these names."""
+        return self.config.sgd()
+
+    def train_block(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Trained:
+        """Train every client of a block."""
+        trained = self.trained(parameters)
+        settings = self.settings(list(trained))
+        found = descend(self.model, trained, block, settings, self.objective(), own)
+        return replace(found, start=parameters)

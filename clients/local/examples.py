@@ -4,12 +4,10 @@ negatives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 
-from fedrec.cohort.batches import Batches
 from fedrec.data.client_data import ClientData
 from fedrec.data.negatives import draw_negatives
 from fedrec.data.schema import Schema
@@ -48,37 +46,3 @@ def labelled(
     return np.concatenate([items, drawn]), np.concatenate(
         [labels, np.zeros(count, dtype=np.float32)]
     )
-
-
-def shuffled_epochs(
-    data: ClientData, schema: Schema, negatives: int, epochs: int, random: np.random.Generator
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Items `int64 [n]` and labels `float32 [n]` of each epoch, in the order of training; no epoch
-    for a client without examples.
-
-    Args:
-        data: of one client.
-        schema: its task says what a label is: a rating, or 1 and 0.
-        negatives: unobserved items per positive, drawn once for all epochs.
-        epochs: number of epochs; with 0 nothing is drawn.
-        random: source of the negatives and of each epoch's order.
-    """
-    if not epochs:
-        return
-    items, labels = labelled(data, schema, negatives, "ignore", random)
-    for _ in range(epochs if len(items) else 0):
-        order = random.permutation(len(items))
-        yield items[order], labels[order]
-
-
-def shuffled_batches(
-    data: ClientData,
-    schema: Schema,
-    random: np.random.Generator,
-    *,
-    negatives: int,
-    epochs: int,
-    batch_size: int,
-) -> Batches:
-    """The batches of `shuffled_epochs`, each of at most `batch_size` examples."""
-    return Batches.cut(list(shuffled_epochs(data, schema, negatives, epochs, random)), batch_size)

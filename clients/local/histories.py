@@ -5,15 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
+from fedrec.data.client_data import ClientData
 from fedrec.models.vae import Draw, Prior, Tap, Vae
+from fedrec.priors.user_level import user_priors
+from fedrec.privacy.personal.noise import PersonalNoise
+from fedrec.privacy.personal.priors import PriorsConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,3 +200,66 @@ def _prior(batches: Sequence[HistoryBatches], device: torch.device) -> Prior | N
         for part in zip(*priors, strict=True)
     )
     return Prior(mean, variance)
+
+
+class HistoryStepConfig(StepConfig):
+    """Settings of training on histories."""
+
+    beta: float = Field(default=0.5, ge=0)
+    """Weight of the divergence from the prior after annealing (paper: 0.5 for MovieLens-100K)."""
+    anneal_rounds: int = Field(default=0, ge=0)
+    """Rounds over which beta rises linearly from 0; 0: full weight from the start."""
+    priors: PriorsConfig | None = None
+    """Priors of the users' codes from their metadata (equation 11), without noise; default:
+    standard normal."""
+
+
+class HistoryStep(Step):
+    """Base of steps that train the variational autoencoder on a client's own history."""
+
+    trains = Vae
+    model: Vae
+    config: HistoryStepConfig
+
+    def __init__(self, config: HistoryStepConfig, model: Vae, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        noise = config if isinstance(config, PersonalNoise) else None
+        self.priors = user_priors(config.priors, noise, model)
+
+    def in_round(self, round_number: int) -> Self:
+        """The step with the beta of a training round, from 1: linear from 0, the whole from round
+        `anneal_rounds` on."""
+        rounds = self.config.anneal_rounds
+        share = min(1.0, (round_number - 1) / rounds) if rounds else 1.0
+        beta = self.config.beta * share
+        return type(self)(self.config.model_copy(update={"beta": beta}), self.model, self.device)
+
+    def block(
+        self,
+        users: Sequence[tuple[np.ndarray, ...]],
+        batches: Sequence[Batches],
+        device: torch.device,
+    ) -> Block:
+        """Put clients together, see `Block.of`."""
+        return HistoryBlock.of(users, batches, device, self.model)
+
+    def history_batches(
+        self, data: ClientData, steps: int, random: np.random.Generator, **examples: Any
+    ) -> HistoryBatches:
+        """The batches of one client, with draws for so many steps; `examples` as in
+        `HistoryBatches.of`."""
+        draws = [self.model.draw((1, 1), generator_of(random)) for _ in range(steps)]
+        return HistoryBatches.of(
+            data.positives,
+            data.amounts(self.model.rated),
+            draws,
+            random,
+            client=data.client,
+            prior=None if self.priors is None else self.priors.of(data),
+            **examples,
+        )
+
+
+def generator_of(random: np.random.Generator) -> torch.Generator:
+    """A torch generator on the CPU that depends on the next number of a client's stream."""
+    return torch.Generator().manual_seed(int(random.integers(2**63)))

@@ -19,7 +19,6 @@ from torch import Tensor
 from clients.step import Step, StepConfig
 from fedrec.privacy.noise_source import Secure
 from fedrec.privacy.optimal_clip import optimal_clip
-from fedrec.privacy.personal.budgets import PersonalBudget
 from fedrec.privacy.personal.noise import PersonalNoise
 
 # the shared parameter that holds the logarithm of a clip norm found under noise
@@ -70,14 +69,6 @@ class OwnNoiseStep(Step):
             if self.config.quantile is None
             else {BOUND: torch.tensor([math.log(self.config.clip_norm)])}
         )
-
-    def budget(self, client: int) -> PersonalBudget:
-        """The epsilon that a user requested."""
-        return self.config.budget(client)
-
-    def noise_multiplier(self, client: int) -> float:
-        """Standard deviation / S of noise that costs the whole budget of an upload."""
-        return self.config.noise_multiplier(client)
 
     def shared_bound(self, parameters: Mapping[str, Tensor]) -> float:
         """The clip norm of all users: the setting, or the current value that follows the

@@ -18,6 +18,7 @@ from fedrec.cohort.block import Block
 from fedrec.components.contract_check import covers_overrides
 from fedrec.data.client_data import ClientData
 from fedrec.data.population import Population
+from fedrec.models.base import Parameters
 
 
 class SufficientStatisticsConfig(StepConfig):
@@ -74,10 +75,7 @@ class SufficientStatistics(Step):
         return Batches.whole([self._history(data)] if self.config.epochs else [])
 
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> VectorUpdates:
         """What every client of a block adds."""
         if not block.active:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
-from fedrec.cohort.outcome import ClientUpdate, Outcome
+from fedrec.cohort.outcome import Outcome
+from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.sparse_update import SparseAccumulator
 
 
@@ -77,18 +78,26 @@ class Updates(Outcome):
         still = {n: torch.zeros_like(v) for n, v in self.start.items() if n not in self.changes}
         return still | {name: change[place] for name, change in self.changes.items()}
 
-    def update_of(
-        self, place: int, names: Collection[str], tables: Collection[str]
-    ) -> ClientUpdate:
+    @property
+    def names(self) -> list[str]:
+        return [*self.start, *(name for name in self.changes if name not in self.start)]
+
+    def each(
+        self, clients: Sequence[int], names: Collection[str], tables: Collection[str]
+    ) -> ClientArrays:
         if not self.item_tables:
-            return super().update_of(place, names, tables)
-        count = self.block.touched_counts[place]
-        changes = self.changes_of(place)
-        return ClientUpdate(
-            {name: changes[name] for name in names if name not in tables},
-            self.block.touched[place, :count].numpy(force=True),
-            {name: changes[name][:count] for name in tables},
-        )
+            return super().each(clients, names, tables)
+        cohort = len(self.block)
+        rows = torch.arange(self.block.touched.shape[1])
+        real = rows < torch.tensor(self.block.touched_counts)[:, None]
+        found = {
+            name: self.changes[name]
+            if name in self.changes
+            else torch.zeros(cohort, *self.start[name].shape)
+            for name in names
+        }
+        found |= {name: found[name][real.to(found[name].device)] for name in tables}
+        return ClientArrays.of(self.block.requests(clients), found, tables)
 
     def kept(self, names: Collection[str]) -> tuple[Updates, dict[str, Tensor]]:
         """The block without the named private parameters, and their new values, `[C, ...]` each."""

@@ -35,16 +35,17 @@ from torch import Tensor
 from clients.local.examples import labelled
 from clients.local.one_by_one import Update, one_by_one
 from clients.local.own_noise import BOUND, OwnNoiseConfig, OwnNoiseStep, clipped_mean
-from clients.local.patterns import fits
 from clients.local.updates import Updates
+from clients.step import PrivateParameters
 from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
+from fedrec.models.base import Parameters
 
 Examples = tuple[np.ndarray, np.ndarray]
 """Items `int64 [n]` and labels `float32 [n]`."""
 
 
-class DpSgdConfig(OwnNoiseConfig):
+class DpSgdConfig(OwnNoiseConfig, PrivateParameters):
     """Settings of DP-SGD under the user's own noise."""
 
     epochs: int = Field(default=5, ge=0)
@@ -55,9 +56,6 @@ class DpSgdConfig(OwnNoiseConfig):
     negatives: int = Field(default=4, ge=0)
     """Unobserved items per positive (ranking only), drawn uniformly outside the training
     positives."""
-    private_parameters: tuple[str, ...] = ()
-    """Patterns of parameters that stay on the device between rounds and are never sent, such as
-    `user.*`."""
     private_rate: float = Field(default=0.1, gt=0)
     """Step size on the private parameters."""
     batch_size: int = Field(default=32, ge=1)
@@ -83,27 +81,8 @@ class DpSgd(OwnNoiseStep):
         any number."""
         return super().uploads if self.config.upload else None
 
-    def private_names(self, names: list[str]) -> list[str]:
-        """The parameters among `names` that stay on the device between rounds and are never
-        sent."""
-        return [name for name in names if fits(name, self.config.private_parameters)]
-
-    @property
-    def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of private parameter names, each of which must match a parameter."""
-        return self.config.private_parameters
-
-    @property
-    def keeps(self) -> bool:
-        """Whether state stays on the device: private parameters, or the number of rounds that it
-        took part in."""
-        return bool(self.config.private_parameters) or self.uploads is not None
-
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Updates:
         """Train every client of a block. In mode `sound` the reported number of examples and the
         loss are constants, so that they reveal nothing of the user."""

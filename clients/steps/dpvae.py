@@ -34,92 +34,50 @@ Where this differs from the paper:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.histories import HistoryBatches, HistoryBlock
+from clients.local.histories import HistoryBlock, HistoryStep, HistoryStepConfig
 from clients.local.own_noise import BOUND, ROUNDING, OwnNoiseConfig, OwnNoiseStep
 from clients.local.per_example_gradients import FactoredGradients, Recorder
 from clients.local.updates import Updates
-from clients.steps.vae import annealed, generator_of, needs_vae
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
 from fedrec.data.client_data import ClientData
-from fedrec.models.base import Model
-from fedrec.priors.user_level import user_priors
+from fedrec.models.base import Parameters
 
 
-class DpVaeConfig(OwnNoiseConfig):
+class DpVaeConfig(OwnNoiseConfig, HistoryStepConfig):
     """Settings of training under the user's own noise."""
 
     epochs: int = Field(default=1, ge=0, le=1)
     """1: one upload per round, as in algorithm 3; 0 trains nothing."""
-    beta: float = Field(default=0.5, ge=0)
-    """Weight of the divergence from the prior after annealing (paper: 0.5 for MovieLens-100K)."""
-    anneal_rounds: int = Field(default=0, ge=0)
-    """Rounds over which beta rises linearly from 0; 0: full weight from the start."""
 
 
-class DpVae(OwnNoiseStep):
+class DpVae(HistoryStep, OwnNoiseStep):
     """One noisy gradient of a user."""
 
     Config = DpVaeConfig
     paper = "DP-VAE (Fang et al. 2022), algorithm 3"
     config: DpVaeConfig
 
-    def __init__(self, config: DpVaeConfig, model: Model, device: torch.device) -> None:
-        super().__init__(config, model, device)
-        self.vae = needs_vae(model)
-        self.priors = user_priors(config.priors, config, self.vae)
-
-    def in_round(self, round_number: int) -> DpVae:
-        """The step with the beta of a training round, from 1."""
-        beta = annealed(self.config.beta, self.config.anneal_rounds, round_number)
-        return type(self)(self.config.model_copy(update={"beta": beta}), self.model, self.device)
-
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All batches of one client's local work; the noise is drawn from its stream when it is
         added."""
         number = len(data.positives)
-        draws = []
-        items = data.positives[:0]
+        drawn = data.positives[:0]
         if number and self.config.epochs:
-            items = random.choice(
-                data.positives, size=min(self.config.examples, number), replace=False
-            )
-            draws = [self.vae.draw((1, 1), generator_of(random))]
-        amounts = data.amounts(self.vae.rated)
-        prior = None if self.priors is None else self.priors.of(data)
-        return HistoryBatches.of(
-            data.positives,
-            amounts,
-            draws,
-            random,
-            client=data.client,
-            prior=prior,
-            drawn=items,
-            examples=1,
-        )
-
-    def block(
-        self,
-        users: Sequence[tuple[np.ndarray, ...]],
-        batches: Sequence[Batches],
-        device: torch.device,
-    ) -> Block:
-        """Put clients together, see `Block.of`."""
-        return HistoryBlock.of(users, batches, device, self.vae)
+            count = min(self.config.examples, number)
+            drawn = random.choice(data.positives, size=count, replace=False)
+        return self.history_batches(data, int(len(drawn) > 0), random, drawn=drawn, examples=1)
 
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Outcome:
         """Train every client of a block. One backward pass for all examples of all clients."""
         if not isinstance(block, HistoryBlock):
@@ -156,7 +114,7 @@ class DpVae(OwnNoiseStep):
     ) -> tuple[Tensor, Tensor]:
         """Losses whose gradients are clipped separately, `[C, J]` (or `[C, 1]`), and a mask of
         those that exist, `bool` of the same shape."""
-        log_chances, distances = block.parts(self.vae, network, recorder)
+        log_chances, distances = block.parts(self.model, network, recorder)
         numbers = torch.tensor(
             [max(1, len(member.history)) for member in block.histories_of], device=distances.device
         )

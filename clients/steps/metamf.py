@@ -11,8 +11,6 @@ items are drawn as negatives outside the training positives, new ones in each ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from pydantic import Field
@@ -24,6 +22,7 @@ from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
+from fedrec.models.base import Parameters
 
 _WIDTH = 64  # examples side by side; clients of a block are padded to multiples of it
 
@@ -48,14 +47,14 @@ class MetaMfStep(Step):
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """One client's examples; they name the rows that it needs."""
-        epochs = [self._examples(data, random)] if self.config.epochs else []
+        epochs = []
+        if self.config.epochs:
+            count = self.config.negatives
+            epochs.append(labelled(data, self.model.schema, count, "ignore", random))
         return Batches.cut(epochs, _WIDTH)
 
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Updates:
         """Minus the gradient of every client's mean loss at its generated parameters."""
         counts = torch.tensor(block.examples, device=self.device)
@@ -76,11 +75,6 @@ class MetaMfStep(Step):
         changes = {name: -gradient for name, gradient in zip(leaves, found, strict=True)}
         reported = torch.where(counts > 0, losses.detach(), torch.nan)
         return Updates(parameters, block, changes, reported.tolist(), given, tables)
-
-    def _examples(
-        self, data: ClientData, random: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return labelled(data, self.model.schema, self.config.negatives, "ignore", random)
 
 
 def _side_by_side(steps: Tensor) -> Tensor:

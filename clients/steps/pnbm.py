@@ -22,13 +22,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.model_check import require_model
 from clients.local.updates import ChangedPart, PartialUpdates
 from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
-from fedrec.models.base import Model
+from fedrec.models.base import Parameters
 from fedrec.models.pnbm import Pnbm
 from fedrec.neighbourhood.own_block import Rest, own_gradient
 
@@ -46,12 +45,10 @@ class PnbmStep(Step):
     """Gradient steps on one user's block of the similarities."""
 
     Config = PnbmStepConfig
+    trains = Pnbm
+    model: Pnbm
     paper = "PNBM, equations 4-5"
     config: PnbmStepConfig
-
-    def __init__(self, config: PnbmStepConfig, model: Model, device: torch.device) -> None:
-        super().__init__(config, model, device)
-        self.pnbm = require_model(model, Pnbm, "pnbm", lacks="similarities to learn")
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All ratings of a client as one batch; nothing is drawn."""
@@ -59,13 +56,10 @@ class PnbmStep(Step):
         return Batches.whole([(data.positives, ratings)] if self.config.epochs else [])
 
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> PartialUpdates:
         """Train the clients of a block one after the other."""
-        shared = _Shared(self.pnbm, parameters)
+        shared = _Shared(self.model, parameters)
         changes = []
         losses = []
         for place, steps in enumerate(block.steps):

@@ -23,6 +23,7 @@ from clients.step import Step, StepConfig
 from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
+from fedrec.models.base import Parameters
 from fedrec.neighbourhood.means import scaled
 
 
@@ -51,10 +52,7 @@ class RatingSums(Step):
     config: RatingSumsConfig
 
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Updates:
         """The ratings of every client of a block.
 

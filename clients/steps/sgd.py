@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local mini-batch SGD on one client's data (PrivRec algorithm 1, lines 9 to 18).
 
-`update` is the reference: one client at a time, full tables, autograd. `train_block` does the same
-for many clients at once (`fedrec.cohort`), and `train_in_kernel` in native code
+`train_block` trains many clients at once (`fedrec.cohort`), and `train_in_kernel` in native code
 (`fedrec.cohort.kernel`), from the same random draws.
 
 Where this differs from the paper: it gives no learning rate, batch size or number of negatives, so
@@ -17,29 +16,28 @@ of a network differently).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor
 
-from clients.local.descent import DescentConfig
+from clients.local.descent import DescentConfig, DescentStep
 from clients.local.examples import labelled
 from clients.local.patterns import fits, rates_by_name, refuse_idle
-from clients.step import Step
+from clients.step import PrivateParameters
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.cohort.descent import descend
 from fedrec.cohort.kernel.suitability import kernel_refusal
 from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.data.client_data import ClientData
+from fedrec.models.base import Parameters
 from fedrec.pretext.encoder import recommender_part
 
 
-class SgdConfig(DescentConfig):
+class SgdConfig(DescentConfig, PrivateParameters):
     """Settings of local SGD."""
 
     negatives: int = Field(default=4, ge=0)
@@ -58,12 +56,9 @@ class SgdConfig(DescentConfig):
     adapted."""
     late_epochs: int = Field(default=1, ge=0)
     """Number of epochs in which the late parameters move too."""
-    private_parameters: tuple[str, ...] = ()
-    """Patterns of parameters that stay on the device between rounds and are never sent, such as
-    `layer4.*`."""
 
 
-class Sgd(Step):
+class Sgd(DescentStep):
     """Plain local SGD."""
 
     Config = SgdConfig
@@ -74,26 +69,16 @@ class Sgd(Step):
         """All batches of one client's local work."""
         return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
 
-    def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
-    ) -> Trained:
-        """Train every client of a block."""
-        trained = recommender_part(parameters)
-        found = descend(self.model, trained, block, self._settings(list(trained)), own=own)
-        return replace(found, start=parameters)
+    def trained(self, parameters: Parameters) -> Parameters:
+        """All but those of self-supervised training."""
+        return recommender_part(parameters)
 
     def kernel_refusal(self) -> str | None:
         """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
         return kernel_refusal(self.model, self.config.sgd(), self.device)
 
     def train_in_kernel(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Trained:
         """The same as `train_block` in native code; called if `kernel_refusal` is None."""
         from fedrec.cohort.kernel.training import (
@@ -101,39 +86,21 @@ class Sgd(Step):
         )
 
         declared = self.model.declared_kernel()
-        trained = recommender_part(parameters)
         if declared is None:
             raise TypeError(
                 f"Expected a model that declares a kernel, got {type(self.model).__name__}."
             )
-        found = train_block(declared, trained, block, self._settings(list(trained)), own)
+        trained = self.trained(parameters)
+        found = train_block(declared, trained, block, self.settings(list(trained)), own)
         return replace(found, start=parameters)
 
-    def private_names(self, names: list[str]) -> list[str]:
-        """The parameters among `names` that stay on the device between rounds and are never
-        sent."""
-        return [name for name in names if fits(name, self.config.private_parameters)]
-
-    @property
-    def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of private parameter names, each of which must match a parameter."""
-        return self.config.private_parameters
-
-    @property
-    def keeps(self) -> bool:
-        """Whether state stays on the device: private parameters, or the number of rounds that it
-        took part in."""
-        return bool(self.config.private_parameters)
-
-    def _settings(self, names: list[str]) -> SgdSettings:
+    def settings(self, names: list[str]) -> SgdSettings:
         """Settings of the gradient steps for the parameters of these names."""
-        late = self._late(names)
-        late_epochs = self.config.late_epochs
         return replace(
-            self.config.sgd(),
+            super().settings(names),
             rates=rates_by_name(names, self.config.rates),
-            late=late,
-            late_epochs=late_epochs,
+            late=self._late(names),
+            late_epochs=self.config.late_epochs,
         )
 
     def _late(self, names: list[str]) -> frozenset[str]:
@@ -155,6 +122,5 @@ class Sgd(Step):
     def _examples(
         self, data: ClientData, random: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        return labelled(
-            data, self.model.schema, self.config.negatives, self.config.low_rated, random
-        )
+        config = self.config
+        return labelled(data, self.model.schema, config.negatives, config.low_rated, random)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, Self
 
 import numpy as np
 from torch import Tensor
@@ -56,12 +57,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
         ComponentError: the step violated its contract.
         ExperimentError: the step needs parameters that the server generates for each client.
     """
-    step = node.step(_section(node, order)).in_round(order.round)
-    _refuse_generated(node, step, step.generated or node.model.generated)
-    refuse_unmatched(step, list(arrays))
-    parameters = to_device(arrays, node.device)
-    asked = node.training if order.clients is None else np.sort(order.clients)
-    clients = permitted(node.uploads, step, asked, order.round)
+    work = _RoundOfClients.of(node, arrays, order)
     total = UpdateSum(
         arrays,
         node.model.item_tables,
@@ -71,17 +67,12 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
         order.round,
         node.device,
     )
-    untouched = watch_plug_in(step, arrays)
     covered = order.protection is not None or order.secure is not None
-    if node.hides_failures and (covered or isinstance(step.config, PersonalNoise)):
-        _add_one_by_one(node, step, parameters, clients, order.round, total)
-        reply = total.sum()
-    else:
-        _add_all(node, step, parameters, clients, order.round, total)
-        reply = total.sum()
-        if order.protection is None:
-            refuse_non_finite(step, reply, clients.tolist(), order.round)
-    untouched.refuse("step", step, f"in round {order.round}")
+    hides = node.hides_failures and (covered or isinstance(work.step.config, PersonalNoise))
+    work.add_to(total, hides)
+    reply = total.sum()
+    if order.protection is None and not hides:
+        refuse_non_finite(work.step, reply, work.clients.tolist(), order.round)
     return reply
 
 
@@ -101,130 +92,139 @@ def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
             got="protection" if order.protection is not None else "an order for all clients",
             fix="set strategy.name = 'reptile', which needs the sum alone",
         )
-    step = node.step(_section(node, order)).in_round(order.round)
-    _refuse_generated(node, step, node.model.generated and not step.generated)
-    if not step.generated:
-        refuse_unmatched(step, list(arrays))
-        parameters = to_device(arrays, node.device)
-        clients = permitted(node.uploads, step, np.sort(order.clients), order.round)
-        private = step.private_names(list(arrays))
-        total = EachUpdate(list(arrays), private, node.model.item_tables)
-        untouched = watch_plug_in(step, arrays)
-        _add_all(node, step, parameters, clients, order.round, total)
-        reply = total.reply()
-        untouched.refuse("step", step, f"in round {order.round}")
-        return reply
-    node.refuse_generated()
-    given = ClientArrays.read(arrays)
-    # private parameters of a client that was in no round yet are those of a new model
-    names = step.private_names(list(node.fresh)) if step.keeps else []
-    parameters = {name: node.fresh[name].to(node.device) for name in names}
-    total = EachUpdate(None, names, given.rows)
-    clients = given.requests.clients
-    _add_all(node, step, parameters, clients, order.round, total, given)
+    work = _RoundOfClients.of(node, arrays, order)
+    tables = node.model.item_tables if work.given is None else work.given.rows
+    total = EachUpdate(work.step.private_names(list(work.parameters)), tables)
+    work.add_to(total)
     return total.reply()
 
 
-def _add_all(
-    node: Node,
-    step: Step,
-    parameters: dict[str, Tensor],
-    clients: np.ndarray,
-    round_: int,
-    total: Collector,
-    given: ClientArrays | None = None,
-) -> None:
-    """Train the clients and collect their updates; their private parameters are saved."""
-    kept: dict[int, dict[str, np.ndarray]] = {}
-    for worker, part in step.assign(clients):
-        for members, found in _trained(node, worker, parameters, part, round_, kept, given):
-            total.add_block(members, found)
-    keep_private(node, kept, round_)
+@dataclass(frozen=True, eq=False)
+class _RoundOfClients:
+    """The work of a node's clients in a round.
 
-
-def _add_one_by_one(
-    node: Node,
-    step: Step,
-    parameters: dict[str, Tensor],
-    clients: np.ndarray,
-    round_: int,
-    total: UpdateSum,
-) -> None:
-    """The same; a client whose training fails or diverges counts like one without rows.
-
-    Clients are trained alone, so that none is trained again to find which one failed: the duration
-    would reveal that one did.
+    Attributes:
+        node: the node.
+        step: what they do.
+        arrays: what the server sent.
+        parameters: the global ones; if the server generated parameters for each client, only those
+            that the clients keep, of a new model.
+        clients: `int64 [clients]`.
+        round: the round.
+        given: the generated parameters; None: without.
     """
-    kept: dict[int, dict[str, np.ndarray]] = {}
-    for worker, part in step.assign(clients):
-        for client in part.tolist():
-            alone = np.array([client], dtype=np.int64)
-            own: dict[int, dict[str, np.ndarray]] = {}
+
+    node: Node
+    step: Step
+    arrays: Mapping[str, np.ndarray]
+    parameters: dict[str, Tensor]
+    clients: np.ndarray
+    round: int
+    given: ClientArrays | None
+
+    @classmethod
+    def of(cls, node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> Self:
+        """The work of an order.
+
+        Raises:
+            ExperimentError: model or step need other parameters.
+        """
+        step = node.step(_section(node, order)).in_round(order.round)
+        generated = step.generated and order.each
+        if generated != step.generated or (node.model.generated and not generated):
+            raise _needs_generated(node, step)
+        given = None
+        asked = node.training if order.clients is None else np.sort(order.clients)
+        if generated:
+            node.refuse_generated()
+            given = ClientArrays.read(arrays)
+            fresh = node.fresh if step.keeps else {}
+            start = {name: fresh[name].to(node.device) for name in step.private_names(list(fresh))}
+            asked = given.requests.clients
+        else:
+            refuse_unmatched(step, list(arrays))
+            start = to_device(arrays, node.device)
+        clients = permitted(node.uploads, step, asked, order.round)
+        return cls(node, step, arrays, start, clients, order.round, given)
+
+    def add_to(self, total: Collector, hides_failures: bool = False) -> None:
+        """Train the clients and collect their updates; their private parameters are saved.
+
+        Args:
+            total: takes the updates.
+            hides_failures: whether a client whose training fails or diverges counts like one
+                without rows. Clients are then trained alone, so that none is trained again to find
+                which one failed: the duration would reveal that one did.
+        """
+        untouched = watch_plug_in(self.step, self.arrays)
+        kept: dict[int, dict[str, np.ndarray]] = {}
+        for worker, part in self.step.assign(self.clients):
+            blocks = self._alone(worker, part) if hides_failures else self._blocks(worker, part)
+            for members, shared, own in blocks:
+                total.add_block(members, shared)
+                kept |= own
+        keep_private(self.node, kept, self.round)
+        untouched.refuse("step", self.step, f"in round {self.round}")
+
+    def _blocks(self, step: Step, clients: np.ndarray) -> Iterator[_Block]:
+        private = step.private_names(list(self.parameters))
+        trained_blocks = train_in_blocks(
+            self.node,
+            step,
+            self.node.path(step),
+            self.parameters,
+            clients,
+            "client",
+            self.round,
+            given=self.given,
+        )
+        for places, trained in trained_blocks:
+            members = clients[places].tolist()
+            shared, values = trained.kept(private)
+            moved = {name: value.cpu().numpy() for name, value in values.items()}
+            own = {
+                client: {name: value[place] for name, value in moved.items()}
+                for place, client in enumerate(members if moved else [])
+            }
+            yield members, shared, own
+
+    def _alone(self, step: Step, clients: np.ndarray) -> Iterator[_Block]:
+        for client in clients.tolist():
             try:
-                ((_, found),) = _trained(node, worker, parameters, alone, round_, own)
-                if not bool(found.norms().isfinite().all()):
-                    raise ClientError(
-                        f"client {client} diverged",
-                        expected="a finite update",
-                        got="infinities or NaN",
-                        fix="lower the learning rate of the step",
-                    )
+                (block,) = self._blocks(step, np.array([client], dtype=np.int64))
+                if not bool(block[1].norms().isfinite().all()):
+                    raise ClientError(f"client {client} diverged", expected="a finite update")
             except Exception as error:
                 message = "round %d: client %d failed and counts like one without rows"
-                log.error(message, round_, client, exc_info=error)
-                found = _without_rows(node, worker, parameters, client, round_)
-                own = {}
-            total.add_block([client], found)
-            kept |= own
-    keep_private(node, kept, round_)
+                log.error(message, self.round, client, exc_info=error)
+                block = [client], self._without_rows(step, client), {}
+            yield block
+
+    def _without_rows(self, step: Step, client: int) -> Outcome:
+        """The block of a client without rows: zero, and the noise that its step adds."""
+        if not isinstance(step.config, PersonalNoise):
+            return Updates(self.parameters, Block.without_batches([0]), {}, [math.nan])
+        data = self.node.population.client(client).without_rows()
+        drawn = stream(self.node.experiment.seed, "client", client, self.round)
+        block = step.block([data.features], [step.batches(data, drawn)], self.node.device)
+        private = step.private_names(list(self.parameters))
+        return step.train_block(self.parameters, block).kept(private)[0]
 
 
-def _trained(
-    node: Node,
-    step: Step,
-    parameters: dict[str, Tensor],
-    clients: np.ndarray,
-    round_: int,
-    kept: dict[int, dict[str, np.ndarray]],
-    given: ClientArrays | None = None,
-) -> Iterator[tuple[list[int], Outcome]]:
-    """Clients and what they send, in blocks; their private parameters are added to `kept`."""
-    private = step.private_names(list(parameters))
-    for places, trained in train_in_blocks(
-        node, step, node.path(step), parameters, clients, "client", round_, given=given
-    ):
-        members = clients[places].tolist()
-        shared, values = trained.kept(private)
-        moved = {name: value.cpu().numpy() for name, value in values.items()}
-        for place, client in enumerate(members if moved else []):
-            kept[client] = {name: value[place] for name, value in moved.items()}
-        yield members, shared
+_Block = tuple[list[int], Outcome, dict[int, dict[str, np.ndarray]]]
+"""The clients of a block, what they send, and what each of them keeps."""
 
 
-def _without_rows(
-    node: Node, step: Step, parameters: dict[str, Tensor], client: int, round_: int
-) -> Outcome:
-    """The block of a client without rows: zero, and the noise that its step adds."""
-    if not isinstance(step.config, PersonalNoise):
-        return Updates(parameters, Block.without_batches([0]), {}, [math.nan])
-    data = node.population.client(client).without_rows()
-    drawn = stream(node.experiment.seed, "client", client, round_)
-    block = step.block([data.features], [step.batches(data, drawn)], node.device)
-    return step.train_block(parameters, block).kept(step.private_names(list(parameters)))[0]
-
-
-def _refuse_generated(node: Node, step: Step, refused: bool) -> None:
-    """Refuse a model or step that gets other parameters than it needs."""
-    if refused:
-        raise ExperimentError(
-            "model or step need parameters that the server generates for each client",
-            expected="model, step and strategy all by one name: metamf, gpfedrec or fedgnn",
-            got=(
-                f"model {type(node.model).__name__!r}, step {type(step).__name__!r} and shared"
-                " parameters"
-            ),
-            fix="set strategy.name to that of the step, or another model and step",
-        )
+def _needs_generated(node: Node, step: Step) -> ExperimentError:
+    return ExperimentError(
+        "model or step need parameters that the server generates for each client",
+        expected="model, step and strategy all by one name: metamf, gpfedrec or fedgnn",
+        got=(
+            f"model {type(node.model).__name__!r}, step {type(step).__name__!r} and shared"
+            " parameters"
+        ),
+        fix="set strategy.name to that of the step, or another model and step",
+    )
 
 
 def only_reads(node: Node, order: TrainOrder) -> bool:

@@ -61,6 +61,12 @@ class Batches:
         )
 
     @classmethod
+    def none(cls) -> Batches:
+        """No batches."""
+        items = np.zeros((0, 0), dtype=np.int64)
+        return Batches(items, items.astype(np.float32), items.reshape(-1), 0, 0)
+
+    @classmethod
     def whole(cls, epochs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batches:
         """Each epoch's (items `int64 [n]`, labels `float32 [n]`) as one batch."""
         return cls.cut(epochs, _UNLIMITED)
@@ -87,8 +93,7 @@ class OwnData(Batches):
     @classmethod
     def of(cls, data: ClientData, random: np.random.Generator) -> OwnData:
         """No batches, and what they would be drawn from."""
-        none = np.zeros((0, 0), dtype=np.int64)
-        return cls(none, none.astype(np.float32), none.reshape(-1), 0, 0, data, random)
+        return cls(**vars(cls.none()), data=data, random=random)
 
 
 def _width(batch_size: int, longest: int) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.batches import Batches
+from fedrec.protocol.client_arrays import ItemRequests
 
 # catalogue size per item; above it, marking the items takes longer than sorting them
 _SPARSE = 64
@@ -127,6 +128,12 @@ class Block:
     def steps(self) -> list[int]:
         """Number of steps of each client."""
         return (np.array(self.active)[:, None] > np.arange(len(self))).sum(0).tolist()
+
+    def requests(self, clients: Sequence[int]) -> ItemRequests:
+        """The items of each client's real rows; `clients` are the ids, `[C]`."""
+        touched = self.touched.numpy(force=True)
+        items = [own[:count] for own, count in zip(touched, self.touched_counts, strict=True)]
+        return ItemRequests.of(np.array(clients), items)
 
     @cached_property
     def weights(self) -> Tensor:

@@ -5,29 +5,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
-from fedrec.protocol.sparse_update import SparseAccumulator
-
-
-@dataclass(frozen=True, eq=False)
-class ClientUpdate:
-    """One client's update, `theta_local - theta_global`.
-
-    Attributes:
-        values: by parameter, in its shape.
-        items: `int64 [n]`, ascending: the items whose rows may have changed.
-        rows: by item table, `[n, ...]`, the change of these rows.
-    """
-
-    values: dict[str, Tensor]
-    items: np.ndarray
-    rows: dict[str, Tensor]
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
+from fedrec.protocol.sparse_update import SparseAccumulator, SparseUpdate
 
 
 class Outcome(ABC):
@@ -69,11 +54,11 @@ class Outcome(ABC):
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
         """The same of an item table `[items, d]`, by rows, added to the running sum of its changes;
         `shares` is `float64 [C]`."""
-        for place, share in enumerate(shares.tolist()):
-            if share:
-                update = self.update_of(place, [name], [name])
-                values = share * update.rows[name].double()
-                total.add(update.items, values.numpy(force=True))
+        own = self.each(range(len(self.block)), [name], [name])
+        changes = own.changes(name, self.start[name].numpy(force=True))
+        for share, change in zip(shares.tolist(), changes, strict=True):
+            if share and isinstance(change, SparseUpdate):
+                total.add(change.rows, share * change.values.astype(np.float64))
 
     @abstractmethod
     def parameters_of(self, place: int) -> dict[str, Tensor]:
@@ -84,23 +69,35 @@ class Outcome(ABC):
         own = self.parameters_of(place)
         return {name: own[name][0] - value for name, value in self.start.items()}
 
-    def update_of(
-        self, place: int, names: Collection[str], tables: Collection[str]
-    ) -> ClientUpdate:
-        """One client's update of some parameters.
+    @property
+    def names(self) -> list[str]:
+        """The parameters that have updates."""
+        return list(self.start)
+
+    def each(
+        self, clients: Sequence[int], names: Collection[str], tables: Collection[str]
+    ) -> ClientArrays:
+        """The update of each client.
 
         Args:
-            place: the client's place in the block.
+            clients: `[C]`, whose updates these are.
             names: the parameters.
             tables: those of them that are item tables, of which only rows that change are given.
         """
-        changes = self.changes_of(place)
-        moved = [changes[name].flatten(1).any(1) for name in tables]
-        some = torch.stack(moved).any(0) if moved else torch.zeros(0, dtype=torch.bool)
-        items = some.nonzero()[:, 0]
-        rows = {name: changes[name][items] for name in tables}
-        values = {name: changes[name] for name in names if name not in rows}
-        return ClientUpdate(values, items.numpy(force=True), rows)
+        items = []
+        parts = []
+        for place in range(len(self.block)):
+            changes = self.changes_of(place)
+            moved = [changes[name].flatten(1).any(1) for name in tables]
+            some = torch.stack(moved).any(0) if moved else torch.zeros(0, dtype=torch.bool)
+            items.append(some.nonzero()[:, 0].numpy(force=True))
+            rows = {name: changes[name][some] for name in tables}
+            parts.append({name: changes[name] for name in names} | rows)
+        joined = {
+            name: (torch.cat if name in tables else torch.stack)([part[name] for part in parts])
+            for name in names
+        }
+        return ClientArrays.of(ItemRequests.of(np.array(clients), items), joined, tables)
 
     def kept(self, names: Collection[str]) -> tuple[Outcome, dict[str, Tensor]]:
         """The block without the named private parameters, and their new values, `[C, ...]` each; by

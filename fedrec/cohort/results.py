@@ -4,7 +4,7 @@ parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
-from fedrec.cohort.outcome import ClientUpdate, Outcome
+from fedrec.cohort.outcome import Outcome
+from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.sparse_update import SparseAccumulator
 
 
@@ -111,25 +112,24 @@ class Trained(Outcome):
             own[name] = table.unsqueeze(0)
         return own
 
-    def update_of(
-        self, place: int, names: Collection[str], tables: Collection[str]
-    ) -> ClientUpdate:
-        """One client's update; of item tables its touched rows, and of whole ones those that
+    def each(
+        self, clients: Sequence[int], names: Collection[str], tables: Collection[str]
+    ) -> ClientArrays:
+        """The update of each client: of item tables its touched rows, and of whole ones those that
         changed."""
-        count = self.block.touched_counts[place]
-        whole = any(len(self.start[name]) == count for name in tables)
-        if whole or not set(tables) <= set(self.item_tables) or self.untouched[place] != 1:
-            return super().update_of(place, names, tables)
-        items = self.block.touched[place, :count]
+        counts = self.block.touched_counts
+        whole = any(len(self.start[name]) in counts for name in tables)
+        if whole or not set(tables) <= set(self.item_tables) or bool((self.untouched != 1).any()):
+            return super().each(clients, names, tables)
         changes = {
-            name: self.values[name][place] - self.start[name]
+            name: self.values[name] - self.start[name]
             if name in self.values
-            else torch.zeros_like(self.start[name])
+            else torch.zeros(len(self.block), *self.start[name].shape)
             for name in names
             if name not in tables
         }
-        rows = {name: self.values[name][place, :count] - self.start[name][items] for name in tables}
-        return ClientUpdate(changes, items.numpy(force=True), rows)
+        changes |= {name: self._moved(name)[2] for name in tables}
+        return ClientArrays.of(self.block.requests(clients), changes, tables)
 
     def kept(self, names: Collection[str]) -> tuple[Trained, dict[str, Tensor]]:
         """The block without the named private parameters, and their new values, `[C, ...]`."""

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.protocol.sparse_update import Change, SparseUpdate
@@ -92,6 +93,16 @@ class ClientArrays:
     values: dict[str, np.ndarray]
     rows: dict[str, np.ndarray]
 
+    @classmethod
+    def of(
+        cls, requests: ItemRequests, tensors: Mapping[str, Tensor], tables: Collection[str]
+    ) -> ClientArrays:
+        """From tensors, `[P, ...]` of tables, of whose items clients have rows, and `[C, ...]` of
+        others."""
+        arrays = {name: value.numpy(force=True) for name, value in tensors.items()}
+        rows = {name: arrays.pop(name) for name in tables}
+        return cls(requests, arrays, rows)
+
     def arrays(self) -> dict[str, np.ndarray]:
         """As named arrays."""
         return {**self.requests.arrays(), **add_prefix({_VALUE: self.values, _ROW: self.rows})}
@@ -114,12 +125,12 @@ class ClientArrays:
 
     @classmethod
     def joined(cls, parts: Sequence[ClientArrays]) -> ClientArrays:
-        """The clients of several parts, at least one, ascending; zero where a part lacks a
-        parameter. A table of which one part has rows, and another whole values, becomes rows."""
+        """The clients of several parts, ascending; zero where a part lacks a parameter. A table of
+        which one part has rows, and another whole values, becomes rows."""
         tables = {name for part in parts for name in part.rows}
         parts = [part._with_rows(tables & part.values.keys()) for part in parts]
-        order = np.argsort(np.concatenate([part.requests.clients for part in parts]))
         requests = ItemRequests.concatenated([part.requests for part in parts])
+        order = np.argsort(requests.clients)
         counts = [len(part.requests.clients) for part in parts]
         values = _filled([part.values for part in parts], counts)
         rows = _filled([part.rows for part in parts], [len(p.requests.items) for p in parts])

@@ -67,13 +67,13 @@ class TrainEach:
 
     @classmethod
     def joined(cls, parts: Sequence[TrainEach]) -> TrainEach:
-        """The clients of several nodes, at least one, ascending."""
-        order = np.argsort(np.concatenate([part.clients for part in parts]))
-        return cls(
-            ClientArrays.joined([part.updates for part in parts]),
-            np.concatenate([part.examples for part in parts])[order],
-            np.concatenate([part.losses for part in parts])[order],
-        )
+        """The clients of several blocks or nodes, ascending."""
+        updates = ClientArrays.joined([part.updates for part in parts])
+        clients = np.concatenate([updates.requests.clients[:0], *(one.clients for one in parts)])
+        order = np.argsort(clients)
+        examples = np.concatenate([np.empty(0, np.int64), *(part.examples for part in parts)])
+        losses = np.concatenate([np.empty(0), *(part.losses for part in parts)])
+        return cls(updates, examples[order], losses[order])
 
     @property
     def clients(self) -> np.ndarray:

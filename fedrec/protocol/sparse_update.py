@@ -149,21 +149,20 @@ class SparseAccumulator:
         # deterministic order, and fast
         torch.from_numpy(self.values).index_add_(0, slots, torch.from_numpy(values))
 
-    def total(self) -> SparseUpdate:
-        """The sum so far, as rows `int64 [R]` and values `[R, d]`."""
+    def total(self, kind: np.dtype | None = None) -> SparseUpdate:
+        """The sum so far, as rows `int64 [R]` and values `[R, d]`, `float64` unless of a `kind`."""
         order = np.argsort(self.rows[: self.used])
-        return SparseUpdate(
-            self.shape, self.rows[: self.used][order], self.values[: self.used][order], self.drift
-        )
+        values = self.values[: self.used][order]
+        if kind is not None:
+            values = values.astype(kind, copy=False)
+        rows = self.rows[: self.used][order]
+        return SparseUpdate(self.shape, rows, values, self.drift)
 
     def change(self, table: np.ndarray) -> Change:
         """The sum so far as a change of the table `[items, d]`, in its type; sparse if less than
         half of the rows changed."""
         if 2 * self.used < len(table):
-            total = self.total()
-            return SparseUpdate(
-                total.shape, total.rows, total.values.astype(table.dtype), total.drift
-            )
+            return self.total(table.dtype)
         if self.drift:
             return self.total().dense(table).astype(table.dtype)
         whole = np.zeros(self.shape, dtype=table.dtype)

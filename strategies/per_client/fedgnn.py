@@ -30,10 +30,9 @@ from pydantic import Field
 
 from fedrec.graphs.third_party import ThirdParty
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from strategies._optimiser import Optimiser
 from strategies._server_rate import ServerRate
-from strategies.base import Aggregate, Cohorts
-from strategies.per_client.base import Memory, PerClientStrategy
+from strategies.base import Aggregate, Cohorts, Memory
+from strategies.per_client.base import PerClientStrategy
 
 ITEMS = "item.id"
 LAYERS = ("items.", "users.")
@@ -64,9 +63,8 @@ class FedgnnStrategy(PerClientStrategy):
     Config = FedgnnStrategyConfig
     paper = "FedGNN (Wu et al. 2021), algorithm 1"
     config: FedgnnStrategyConfig
-    system = "FedGNN"
     sees = "strategy 'fedgnn': its server needs each client's message separately"
-    instead = "set step.noise and step.clip"
+    instead = "set step.noise and step.clip, or choose another system"
     own_step = "fedgnn"
 
     def __init__(
@@ -74,11 +72,10 @@ class FedgnnStrategy(PerClientStrategy):
     ) -> None:
         super().__init__(config, cohorts, step)
         self._third = ThirdParty(config.neighbours)
-        self._optimiser = Optimiser(config.optimiser, 0.0)
 
     @property
-    def memories(self) -> dict[str, Memory]:
-        """The messages to the third party, and the optimiser's state."""
+    def memories(self) -> Mapping[str, Memory]:
+        """The messages to the third party, and the optimiser."""
         return {"third/": self._third, **super().memories}
 
     @classmethod

@@ -36,11 +36,10 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from strategies._optimiser import Optimiser
 from strategies._server_rate import ServerRate
-from strategies.base import Aggregate, Cohorts
+from strategies.base import Aggregate, Cohorts, Memory
 from strategies.per_client._user_graph import Changes, Uploads, edges
-from strategies.per_client.base import Memory, PerClientStrategy
+from strategies.per_client.base import PerClientStrategy
 
 ITEMS = "item.id"
 GUIDE = "item.guide"
@@ -69,11 +68,9 @@ class GpfedrecStrategy(PerClientStrategy):
     Config = GpfedrecStrategyConfig
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
     config: GpfedrecStrategyConfig
-    system = "GPFedRec"
     sees = (
         "strategy 'gpfedrec': its server keeps each client's item embeddings, under the client's id"
     )
-
     own_step = "gpfedrec"
 
     def __init__(
@@ -81,11 +78,10 @@ class GpfedrecStrategy(PerClientStrategy):
     ) -> None:
         super().__init__(config, cohorts, step)
         self._uploads = Uploads(config.remembered)
-        self._optimiser = Optimiser(config.optimiser, 0.0)
 
     @property
-    def memories(self) -> dict[str, Memory]:
-        """Each client's last upload, and the optimiser's state."""
+    def memories(self) -> Mapping[str, Memory]:
+        """Each client's last upload, and the optimiser."""
         return {"uploads/": self._uploads, **super().memories}
 
     @classmethod

@@ -38,10 +38,11 @@ from fedrec.errors import ClientError
 from fedrec.models.metamf import generate
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import TrainEach
-from strategies._optimiser import Optimiser
 from strategies._server_rate import ServerRate
-from strategies.base import Aggregate, Cohorts, GeneratingStrategy
-from strategies.per_client.base import Memory, PerClientStrategy
+from strategies.base import Aggregate, Cohorts, GeneratingStrategy, Memory
+from strategies.per_client.base import PerClientStrategy
+
+LOW = "item.low"
 
 
 class MetaMfStrategyConfig(ServerRate):
@@ -71,7 +72,6 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
     Config = MetaMfStrategyConfig
     paper = "MetaMF (Lin et al. 2020)"
     config: MetaMfStrategyConfig
-    system = "meta matrix factorization"
     sees = (
         "strategy 'metamf': its server needs each client's gradient separately, under the client's"
         " user id"
@@ -82,13 +82,12 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
     ) -> None:
         super().__init__(config, cohorts, step)
         self.weighting = config.weighting
-        self._optimiser = Optimiser(config.optimiser, config.momentum)
         self._leaves: dict[str, Tensor] = {}
         self._made: tuple[ItemRequests, dict[str, Tensor], Tensor] | None = None
 
     @property
-    def memories(self) -> dict[str, Memory]:
-        """The optimiser's state."""
+    def memories(self) -> Mapping[str, Memory]:
+        """The optimiser."""
         return {"": self._optimiser}
 
     def generate(
@@ -98,13 +97,10 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
         own = {name: torch.from_numpy(np.asarray(value)) for name, value in theta.items()}
         with torch.no_grad():
             values, low = generate(own, torch.from_numpy(clients.copy()), requests)
-        plain = {name: value.numpy() for name, value in values.items()}
         if requests is not None:
-            return ClientArrays(requests, plain, {"item.low": low.numpy()})
-        nothing = ItemRequests(
-            clients, np.zeros(len(clients) + 1, dtype=np.int64), np.empty(0, dtype=np.int64)
-        )
-        return ClientArrays(nothing, {**plain, "item.low": low.numpy()}, {})
+            return ClientArrays.of(requests, {**values, LOW: low}, [LOW])
+        nothing = ItemRequests.of(clients, [clients[:0]] * len(clients))
+        return ClientArrays.of(nothing, {**values, LOW: low}, ())
 
     def sent(self, requests: ItemRequests) -> ClientArrays:
         """The generated parameters of a round's clients."""
@@ -113,11 +109,7 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
         }
         values, low = generate(self._leaves, torch.from_numpy(requests.clients), requests)
         self._made = requests, values, low
-        return ClientArrays(
-            requests,
-            {n: v.detach().numpy() for n, v in values.items()},
-            {"item.low": low.detach().numpy()},
-        )
+        return ClientArrays.of(requests, {**values, LOW: low}, [LOW])
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """Back-propagate the gradients and take a step, in place; without any example the
@@ -172,7 +164,7 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
         total = np.zeros(low.shape, dtype=np.float32)
         counts = np.diff(each.updates.requests.offsets)
         rows = np.repeat(weights, counts)[:, None]
-        total[requests.rows_of(places)] = -each.updates.rows["item.low"] * rows
+        total[requests.rows_of(places)] = -each.updates.rows[LOW] * rows
         return outputs, [torch.from_numpy(array / whole) for array in [*found, total]]
 
     def _undecayed(self, name: str) -> bool:

@@ -6,14 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
-
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import Phase, step_table
 from fedrec.experiment.sections import Section, component_settings
-from strategies.base import Cohorts, CohortStrategy
+from strategies.base import Cohorts, CohortStrategy, Memory
 from strategies.wrappers._by_round import ByRound
 
 
@@ -75,13 +73,10 @@ class FirstRound(ByRound):
         """The strategy of a round."""
         return self.first if round_number == 1 else self.main
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The state of the main strategy."""
-        return self.main.state()
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned."""
-        self.main.restore(state)
+    @property
+    def memories(self) -> Mapping[str, Memory]:
+        """The main strategy."""
+        return {"": self.main}
 
 
 def _following(config: Any) -> tuple[type[CohortStrategy], Any]:

@@ -37,8 +37,7 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import MAIN, Phase, step_table
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.prefixes import add_prefix, strip_prefix
-from strategies.base import Cohorts, CohortStrategy
+from strategies.base import Cohorts, CohortStrategy, Memory
 from strategies.wrappers._by_round import ByRound
 
 STAGE_ONE = "stage-one"
@@ -144,14 +143,10 @@ class TwoStage(ByRound):
         stage = 1 if self.phase(server_round) == STAGE_ONE else 2
         return arrays, MetricRecord({"stage": stage, **(metrics or {})})
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The states of both strategies, each under the name of its stage."""
-        return add_prefix({f"{stage}/": inner.state() for stage, inner in self.stages.items()})
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned."""
-        for stage, inner in self.stages.items():
-            inner.restore(strip_prefix(f"{stage}/", state))
+    @property
+    def memories(self) -> Mapping[str, Memory]:
+        """Both strategies, each under the name of its stage."""
+        return {f"{stage}/": inner for stage, inner in self.stages.items()}
 
 
 def _participants(config: StageOneConfig, cohorts: Cohorts) -> tuple[np.ndarray, np.ndarray]:

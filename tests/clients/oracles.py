@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from clients.local.examples import shuffled_epochs
+from clients.local.examples import labelled
+from clients.local.histories import generator_of
 from clients.local.one_by_one import Update, one_by_one
 from clients.local.own_noise import clipped_mean
 from clients.steps import contrastive, dpvae, joint, sgd, vae
@@ -21,7 +22,6 @@ from clients.steps.personal.fedrap import PERSONAL, SHARED, _refuse_divergence
 from clients.steps.personal.maml import _minus_gradients
 from clients.steps.personal.pfedrec import BIAS, ITEMS, WEIGHT
 from clients.steps.personal.sgd_profile import PROFILE, _network
-from clients.steps.vae import generator_of
 from fedrec.cohort.batches import OwnData
 from fedrec.cohort.block import Block
 from fedrec.cohort.sgd import SgdSettings
@@ -106,7 +106,7 @@ def in_batches(epochs, size, device, step):
 class Sgd(OneByOne, sgd.Sgd):
     def alone(self, parameters, data, random):
         trained = recommender_part(parameters)
-        sgd = self._settings(list(trained))
+        sgd = self.settings(list(trained))
         descent = LocalDescent(trained, sgd)
         users = tuple(
             torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
@@ -138,7 +138,7 @@ class Sgd(OneByOne, sgd.Sgd):
 
 class Contrastive(OneByOne, contrastive.Contrastive):
     def alone(self, parameters, data, random):
-        descent = LocalDescent(self._trained(parameters), self.config.sgd())
+        descent = LocalDescent(self.trained(parameters), self.config.sgd())
         examples = 0
         loss = float("nan")
         for views in self._epochs(data, random):
@@ -158,7 +158,7 @@ class Joint(OneByOne, joint.Joint):
     _held = Sgd._held
 
     def alone(self, parameters, data, random):
-        sgd = self._settings(list(parameters))
+        sgd = self.settings(list(parameters))
         size = self.config.batch_size
         descent = LocalDescent(parameters, sgd)
         users = tuple(
@@ -212,15 +212,15 @@ class Vae(OneByOne, vae.VaeStep):
                 {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
             )
         descent = LocalDescent(parameters, SgdSettings(self.config.learning_rate))
-        history = self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device)
+        history = self.model.history(data.positives, data.amounts(self.model.rated)).to(self.device)
         loss = math.nan
         beta = self.config.beta
         prior = None if self.priors is None else self.priors.prior(data, self.device)
         for _ in range(self.config.epochs):
-            draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
+            draw = self.model.draw((1, 1), generator_of(random)).to(self.device)
 
             def objective(values, draw=draw):
-                return self.vae.negative_elbo(values, history, draw, beta, prior)
+                return self.model.negative_elbo(values, history, draw, beta, prior)
 
             loss = float(descent.step(objective))
         return Update(descent.delta(parameters), min(1, self.config.epochs), loss)
@@ -250,15 +250,15 @@ class DpVae(OneByOne, dpvae.DpVae):
                 0, sum(v.numel() for v in network.values()), device=self.device
             ), math.nan
         items = random.choice(data.positives, size=min(self.config.examples, number), replace=False)
-        history = self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device)
-        draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
+        history = self.model.history(data.positives, data.amounts(self.model.rated)).to(self.device)
+        draw = self.model.draw((1, 1), generator_of(random)).to(self.device)
         leaves = {
             name: value.detach().unsqueeze(0).requires_grad_() for name, value in network.items()
         }
-        targets = torch.zeros(1, len(items), self.vae.schema.num_items, device=self.device)
+        targets = torch.zeros(1, len(items), self.model.schema.num_items, device=self.device)
         targets[0, torch.arange(len(items)), torch.from_numpy(items)] = 1.0
         prior = None if self.priors is None else self.priors.prior(data, self.device)
-        losses = self.vae.negative_elbo(
+        losses = self.model.negative_elbo(
             leaves, history, draw, self.config.beta / number, prior, targets
         )[0]
         losses = losses.mean(0, keepdim=True) if self.config.clip == "user" else losses
@@ -297,8 +297,13 @@ class Als(OneByOne, als.Als):
 
 
 def epochs_of(step, data, random):
-    config = step.config
-    return shuffled_epochs(data, step.model.schema, config.negatives, config.epochs, random)
+    """Items and labels of each epoch, in the order of training."""
+    if not step.config.epochs:
+        return
+    items, labels = labelled(data, step.model.schema, step.config.negatives, "ignore", random)
+    for _ in range(step.config.epochs if len(items) else 0):
+        order = random.permutation(len(items))
+        yield items[order], labels[order]
 
 
 class Fedrap(OneByOne, fedrap.FedrapStep):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from clients.hosting.node import Node
+from clients.local.histories import generator_of
 from clients.local.own_noise import clipped_mean
 from clients.steps.dpvae import DpVae, DpVaeConfig
-from clients.steps.vae import generator_of
 from clients.training.one_client import update_of
 from fedrec.privacy.accounting.gdp import gdp_epsilon
 from fedrec.privacy.optimal_clip import optimal_clip
@@ -122,7 +122,7 @@ def test_a_sound_upload_reveals_only_the_noisy_mean(made):
 
 def test_drawn_budgets_stay_the_same_in_every_round(made):
     step = step_of(made, budgets="uniform", epsilon=1.0)
-    multipliers = {client: step.noise_multiplier(client) for client in range(5)}
+    multipliers = {client: step.config.noise_multiplier(client) for client in range(5)}
     assert len(set(multipliers.values())) == 5
     assert all(
         step.in_round(7).noise_multiplier(client) == value for client, value in multipliers.items()
@@ -135,10 +135,10 @@ def test_users_drawn_no_more_often_than_planned_stay_within_the_budget(made):
     squares = Counter()
     for round_number in range(1, 20):
         for client in sampler.sample(round_number).tolist():
-            squares[client] += (2 / step.noise_multiplier(client)) ** 2  # exchanged: 2 S
+            squares[client] += (2 / step.config.noise_multiplier(client)) ** 2  # exchanged: 2 S
     assert sorted(squares) == list(range(10))
     for client, square in squares.items():
-        budget = step.budget(client)
+        budget = step.config.budget(client)
         epsilon = gdp_epsilon(math.sqrt(square), budget.delta)
         assert epsilon == pytest.approx(budget.epsilon, rel=1e-6)
 

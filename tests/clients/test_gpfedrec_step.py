@@ -5,10 +5,16 @@ guidance only it converges to it."""
 import pytest
 import torch
 
+from clients.generated import requested_items
 from clients.hosting.node import Node
+from clients.steps.personal.gpfedrec import GpfedrecStep
 from clients.training.one_client import update_of
+from clients.training.round import train_each
+from fedrec.cohort.batches import Batches
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
+from fedrec.protocol.client_arrays import ClientArrays
+from fedrec.protocol.orders import ItemQuery, TrainOrder
 from fedrec.rng import stream
 from tests.clients.oracles import update_under
 
@@ -70,6 +76,32 @@ def test_it_sends_item_embeddings_alone(guided):
     step = node.step(node.experiment.step)
     private = set(step.private_names(list(start)))
     assert private == set(start) - {"item.id", "item.guide"}
+
+
+def test_a_client_without_examples_sends_what_the_others_send(
+    tiny_experiment, monkeypatch, tmp_path
+):
+    """It is trained in another block; what it sends is zero."""
+    step = {"name": "gpfedrec", **COMMON}
+    table = tiny_experiment() | {"model": MODEL, "step": step}
+    node = Node(load(table), 0, 1, tmp_path)
+    monkeypatch.setattr(
+        Node, "blocks", lambda node, batches, *_: ([i] for i in range(len(batches)))
+    )
+    clients = node.training[:3]
+    batches = GpfedrecStep.batches
+
+    def none_for_the_first(step, data, random):
+        return Batches.whole([]) if data.client == clients[0] else batches(step, data, random)
+
+    monkeypatch.setattr(GpfedrecStep, "batches", none_for_the_first)
+    order = TrainOrder(1, clients, step=step, each=True)
+    requests = requested_items(node, ItemQuery(1, clients, "train", order.step))
+    rows = node.initial()["item.id"].numpy()[requests.items]
+    given = ClientArrays(requests, {}, {"item.id": rows, "item.guide": rows})
+    found = train_each(node, given.arrays(), order).updates
+    assert set(found.rows) == {"item.id"} and not found.values
+    assert found.requests.offsets.tolist()[:2] == [0, 0] and found.rows["item.id"].any()
 
 
 def test_training_without_guidance_is_refused(guided):

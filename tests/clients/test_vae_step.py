@@ -10,7 +10,8 @@ import torch
 
 from clients.evaluation import client_scores
 from clients.hosting.node import Node
-from clients.steps.vae import VaeStep, VaeStepConfig, annealed, generator_of
+from clients.local.histories import generator_of
+from clients.steps.vae import VaeStep, VaeStepConfig
 from clients.training.one_client import update_of
 from clients.training.round import train_clients
 from fedrec.errors import ExperimentError
@@ -67,9 +68,11 @@ def test_epochs_follow_each_other_with_new_random_numbers(node):
 
 
 def test_beta_rises_linearly_and_stays(node):
-    assert [annealed(0.5, 4, r) for r in (1, 2, 3, 5, 9)] == [0, 0.125, 0.25, 0.5, 0.5]
-    assert annealed(0.5, 0, 1) == 0.5
     made = node("step.anneal-rounds=4", "step.beta=0.5")
+    step = made.step(made.experiment.step)
+    betas = [step.in_round(number).config.beta for number in (1, 2, 3, 5, 9)]
+    assert betas == [0, 0.125, 0.25, 0.5, 0.5]
+    assert VaeStep(VaeStepConfig(beta=0.5), made.model, made.device).in_round(1).config.beta == 0.5
     order = TrainOrder(3, np.array([3]), "uniform", None)
     arrays = {name: value.numpy() for name, value in made.initial().items()}
     total = train_clients(made, arrays, order).total
@@ -110,7 +113,7 @@ def test_evaluation_gives_the_model_what_each_client_knows_and_no_more(node):
 
 def test_another_model_is_refused(load_tiny, tmp_path):
     made = Node(load_tiny(), 0, 1, Path(tmp_path))
-    with pytest.raises(ExperimentError, match="variational autoencoder only"):
+    with pytest.raises(ExperimentError, match=r"model\.name = 'vae'"):
         VaeStep(VaeStepConfig(), made.model, made.device)
 
 

@@ -13,6 +13,8 @@ from simulations.attacks.system import TrainedSystem
 from tests.runs import assert_close, assert_same_run, parameters_in, resumed
 from tests.systems import FOLD_IN, METAMF, SYSTEMS
 
+TRIMMED = ("strategy={name='tests.strategies.trimmed_mean:TrimmedMean', cut=0.3}", "rounds=2")
+
 
 @pytest.fixture
 def run_metamf(run_tiny):
@@ -24,7 +26,11 @@ def run_metamf(run_tiny):
 @pytest.mark.parametrize(
     "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
 )
-@pytest.mark.parametrize("settings", [*SYSTEMS.values(), FOLD_IN], ids=[*SYSTEMS, "fold-in"])
+@pytest.mark.parametrize(
+    "settings",
+    [*SYSTEMS.values(), FOLD_IN, TRIMMED],
+    ids=[*SYSTEMS, "fold-in", "plug-in that sees each update"],
+)
 def test_an_engine_gives_the_serial_engines_numbers(run_tiny, settings, engine, shared_engine):
     serial = run_tiny(*settings, output="serial")
     assert_same_run(run_tiny(*settings, f"engine.name={engine}", output=engine), serial)

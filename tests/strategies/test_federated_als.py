@@ -219,7 +219,7 @@ def test_models_that_do_not_fit_are_refused(table, tmp_path, name):
     wrong = table(name == "fcf") | {"strategy": {"name": name}}
     with pytest.raises(ExperimentError, match="cannot be computed"):
         runner.run(wrong, output=tmp_path / "moments")
-    with pytest.raises(ExperimentError, match="solves for the users"):
+    with pytest.raises(ExperimentError, match=r"model\.name = 'ials'"):
         runner.run(table(False) | {"model": {"name": "mf"}}, output=tmp_path / "model")
 
 

@@ -283,7 +283,7 @@ def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):
     from simulations import runner
 
     table = experiment() | {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0, "delta": 1e-5}}
-    with pytest.raises(ExperimentError, match="cannot be made differentially private") as caught:
+    with pytest.raises(ExperimentError, match="cannot be made private by") as caught:
         runner.run(table, output=tmp_path / "run")
     assert "each client's gradient separately" in caught.value.got and "perturb" in caught.value.fix
 

@@ -40,9 +40,8 @@ from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
 from fedrec.data.client_data import ClientData
-from fedrec.errors import ExperimentError
 from fedrec.factors.packed import packed
-from fedrec.models.base import Model
+from fedrec.models.base import Parameters
 from fedrec.models.ials import Ials
 from fedrec.protocol.sparse_update import SparseAccumulator
 
@@ -116,28 +115,11 @@ class Als(Step):
     """Solves for the user's factors and sends sums for the items'."""
 
     Config = AlsConfig
+    trains = Ials
+    private = ("user.factors",)
     whole_tables = False
     paper = "FCF (Ammad-ud-din et al. 2019), section 4"
     config: AlsConfig
-
-    def __init__(self, config: AlsConfig, model: Model, device: torch.device) -> None:
-        super().__init__(config, model, device)
-        if not isinstance(model, Ials):
-            raise ExperimentError(
-                "this step solves for the users of implicit matrix factorization",
-                expected="model.name = 'ials'",
-                got=type(model).__name__,
-                fix="set model.name = 'ials', or step.name = 'sgd'",
-            )
-
-    def private_names(self, names: list[str]) -> list[str]:
-        """The user's factors."""
-        return [name for name in names if name == "user.factors"]
-
-    @property
-    def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of private parameter names, each of which must match a parameter."""
-        return ("user.factors",)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """One batch, of the liked items, whose rows the step needs."""
@@ -146,10 +128,7 @@ class Als(Step):
         return Batches.whole(epochs)
 
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> SolvedUsers:
         """Train every client of a block. The linear systems of all users are solved together."""
         solved = self._solve(parameters, block)

@@ -36,7 +36,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clients.local.examples import labelled
-from clients.local.model_check import require_ranking_model
 from clients.local.updates import Updates
 from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
@@ -45,7 +44,7 @@ from fedrec.data.client_data import ClientData
 from fedrec.data.negatives import draw_negatives
 from fedrec.errors import ExperimentError
 from fedrec.graphs.third_party import NOTHING, tokens
-from fedrec.models.base import Model
+from fedrec.models.base import Parameters
 from fedrec.models.personal.fedgnn import Fedgnn
 
 ITEMS = "item.id"
@@ -94,32 +93,16 @@ class FedgnnStepConfig(StepConfig):
 
 
 class FedgnnStep(Step):
-    """Sends a clipped and noisy gradient on the local graph.
-
-    Raises:
-        ExperimentError: the model is another one, or its task is rating.
-    """
+    """Sends a clipped and noisy gradient on the local graph."""
 
     Config = FedgnnStepConfig
+    trains = Fedgnn
+    tasks = ("ranking",)
+    private = (USER, VECTOR)
+    model: Fedgnn
     generated = True
     paper = "FedGNN (Wu et al. 2021), algorithm 1"
     config: FedgnnStepConfig
-
-    def __init__(self, config: FedgnnStepConfig, model: Model, device: torch.device) -> None:
-        super().__init__(config, model, device)
-        trains = "step 'fedgnn' trains FedGNN's model"
-        self.graph = require_ranking_model(
-            model, Fedgnn, "fedgnn", trains=trains, otherwise="another step"
-        )
-
-    def private_names(self, names: list[str]) -> list[str]:
-        """The user's embedding, before and after the local graph."""
-        return [name for name in names if name in (USER, VECTOR)]
-
-    @property
-    def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of private parameter names, each of which must match a parameter."""
-        return USER, VECTOR
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """One client's examples; they name the rows that it needs."""
@@ -129,10 +112,7 @@ class FedgnnStep(Step):
         return replace(Batches.whole([(items, labels)]), examples=int((labels >= 0).sum()))
 
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Updates:
         """Minus the clipped and noisy gradient of every client of a block, the message to the third
         party, and the change of what it keeps; local graphs are processed one by one.
@@ -188,7 +168,7 @@ class FedgnnStep(Step):
             for name, value in parameters.items()
             if name not in (NEIGHBOURS, COUNTS, TOKENS, EMBEDDING, VECTOR)
         }
-        vector = self.graph.vector(leaves, leaves[ITEMS][places], near.to(self.device), there)
+        vector = self.model.vector(leaves, leaves[ITEMS][places], near.to(self.device), there)
         real = torch.from_numpy(labels >= 0).to(rows.device)
         targets = torch.from_numpy(labels).to(vector)[real]
         loss = F.binary_cross_entropy_with_logits(leaves[ITEMS][rows[real]] @ vector, targets)

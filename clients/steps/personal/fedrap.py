@@ -24,20 +24,15 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.examples import shuffled_batches
-from clients.local.model_check import require_ranking_model
-from clients.step import Step, StepConfig
-from fedrec.cohort.batches import Batches
+from clients.local.shuffled import ShuffledConfig, ShuffledStep
 from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
-from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
-from fedrec.models.base import Model
+from fedrec.models.base import Parameters
 from fedrec.models.personal.fedrap import Fedrap
 from fedrec.nn.layers import weighted_cross_entropy
 
@@ -48,7 +43,7 @@ BIAS = "score.bias"
 PRIVATE = (PERSONAL, WEIGHT, BIAS)
 
 
-class FedrapStepConfig(StepConfig):
+class FedrapStepConfig(ShuffledConfig):
     """Settings of additive personalisation."""
 
     epochs: int = Field(default=1, ge=0)
@@ -75,21 +70,15 @@ class FedrapStepConfig(StepConfig):
     """Unobserved items per positive (paper's code: 4)."""
 
 
-class FedrapStep(Step):
-    """Trains a private score function, a private and a shared part of the item embeddings.
-
-    Raises:
-        ExperimentError: the model is another one, or its task is rating.
-    """
+class FedrapStep(ShuffledStep):
+    """Trains a private score function, a private and a shared part of the item embeddings."""
 
     Config = FedrapStepConfig
+    trains = Fedrap
+    tasks = ("ranking",)
+    private = PRIVATE
     paper = "FedRAP (Li et al. 2024), algorithm 1"
     config: FedrapStepConfig
-
-    def __init__(self, config: FedrapStepConfig, model: Model, device: torch.device) -> None:
-        super().__init__(config, model, device)
-        trains = "additive personalisation trains FedRAP's model"
-        require_ranking_model(model, Fedrap, "fedrap", trains=trains, otherwise="step.name = 'sgd'")
 
     def in_round(self, round_number: int) -> FedrapStep:
         """The step as it is in a training round, from 1: with the round's weights and rate."""
@@ -103,32 +92,8 @@ class FedrapStep(Step):
         }
         return type(self)(config.model_copy(update=changes), self.model, self.device)
 
-    def private_names(self, names: list[str]) -> list[str]:
-        """The score function and the personal part."""
-        return [name for name in names if name in PRIVATE]
-
-    @property
-    def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of private parameter names, each of which must match a parameter."""
-        return PRIVATE
-
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work."""
-        config = self.config
-        return shuffled_batches(
-            data,
-            self.model.schema,
-            random,
-            negatives=config.negatives,
-            epochs=config.epochs,
-            batch_size=config.batch_size,
-        )
-
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Trained:
         """Train every client of a block. Gradients in closed form, for all clients of a block at
         once: of the touched rows of the shared part, and of the whole table of the personal one."""

@@ -19,31 +19,24 @@ plain factor; there it is 80 times the network's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.examples import shuffled_batches
-from clients.local.model_check import require_ranking_model
+from clients.local.shuffled import ShuffledConfig, ShuffledStep
 from clients.local.updates import Updates
-from clients.step import Step, StepConfig
-from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
-from fedrec.models.base import Model
+from fedrec.models.base import Parameters
 from fedrec.models.personal.gpfedrec import Gpfedrec
 
 ITEMS = "item.id"
 GUIDE = "item.guide"
 OWN = "item.own"
-PRIVATE = (OWN, "user.id", "layer*")
 
 
-class GpfedrecStepConfig(StepConfig):
+class GpfedrecStepConfig(ShuffledConfig):
     """Settings of guided local training."""
 
     epochs: int = Field(default=1, ge=0)
@@ -64,49 +57,19 @@ class GpfedrecStepConfig(StepConfig):
     """Unobserved items per positive (paper's code: 4)."""
 
 
-class GpfedrecStep(Step):
-    """Trains a private network, and rows of item embeddings under guidance.
-
-    Raises:
-        ExperimentError: the model is another one, or its task is rating.
-    """
+class GpfedrecStep(ShuffledStep):
+    """Trains a private network, and rows of item embeddings under guidance."""
 
     Config = GpfedrecStepConfig
+    trains = Gpfedrec
+    tasks = ("ranking",)
+    private = (OWN, "user.id", "layer*")
     generated = True
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
     config: GpfedrecStepConfig
 
-    def __init__(self, config: GpfedrecStepConfig, model: Model, device: torch.device) -> None:
-        super().__init__(config, model, device)
-        trains = "step 'gpfedrec' trains GPFedRec's model"
-        require_ranking_model(model, Gpfedrec, "gpfedrec", trains=trains, otherwise="another step")
-
-    def private_names(self, names: list[str]) -> list[str]:
-        """The user's embedding, the network, and the change of the item embeddings."""
-        return [name for name in names if name in (OWN, "user.id") or name.startswith("layer")]
-
-    @property
-    def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of private parameter names, each of which must match a parameter."""
-        return PRIVATE
-
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """One client's examples; they name the rows that it needs."""
-        config = self.config
-        return shuffled_batches(
-            data,
-            self.model.schema,
-            random,
-            negatives=config.negatives,
-            epochs=config.epochs,
-            batch_size=config.batch_size,
-        )
-
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Updates:
         """Train every client of a block under guidance.
 
@@ -115,7 +78,8 @@ class GpfedrecStep(Step):
         """
         given = own or {}
         if not block.active:
-            return Updates.none(parameters, block, given, (ITEMS,))
+            kept = {name: value for name, value in given.items() if name != GUIDE}
+            return Updates.none(parameters, block, kept, (ITEMS,))
         if GUIDE not in given:
             raise ExperimentError(
                 "step 'gpfedrec' learns under the guidance of its server only",

@@ -37,6 +37,7 @@ from fedrec.cohort.descent import Recommending
 from fedrec.cohort.results import Trained
 from fedrec.data.client_data import ClientData
 from fedrec.data.negatives import draw_negatives
+from fedrec.models.base import Parameters
 
 _Examples = tuple[np.ndarray, np.ndarray]
 
@@ -78,10 +79,7 @@ class Maml(Step):
         return Batches.whole([support] * self.config.epochs + queries)
 
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Trained:
         """Train every client of a block. Clients without examples, which come last in a block, stay
         as they are."""

@@ -14,21 +14,14 @@ row: here the strategy corrects for that, by its server rate or by `fed-adam`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.examples import shuffled_batches
-from clients.local.model_check import require_ranking_model
-from clients.step import Step, StepConfig
-from fedrec.cohort.batches import Batches
+from clients.local.shuffled import ShuffledConfig, ShuffledStep
 from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
-from fedrec.data.client_data import ClientData
-from fedrec.models.base import Model
+from fedrec.models.base import Parameters
 from fedrec.models.pfedrec import Pfedrec
 from fedrec.nn.layers import weighted_cross_entropy
 
@@ -37,7 +30,7 @@ BIAS = "score.bias"
 ITEMS = "item.id"
 
 
-class PfedrecStepConfig(StepConfig):
+class PfedrecStepConfig(ShuffledConfig):
     """Settings of dual personalisation."""
 
     epochs: int = Field(default=1, ge=0)
@@ -53,50 +46,18 @@ class PfedrecStepConfig(StepConfig):
     """Unobserved items per positive (paper's code: 4)."""
 
 
-class PfedrecStep(Step):
-    """Trains a private score function and the shared item embeddings in turns.
-
-    Raises:
-        ExperimentError: the model is another one, or its task is rating.
-    """
+class PfedrecStep(ShuffledStep):
+    """Trains a private score function and the shared item embeddings in turns."""
 
     Config = PfedrecStepConfig
+    trains = Pfedrec
+    tasks = ("ranking",)
+    private = (WEIGHT, BIAS)
     paper = "PFedRec (Zhang et al. 2023), algorithm 1"
     config: PfedrecStepConfig
 
-    def __init__(self, config: PfedrecStepConfig, model: Model, device: torch.device) -> None:
-        super().__init__(config, model, device)
-        trains = "dual personalisation trains PFedRec's model"
-        require_ranking_model(
-            model, Pfedrec, "pfedrec", trains=trains, otherwise="step.name = 'sgd'"
-        )
-
-    def private_names(self, names: list[str]) -> list[str]:
-        """The score function."""
-        return [name for name in names if name in (WEIGHT, BIAS)]
-
-    @property
-    def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of private parameter names, each of which must match a parameter."""
-        return (WEIGHT, BIAS)
-
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work."""
-        config = self.config
-        return shuffled_batches(
-            data,
-            self.model.schema,
-            random,
-            negatives=config.negatives,
-            epochs=config.epochs,
-            batch_size=config.batch_size,
-        )
-
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Trained:
         """Train all clients of a block at once, with gradients in closed form."""
         score = {

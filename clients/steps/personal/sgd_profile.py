@@ -18,11 +18,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clients.local.model_check import require_ranking_model
 from clients.steps.sgd import Sgd, SgdConfig
 from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
-from fedrec.models.base import Model
+from fedrec.models.base import Parameters
 from fedrec.models.personal.privrec_profile import ITEMS, PROFILE, PrivRecProfile
 from fedrec.pretext.mean_encoder import mean_directions
 
@@ -34,45 +33,40 @@ class SgdProfileConfig(SgdConfig):
 class SgdProfile(Sgd):
     """Local SGD of the network; afterwards the profile of the user's own items.
 
-    Raises:
-        ExperimentError: the model has no profile, or its task is rating.
+    Attributes:
+        keeps: the setting's parameters alone, as the profile is taken anew in each round.
     """
 
     Config = SgdProfileConfig
+    trains = PrivRecProfile
+    tasks = ("ranking",)
+    private = (PROFILE,)
     paper = "an extension of PrivRec (Wang et al. 2021), algorithm 1"
     config: SgdProfileConfig
 
-    def __init__(self, config: SgdProfileConfig, model: Model, device: torch.device) -> None:
-        trains = "step 'sgd-profile' trains a model with profiles"
-        whole = require_ranking_model(
-            model, PrivRecProfile, "privrec-profile", trains=trains, otherwise="step.name = 'sgd'"
-        )
-        super().__init__(config, whole.network, device)
+    def __init__(
+        self, config: SgdProfileConfig, model: PrivRecProfile, device: torch.device
+    ) -> None:
+        super().__init__(config, model, device)
+        self.model = model.network
 
     def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Trained:
         """Train every client of a block."""
         found = super().train_block(_network(parameters), block, own)
         return self._with_profiles(found, parameters, own)
 
     def train_in_kernel(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Trained:
         """The same as `train_block` in native code; asked for where `kernel_refusal` gives None."""
         found = super().train_in_kernel(_network(parameters), block, own)
         return self._with_profiles(found, parameters, own)
 
-    def private_names(self, names: list[str]) -> list[str]:
-        """The profile, and the parameters that the settings say."""
-        private = {PROFILE, *super().private_names(names)}
-        return [name for name in names if name in private]
+    @property
+    def keeps(self) -> bool:
+        return bool(self.config.private_parameters)
 
     def _with_profiles(
         self, found: Trained, start: Mapping[str, Tensor], own: Mapping[str, Tensor] | None
