@@ -7,6 +7,10 @@ rows are divided evenly: one half serves on-device fine-tuning, the other is hel
 Not specified in the paper, and chosen here: the halves are random by default (temporal is an
 option), the extra row of an odd count belongs to the training half, and additional users can be
 held out for validation.
+
+With random test users, two seeds share some, and validation users of one seed are test users of
+another. With `folds` they do not: the folds of all seeds are disjoint, so that results of seeds are
+of different users, and the validation users are the same for all seeds and in no fold.
 """
 
 from __future__ import annotations
@@ -29,6 +33,10 @@ class UserHoldoutConfig(Config):
 
     test_users: float = Field(0.2, gt=0, lt=1)
     """Share of test users, in (0, 1); their number is rounded."""
+    folds: int | None = Field(None, ge=2)
+    """Number of folds of users; seed s tests those of fold s modulo this number. The validation
+    users are then the same for all seeds, and in no fold. Default: test users are drawn for each
+    seed."""
     validation_users: float = Field(0.0, ge=0, lt=1)
     """Share of validation users, in [0, 1), in addition to the test users."""
     halves: Order = "random"
@@ -44,6 +52,8 @@ class UserHoldoutConfig(Config):
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> Self:
+        if self.folds is not None and "test_users" in self.model_fields_set:
+            raise ValueError("test-users or folds, not both: a fold is all test users of a seed")
         if self.test_users + self.validation_users >= 1:
             raise ValueError("test-users + validation-users below 1")
         return self
@@ -82,8 +92,10 @@ class UserHoldout(Split):
         """Test and training users, out of those who have any row; the others are validation
         users."""
         present = users_of(interactions, np.arange(len(interactions)))
-        test = _rounded(self.config.test_users * len(present))
         validation = _rounded(self.config.validation_users * len(present))
+        if self.config.folds is not None:
+            return self._fold(interactions, present, validation, self.config.folds)
+        test = _rounded(self.config.test_users * len(present))
         if test == 0 or test + validation >= len(present):
             raise DataError(
                 f"{interactions.name} has too few users to hold some out",
@@ -95,6 +107,22 @@ class UserHoldout(Split):
         # validation users.
         shuffled = stream(self.seed, "split", USERS).permutation(present)
         return shuffled[:test], shuffled[test + validation :]
+
+    def _fold(
+        self, interactions: Interactions, present: np.ndarray, validation: int, folds: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Test and training users of this seed's fold; one permutation is for all seeds."""
+        shuffled = stream(0, "user-folds").permutation(present)[validation:]
+        if len(shuffled) < folds:
+            raise DataError(
+                f"{interactions.name} has too few users for {folds} folds",
+                expected=f"at least {folds} users who are not validation users",
+                got=f"{len(shuffled)}",
+                fix="data of more users, or smaller split.folds or split.validation-users",
+            )
+        parts = np.array_split(shuffled, folds)
+        test = parts.pop(self.seed % folds)
+        return test, np.concatenate(parts)
 
     def _second_half(self, interactions: Interactions, rows: np.ndarray) -> np.ndarray:
         """`bool [rows]`: which of some users' `rows` (all rows of these users) are held out."""

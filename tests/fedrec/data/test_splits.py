@@ -44,6 +44,7 @@ ALL = [
     ("user-holdout", {"halves": "temporal", "validation-users": 0.3}),
     ("user-holdout", {"split-by": "pairs"}),
     ("user-holdout", {"generalisation": "weak"}),
+    ("user-holdout", {"folds": 2, "validation-users": 0.3}),
     ("leave-one-out", {}),
     ("leave-one-out", {"order": "random", "validation": False}),
     ("ratio", {}),
@@ -148,6 +149,25 @@ class TestUserHoldout:
         )
         assert np.array_equal(without.test_rows, with_some.test_rows)
         assert set(with_some.training_clients) < set(without.training_clients)
+
+    def test_folds_of_all_seeds_are_disjoint_and_their_validation_users_the_same(self):
+        table = interactions(np.repeat(np.arange(43), 4))
+        of = {"folds": 5, "validation-users": 0.1}
+        splits = [make("user-holdout", seed, **of).split(table) for seed in range(6)]
+        tested = [set(table.users[split.test_rows].tolist()) for split in splits]
+        validation = [set(table.users[split.validation_rows].tolist()) for split in splits]
+        assert [len(users) for users in tested] == [8, 8, 8, 8, 7, 8]
+        assert tested[5] == tested[0] and len(set.union(*tested)) == 39
+        assert validation == [validation[0]] * 6 and len(validation[0]) == 4
+        assert not validation[0] & set.union(*tested)
+        for split, users in zip(splits, tested, strict=True):
+            assert set(range(43)) - users - validation[0] == set(split.training_clients.tolist())
+
+    def test_too_few_users_for_folds(self):
+        with pytest.raises(DataError, match="too few users for 3 folds"):
+            make("user-holdout", folds=3).split(interactions([0, 0, 1, 1]))
+        with pytest.raises(ExperimentError, match="test-users or folds"):
+            make("user-holdout", folds=3, **{"test-users": 0.2})
 
     def test_rows_of_a_pair_may_part_and_pairs_stay_together(self):
         users, items = np.repeat([0, 1, 2, 3], 40), np.tile(np.repeat(np.arange(10), 4), 4)
