@@ -20,7 +20,7 @@ from typing import Any
 
 from fedrec.components.registry import DATASET
 from fedrec.data.cache import POPULATIONS
-from fedrec.data.files.recognised import Recognised
+from fedrec.data.files.recognition import Recognised
 from fedrec.data.population import Population
 from fedrec.data.readers.table import Table
 from fedrec.errors import DataError, ExperimentError

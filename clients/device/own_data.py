@@ -20,14 +20,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedrec.components import registry
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.files.columns import ids_of, numbers_of, times_of
 from fedrec.data.files.tables import Columns, TableLayout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
-from fedrec.data.split import Partition
+from fedrec.data.split import Partition, partition_by
 from fedrec.errors import DataError
 from fedrec.experiment.schema import Experiment
 
@@ -58,13 +57,11 @@ def own_population(
     numbers = numbers_of_users(names)
     order = np.argsort(numbers)  # clients are trained in the order of their numbers
     interactions = _reordered(interactions, order)
-    if part is None:
-        split_class = registry.resolve(registry.SPLIT, experiment.split.name)
-        partition = split_class(experiment.settings(registry.SPLIT), experiment.seed).split(
-            interactions
-        )
-    else:
-        partition = _partition(interactions, part)
+    partition = (
+        partition_by(experiment.split, experiment.seed, interactions)
+        if part is None
+        else _partition(interactions, part)
+    )
     return Population(
         interactions,
         partition,

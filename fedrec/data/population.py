@@ -17,7 +17,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed, apply_perturbation
 from fedrec.data.reader import Reader
 from fedrec.data.schema import Schema
-from fedrec.data.split import Partition
+from fedrec.data.split import Partition, partition_by
 from fedrec.data.time_weighting import time_weighted
 from fedrec.errors import DataError
 from fedrec.experiment.tables import DataSettings
@@ -85,17 +85,7 @@ class Population:
         """
         if interactions is None:
             interactions = read_interactions(settings)
-        split_class = registry.resolve(registry.SPLIT, settings.split.name)
-        with component_errors(registry.SPLIT.name, split_class, "with these interactions"):
-            partition = split_class(settings.settings(registry.SPLIT), settings.seed).split(
-                interactions
-            )
-        if not isinstance(partition, Partition):
-            expected = "a fedrec.data.split.Partition"
-            got = type(partition).__name__
-            refuse_wrong(
-                registry.SPLIT.name, split_class, "from split()", expected=expected, got=got
-            )
+        partition = partition_by(settings.split, settings.seed, interactions)
         return cls(
             interactions,
             partition,

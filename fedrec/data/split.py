@@ -9,9 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedrec.components.errors import component_errors, refuse_wrong
+from fedrec.components.registry import SPLIT, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.errors import DataError
+from fedrec.experiment.sections import Section, component_settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,3 +84,21 @@ class Split(ABC):
             DataError: the interactions lack what this split needs (times, enough rows per user,
                 fold files).
         """
+
+
+def partition_by(section: Section, seed: int, interactions: Interactions) -> Partition:
+    """The parts of interactions by the split that a section names.
+
+    Raises:
+        DataError: the interactions lack what the split needs.
+        ComponentError: the split failed, or returned something else.
+    """
+    split_class = resolve(SPLIT, section.name)
+    settings = component_settings(SPLIT, section)
+    with component_errors(SPLIT.name, split_class, "with these interactions"):
+        found = split_class(settings, seed).split(interactions)
+    if not isinstance(found, Partition):
+        expected = "a fedrec.data.split.Partition"
+        got = type(found).__name__
+        refuse_wrong(SPLIT.name, split_class, "from split()", expected=expected, got=got)
+    return found

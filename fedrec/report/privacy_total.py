@@ -43,6 +43,14 @@ class PrivacyTotal:
     lines: tuple[str, ...]
     why_none: str = ""
 
+    def without_epsilon(self, start: str) -> str:
+        """Why something has no finite epsilon, as a sentence with that start; empty if it has."""
+        if self.epsilon is None:
+            return f"{start} have no epsilon together: {self.why_none}."
+        if math.isinf(self.epsilon):
+            return f"{start} have an infinite epsilon together, as something in them had no noise."
+        return ""
+
 
 def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
     """The total privacy cost of some runs.
@@ -88,16 +96,12 @@ def systems_together(run: RunFolder) -> list[str]:
     if systems < 2:
         return []
     total = total_of([run], chosen=False)
-    start = f"The {systems} private systems of this run"
-    if total.epsilon is None:
-        return [f"{start} have no epsilon together: {total.why_none}."]
-    if math.isinf(total.epsilon):
-        return [f"{start} have an infinite epsilon together, as something in them had no noise."]
     return [
-        f"{start} learn from the same users: each epsilon above is for one system alone. Together"
-        f" they cost epsilon {total.epsilon:.4g} at delta {total.delta:g} (their ledgers added up"
-        " by the accountant), which is what holds where all of them, or their results, are"
-        " published."
+        total.without_epsilon(f"The {systems} private systems of this run")
+        or f"The {systems} private systems of this run learn from the same users: each epsilon"
+        f" above is for one system alone. Together they cost epsilon {total.epsilon:.4g} at delta"
+        f" {total.delta:g} (their ledgers added up by the accountant), which is what holds where"
+        " all of them, or their results, are published."
     ]
 
 
@@ -105,10 +109,8 @@ def _shown(runs: Sequence[RunFolder]) -> str:
     total = total_of(runs, chosen=False)
     data = runs[0].experiment.dataset.name
     start = f"The {total.runs} private runs on {data} that are shown"
-    if total.epsilon is None:
-        return f"{start} have no epsilon together: {total.why_none}."
-    if math.isinf(total.epsilon):
-        return f"{start} have an infinite epsilon together, as something in them had no noise."
+    if without := total.without_epsilon(start):
+        return without
     if not total.epsilon:
         return (
             f"{start} have no releases of the server's to add up: what is private in them is"

@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from fedrec.components.registry import SPLIT, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Partition, Split
+from fedrec.data.split import Partition, Split, partition_by
 from fedrec.errors import ExperimentError
-from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.sections import Section
 from fedrec.rng import stream
 
 
@@ -56,11 +55,8 @@ class Members(Split):
         Raises:
             ExperimentError: there are more or fewer training clients than bits.
         """
-        section = Section.model_validate(self.config.base)
-        base = resolve(SPLIT, section.name)(
-            component_settings(SPLIT, section, at="split.base"), self.config.seed
-        )
-        partition = base.split(interactions)
+        base = Section.model_validate(self.config.base)
+        partition = partition_by(base, self.config.seed, interactions)
         users = partition.training_clients
         packed = np.frombuffer(base64.b64decode(self.config.members), dtype=np.uint8)
         if len(packed) != -(-len(users) // 8):

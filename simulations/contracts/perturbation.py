@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 
 from fedrec.components.errors import Unchanged
-from fedrec.components.registry import PERTURBATION, SPLIT, resolve
+from fedrec.components.registry import PERTURBATION
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed, TrainingData
 from fedrec.data.population import Population, read_interactions
-from fedrec.data.split import Partition
+from fedrec.data.split import partition_by
 from simulations.contracts.base import RunContract, assert_that
 
 
@@ -77,9 +77,7 @@ class PerturbationContract(RunContract):
     def _data(self) -> TrainingData:
         experiment = self.small()
         interactions = read_interactions(experiment)
-        split: Partition = resolve(SPLIT, experiment.split.name)(
-            experiment.settings(SPLIT), 0
-        ).split(interactions)
+        split = partition_by(experiment.split, 0, interactions)
         rated = experiment.task == "rating" or experiment.positive_above is not None
         return TrainingData(interactions.with_rows(split.train_rows), split.training_clients, rated)
 

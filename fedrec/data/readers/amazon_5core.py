@@ -14,6 +14,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from sys import intern
 
 import numpy as np
 
@@ -63,31 +64,22 @@ class Amazon5Core(Reader):
 
 
 def _read_reviews(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    user_codes = array("i")
-    item_codes = array("i")
+    users: list[str] = []
+    items: list[str] = []
     ratings = array("f")
     times = array("q")
-    users: dict[str, int] = {}
-    items: dict[str, int] = {}
     for number, line in enumerate(_lines(path), start=1):
         try:
             review = json.loads(line)
-            user = review["reviewerID"]
-            item = review["asin"]
+            users.append(intern(review["reviewerID"]))
+            items.append(intern(review["asin"]))
             ratings.append(review["overall"])
             times.append(review["unixReviewTime"])
         except (ValueError, KeyError, TypeError, OverflowError):
-            raise malformed_line(
-                path, number, line[:200].decode("utf-8", "replace"), _EXPECTED
-            ) from None
-        user_codes.append(users.setdefault(user, len(users)))
-        item_codes.append(items.setdefault(item, len(items)))
-    return _names(users, user_codes), _names(items, item_codes), np.array(ratings), np.array(times)
-
-
-def _names(codes: dict[str, int], rows: array) -> np.ndarray:
-    # An array of references to the distinct texts, not of copies.
-    return np.array(list(codes), dtype=object)[np.array(rows, dtype=np.int32)]
+            shown = line[:200].decode("utf-8", "replace")
+            raise malformed_line(path, number, shown, _EXPECTED) from None
+    columns = np.array(users, dtype=object), np.array(items, dtype=object)
+    return *columns, np.array(ratings), np.array(times)
 
 
 def _lines(path: Path) -> Iterator[bytes]:

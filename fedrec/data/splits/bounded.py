@@ -34,9 +34,9 @@ from pydantic import Field
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Partition, Split
+from fedrec.data.split import Partition, Split, partition_by
 from fedrec.data.splits._order import ROWS, places
-from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.sections import Section
 from fedrec.rng import stream
 
 
@@ -68,11 +68,7 @@ class Bounded(Split):
 
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions like the inner split, and bound the training part."""
-        section = self.config.inner
-        inner = registry.resolve(registry.SPLIT, section.name)(
-            component_settings(registry.SPLIT, section), self.seed
-        )
-        whole: Partition = inner.split(interactions)
+        whole = partition_by(self.config.inner, self.seed, interactions)
         users = interactions.users[whole.train_rows]
         key = stream(self.seed, "split", ROWS, 1).permutation(len(users))
         place, count = places(users, key) if len(users) else (users, users)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from fedrec.components.registry import DATASET, SPLIT, resolve
+from fedrec.components.registry import DATASET, resolve
 from fedrec.config import Config
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.split import Partition, Split
+from fedrec.data.split import Partition, Split, partition_by
 from fedrec.experiment.sections import Section, component_settings
 
 
@@ -105,11 +105,8 @@ class CanaryClients(Split):
         Raises:
             DataError: see the other split.
         """
-        section = Section.model_validate(self.config.base)
-        base = resolve(SPLIT, section.name)(
-            component_settings(SPLIT, section, at="split.base"), self.seed
-        )
-        partition = base.split(interactions)
+        base = Section.model_validate(self.config.base)
+        partition = partition_by(base, self.seed, interactions)
         canaries = np.arange(interactions.num_users - self.config.count, interactions.num_users)
         training = np.union1d(partition.training_clients, canaries)
         return replace(partition, training_clients=training)

@@ -169,7 +169,14 @@ class TestAmazon5Core:
         assert data.times.tolist() == [1367193600, 1363392000, 1363392001]
 
     @pytest.mark.parametrize(
-        "line", ['{"reviewerID": "A2"}', "{'reviewerID': 'A2'}", '{"revi', "[1]"]
+        "line",
+        [
+            '{"reviewerID": "A2"}',
+            "{'reviewerID': 'A2'}",
+            '{"revi',
+            "[1]",
+            '{"reviewerID": ["A2"], "asin": "B1", "overall": 2, "unixReviewTime": 3}',
+        ],
     )
     def test_malformed_line_is_named(self, tmp_path, line):
         path = self.write(tmp_path / "x.json")

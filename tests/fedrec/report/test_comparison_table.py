@@ -6,7 +6,7 @@ import math
 
 from rich.console import Console
 
-from fedrec.report.table import comparison_table
+from fedrec.report.summary import comparison_table
 
 ROWS = {
     "popularity": {"hits@10": 0.1, "rmse": 1.25},
