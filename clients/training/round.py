@@ -193,7 +193,12 @@ class _RoundOfClients:
             try:
                 (block,) = self._blocks(step, np.array([client], dtype=np.int64))
                 if not bool(block[1].norms().isfinite().all()):
-                    raise ClientError(f"client {client} diverged", expected="a finite update")
+                    raise ClientError(
+                        f"client {client} diverged",
+                        expected="a finite update",
+                        got="infinities or NaN",
+                        fix="lower the learning rate of the step",
+                    )
             except Exception as error:
                 message = "round %d: client %d failed and counts like one without rows"
                 log.error(message, self.round, client, exc_info=error)
