@@ -38,6 +38,11 @@ from simulations.deployment.shards import cut
 
 pytestmark = pytest.mark.usefixtures("identity")
 RUN = "0123456789abcdef"
+ONE_UPLOAD = (
+    "model.name=vae",
+    "step={name='dpvae', participations=1, noise='secure'}",
+    "sampler.name=limited",
+)
 SECRET = "root:hunter2:0:0"
 
 
@@ -308,13 +313,7 @@ def test_parameters_that_stay_on_the_device_stay_there(victim):
 
 
 def test_a_step_of_the_servers_own_does_not_lift_the_limit_on_uploads(victim):
-    node = victim(
-        "model.name=vae",
-        "step.name=dpvae",
-        "step.participations=1",
-        "step.noise=secure",
-        "sampler.name=limited",
-    )
+    node = victim(*ONE_UPLOAD)
     assert node.train(node.order(1)).clients > 0
     assert node.train(node.order(2)).clients == 0  # every client has made its one upload
     refused(
@@ -361,13 +360,7 @@ def test_orders_carry_no_other_keys(victim):
 
 
 def test_one_run_has_one_experiment(victim):
-    node = victim(
-        "model.name=vae",
-        "step.name=dpvae",
-        "step.participations=1",
-        "step.noise=secure",
-        "sampler.name=limited",
-    )
+    node = victim(*ONE_UPLOAD)
     assert node.train(node.order(1)).clients > 0
     changes = {"step": {**node.settings["step"], "participations": 50}}
     refused(lambda: node.theta(changes=changes), "another experiment")

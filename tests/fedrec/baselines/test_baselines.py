@@ -8,7 +8,6 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from fedrec.baselines.base import Histories
 from fedrec.baselines.factorisation.ease import Ease
 from fedrec.baselines.private.dp_popularity import DpPopularity
 from fedrec.baselines.simple.popularity import Popularity
@@ -21,18 +20,12 @@ from fedrec.data.split import Partition
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.errors import DataError, ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
-
-
-def histories(lists: list[list[int]], num_items: int) -> Histories:
-    offsets = np.cumsum([0, *map(len, lists)])
-    return Histories(
-        num_items, offsets, np.array([item for items in lists for item in items], dtype=np.int64)
-    )
+from tests.fedrec.baselines.histories import histories_of
 
 
 def fitted(baseline, lists, num_items, **options):
     model = baseline(baseline.Config.parse(options))
-    model.fit(histories(lists, num_items))
+    model.fit(histories_of(lists, num_items))
     return model
 
 
@@ -45,12 +38,12 @@ def dataset(users, items, ratings=None) -> Interactions:
 
 def test_popularity_counts():
     model = fitted(Popularity, [[0, 1], [1], []], 4)
-    assert model.scores(histories([[], [0]], 4)).tolist() == [[1, 2, 0, 0]] * 2
+    assert model.scores(histories_of([[], [0]], 4)).tolist() == [[1, 2, 0, 0]] * 2
 
 
 def test_repeat_puts_own_count_first_and_popularity_second():
     model = fitted(Repeat, [[0, 1, 1], [1]], 4)
-    scores = model.scores(histories([[2, 2, 0], []], 4))
+    scores = model.scores(histories_of([[2, 2, 0], []], 4))
     assert scores[0].argsort(descending=True, stable=True).tolist() == [2, 0, 1, 3]
     assert scores[1].argsort(descending=True, stable=True).tolist() == [1, 0, 2, 3]
 
@@ -67,7 +60,7 @@ class TestEase:
         inverse = np.linalg.inv(matrix.T @ matrix + 10 * np.eye(30))
         weights = -inverse / np.diag(inverse)
         np.fill_diagonal(weights, 0)
-        got = model.scores(histories([[3, 3, 9], []], 30)).numpy()
+        got = model.scores(histories_of([[3, 3, 9], []], 30)).numpy()
         np.testing.assert_allclose(got, [weights[3] + weights[9], np.zeros(30)], atol=1e-4)
 
     def test_no_weight_is_better_than_the_closed_form(self):
@@ -77,7 +70,7 @@ class TestEase:
             np.random.default_rng(user).choice(12, 4, replace=False).tolist() for user in range(60)
         ]
         model = fitted(Ease, lists, 12, regularisation=5.0)
-        data, weights = histories(lists, 12).matrix().double(), model._weights.double()
+        data, weights = histories_of(lists, 12).matrix().double(), model._weights.double()
 
         def objective(candidate):
             return ((data - data @ candidate) ** 2).sum() + 5.0 * (candidate**2).sum()
@@ -128,7 +121,9 @@ def test_low_rated_items_are_those_of_training_rows_that_are_not_positive():
 
 
 def test_low_rated_items_stay_with_their_users():
-    own = replace(histories([[1, 1], [2], [3, 4]], 9), low_rated=histories([[5], [7, 6, 7], []], 9))
+    own = replace(
+        histories_of([[1, 1], [2], [3, 4]], 9), low_rated=histories_of([[5], [7, 6, 7], []], 9)
+    )
     for part, places in ((own.block(1, 3), [1, 2]), (own.take(np.array([2, 0])), [2, 0])):
         assert part.low_rated is not None
         expected = own.low_rated.matrix()[places]
@@ -246,7 +241,7 @@ def test_private_popularity_costs_its_epsilon_and_has_that_noise():
     """
     items = 40_000
     model = fitted(DpPopularity, [[]] * 50, items, epsilon=2.0, delta=1e-5, clip_norm=3.0)
-    noise = model.scores(histories([[]], items))[0].numpy()
+    noise = model.scores(histories_of([[]], items))[0].numpy()
     mu = np.sqrt(2) * 3.0 / model.plan(50).noise_std
     exact = norm.cdf(mu / 2 - 2 / mu) - np.exp(2) * norm.cdf(-mu / 2 - 2 / mu)
     assert exact == pytest.approx(1e-5, rel=0.02)
@@ -263,7 +258,7 @@ def test_private_popularity_clips_each_user():
     wide, expected = model.plan(2).noise_std, np.zeros(12)
     expected[:9] += 2 / 3
     expected[[1, 2]] += 1.0
-    assert model.scores(histories([[]], 12))[0].numpy() == pytest.approx(expected, abs=6 * wide)
+    assert model.scores(histories_of([[]], 12))[0].numpy() == pytest.approx(expected, abs=6 * wide)
     assert wide < 0.25
 
 
@@ -272,7 +267,7 @@ def test_private_popularity_with_laplace_noise():
     model = fitted(
         DpPopularity, [[0, 1], [1]], 20_000, epsilon=4.0, clip_norm=5.0, mechanism="laplace"
     )
-    noise = model.scores(histories([[]], 20_000))[0].numpy()[2:]
+    noise = model.scores(histories_of([[]], 20_000))[0].numpy()[2:]
     assert np.abs(noise).mean() == pytest.approx(2.5, rel=0.04)
 
 

@@ -10,10 +10,9 @@ from fedrec.baselines.neighbourhood.pcc import Pcc, PccConfig
 from fedrec.baselines.neighbourhood.pnbm import Pnbm, PnbmConfig
 from fedrec.baselines.private.dpsgd_pnbm import DpsgdPnbm, DpsgdPnbmConfig
 from fedrec.baselines.simple.item_mean import ItemMean, ItemMeanConfig
-from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.experiment.loading import load
+from tests.fedrec.baselines.histories import published_fold
 
 
 def planted(seed=0, users=60, items=20, share=0.6):
@@ -124,8 +123,6 @@ def test_divergence_is_refused():
 def test_published_folds():
     """Surprise 1.1.5, KNNWithMeans of items with k = 900, fold by fold: cosine, and Pearson, which
     drops negatives."""
-    from fedrec.data.reader import data_directory
-
     expected = {
         "cos": [0.959878, 0.950996, 0.946511, 0.944525, 0.943705],
         "pcc": [0.949471, 0.941064, 0.936800, 0.933607, 0.936367],
@@ -133,20 +130,7 @@ def test_published_folds():
     settings = {"neighbours": 900, "neighbours-of": "user", "positive-only": True}
     found = []
     for fold in range(1, 6):
-        split = {
-            "name": "kfold",
-            "shipped": True,
-            "fold": fold,
-            "folder": str(data_directory() / "ml-100k"),
-        }
-        table = {
-            "name": "x",
-            "rounds": 1,
-            "task": "rating",
-            "dataset": {"name": "ml-100k"},
-            "split": split,
-        }
         names = {"cos": settings, "pcc": settings}
-        found.append(evaluate_baselines(names, Population.of(load(table)), held_out="test"))
+        found.append(evaluate_baselines(names, published_fold(fold), held_out="test"))
     for name, values in expected.items():
         assert [one[name]["rmse"] for one in found] == pytest.approx(values, abs=1e-4)

@@ -7,10 +7,9 @@ import pytest
 from fedrec.baselines.base import Histories, Ratings
 from fedrec.baselines.simple.biased_mf import BiasedMf, BiasedMfConfig
 from fedrec.baselines.simple.item_mean import ItemMean, ItemMeanConfig
-from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.experiment.loading import load
+from tests.fedrec.baselines.histories import published_fold
 
 
 def ratings(rows, num_users=4, num_items=5):
@@ -118,25 +117,10 @@ def test_protocol(world):
 def test_published_folds():
     """Five-fold RMSE on MovieLens-100K: item means 1.0246, and below .935 for biased matrix
     factorization."""
-    from fedrec.data.reader import data_directory
-
     errors = []
     for fold in range(1, 6):
-        split = {
-            "name": "kfold",
-            "shipped": True,
-            "fold": fold,
-            "folder": str(data_directory() / "ml-100k"),
-        }
-        table = {
-            "name": "x",
-            "rounds": 1,
-            "task": "rating",
-            "dataset": {"name": "ml-100k"},
-            "split": split,
-        }
         found = evaluate_baselines(
-            ["item-mean", "biased-mf"], Population.of(load(table)), held_out="test"
+            ["item-mean", "biased-mf"], published_fold(fold), held_out="test"
         )
         errors.append([found["item-mean"]["rmse"], found["biased-mf"]["rmse"]])
     means = np.mean(errors, axis=0)

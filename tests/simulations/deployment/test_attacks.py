@@ -45,34 +45,26 @@ def attacker(federation, tmp_path):
     return at
 
 
+def flwr(arguments, environment):
+    """A command of Flower's, in the environment of the attacker."""
+    command = [script("flwr"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+
+
 def test_no_node_can_be_registered_through_the_gateway(federation, attacker, tmp_path):
     with federation.control() as control:
         before = len(control.nodes())
     (tmp_path / "mine.pub").write_bytes(NodeKey.create().public)
-    command = [script("flwr"), "supernode", "register", str(tmp_path / "mine.pub"), "x"]
-    done = subprocess.run(
-        command,
-        env=attacker(federation.deployment.gateway),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    command = ["supernode", "register", str(tmp_path / "mine.pub"), "x"]
+    done = flwr(command, attacker(federation.deployment.gateway))
     assert done.returncode != 0 and "registered successfully" not in done.stdout
     with federation.control() as control:
         assert len(control.nodes()) == before
-    assert (
-        "refused POST b'/v1/control/register-node'"
-        in (federation.deployment.logs / "gateway.txt").read_text()
-    )
+    told = (federation.deployment.logs / "gateway.txt").read_text()
+    assert "refused POST b'/v1/control/register-node'" in told
     # The same command works at the inner port: the gateway refuses it, and not an error in this
     # test.
-    done = subprocess.run(
-        command,
-        env=attacker(federation.deployment.superlink),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = flwr(command, attacker(federation.deployment.superlink))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -80,20 +72,12 @@ def test_no_run_can_be_started_through_the_gateway(federation, attacker, tmp_pat
     with federation.control() as control:
         before = len(control.runs())
     app = app_folder(tmp_path / "fedrec")
-    done = subprocess.run(
-        [script("flwr"), "run", str(app), "x"],
-        env=attacker(federation.deployment.gateway),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = flwr(["run", str(app), "x"], attacker(federation.deployment.gateway))
     assert done.returncode != 0
     with federation.control() as control:
         assert len(control.runs()) == before
-    assert (
-        "refused POST b'/v1/control/start-run'"
-        in (federation.deployment.logs / "gateway.txt").read_text()
-    )
+    told = (federation.deployment.logs / "gateway.txt").read_text()
+    assert "refused POST b'/v1/control/start-run'" in told
 
 
 def test_no_other_executor_gets_the_serverapps_task(federation, tmp_path, attacker):

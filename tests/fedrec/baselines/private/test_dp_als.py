@@ -3,18 +3,20 @@
 accounted sensitivity."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
 
-from fedrec.baselines.base import Histories
 from fedrec.baselines.private.dp_als import DpAls
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import NonPrivate
+from tests.fedrec.baselines.histories import histories_of
 
 ITEMS, FACTORS = 14, 4
+histories = partial(histories_of, num_items=ITEMS)
 EXACT = {
     "noise": False,
     "clip-norm": 1e6,
@@ -23,13 +25,6 @@ EXACT = {
     "exponent": 0.0,
     "gram-clip": 1e6,
 }
-
-
-def histories(lists, num_items=ITEMS) -> Histories:
-    offsets = np.cumsum([0, *map(len, lists)])
-    return Histories(
-        num_items, offsets, np.array([item for items in lists for item in items], dtype=np.int64)
-    )
 
 
 @pytest.fixture

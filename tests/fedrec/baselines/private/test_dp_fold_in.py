@@ -4,13 +4,13 @@ epsilon."""
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
 from scipy.special import logsumexp
-from scipy.stats import norm
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private.dp_fold_in import (
@@ -27,17 +27,12 @@ from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.clipping import Clip
+from tests.fedrec.baselines.histories import histories_of
 
 ITEMS = 25
+ragged = partial(histories_of, num_items=ITEMS)
 KINDS = ["a", "b", "c"]
 EXACT = {"noise": False, "clip_norm": 1e9, "count_clip": 1e9, "exponent": 0.0, "items": 100}
-
-
-def ragged(lists) -> Histories:
-    offsets = np.cumsum([0, *map(len, lists)])
-    return Histories(
-        ITEMS, offsets, np.array([item for items in lists for item in items], dtype=np.int64)
-    )
 
 
 def histories(liked, low_rated) -> Histories:
@@ -139,27 +134,6 @@ def test_exchanging_a_user_moves_both_sums_by_sqrt_2_of_the_clip_norm_at_most(sc
         moves = [np.linalg.norm(one - other) for one in sums for other in sums]
         assert max(moves) <= clip.sensitivity("replace-one") * (1 + 1e-12)
         assert max(moves) > 0.99 * math.sqrt(2) * 2.0, "the bound is met"
-
-
-@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
-def test_both_releases_together_cost_epsilon(adjacency):
-    """Gaussian parameters mu = sensitivity / sigma add in squares; delta is that of one release of
-    their sum."""
-    config = DpFoldInConfig(
-        epsilon=2.0, adjacency=adjacency, count_share=0.2, clip_norm=5.0, count_clip=3.0
-    )
-    model = DpFoldIn(config)
-    plans, factor = model.plans(1000), math.sqrt(2) if adjacency == "replace-one" else 1.0
-    squares = [
-        (factor * clip / plans[name].noise_scale) ** 2
-        for name, clip in (("counts", 3.0), ("gram", 5.0))
-    ]
-    assert squares[0] / sum(squares) == pytest.approx(0.2)
-    mu = math.sqrt(sum(squares))
-    delta = norm.cdf(mu / 2 - 2 / mu) - math.exp(2) * norm.cdf(-mu / 2 - 2 / mu)
-    assert delta == pytest.approx(1e-5, rel=0.02)
-    report = model.spent(1000)
-    assert report.epsilon == pytest.approx(2.0, rel=1e-3) and report.events == 2
 
 
 def test_each_release_is_charged_once_and_scoring_charges_nothing(users):

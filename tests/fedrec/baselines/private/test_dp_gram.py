@@ -2,6 +2,7 @@
 """The noisy Gram matrix: without noise it is EASE and PureSVD, with noise it costs its epsilon."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.linalg import svds
 from scipy.stats import norm
 
-from fedrec.baselines.base import Histories
 from fedrec.baselines.factorisation.ease import Ease
 from fedrec.baselines.private._private import Releases
+from fedrec.baselines.private.dp_fold_in import DpFoldIn
 from fedrec.baselines.private.dp_gram import DpGram, weighted_gram
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
@@ -22,17 +23,12 @@ from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.noise_source import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
+from tests.fedrec.baselines.histories import histories_of
 
 ITEMS = 25
+histories = partial(histories_of, num_items=ITEMS)
 CPU = torch.device("cpu")
 EXACT = {"noise": False, "clip-norm": 1e9, "count-clip": 1e9, "exponent": 0.0, "items": 100}
-
-
-def histories(lists, num_items=ITEMS) -> Histories:
-    offsets = np.cumsum([0, *map(len, lists)])
-    return Histories(
-        num_items, offsets, np.array([item for items in lists for item in items], dtype=np.int64)
-    )
 
 
 @pytest.fixture
@@ -126,15 +122,13 @@ def test_a_gram_matrix_has_noise_in_coordinates_of_its_frobenius_norm():
     ), "the noise edge"
 
 
+@pytest.mark.parametrize("system", [DpGram, DpFoldIn])
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
-def test_both_releases_together_cost_epsilon(adjacency):
+def test_both_releases_together_cost_epsilon(adjacency, system):
     """Gaussian parameters mu = sensitivity / sigma add in squares; delta is that of one release of
     their sum."""
-    model = DpGram(
-        DpGram.Config(
-            epsilon=2.0, adjacency=adjacency, count_share=0.2, clip_norm=5.0, count_clip=3.0
-        )
-    )
+    shared = {"epsilon": 2.0, "count_share": 0.2, "clip_norm": 5.0, "count_clip": 3.0}
+    model = system(system.Config(adjacency=adjacency, **shared))
     plans, factor = model.plans(1000), math.sqrt(2) if adjacency == "replace-one" else 1.0
     squares = [
         (factor * clip / plans[name].noise_scale) ** 2

@@ -3,6 +3,7 @@
 more than the sensitivity."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from fedrec.baselines.base import Histories
 from fedrec.baselines.private.dpmf import DpMf
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import NonPrivate
+from tests.fedrec.baselines.histories import histories_of
 
 ITEMS = 9
+histories = partial(histories_of, num_items=ITEMS)
 EXACT = {
     "noise": False,
     "clip-norm": 1e6,
@@ -23,13 +26,6 @@ EXACT = {
     "steps": 4,
     "regularisation": 0.5,
 }
-
-
-def histories(lists) -> Histories:
-    offsets = np.cumsum([0, *map(len, lists)])
-    return Histories(
-        ITEMS, offsets, np.array([item for items in lists for item in items], dtype=np.int64)
-    )
 
 
 @pytest.fixture
