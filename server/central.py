@@ -10,7 +10,6 @@ and costs nothing more; in mode `secure` the noise differs, and the release is c
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -39,6 +38,7 @@ from fedrec.privacy.ledger import Ledger
 from fedrec.report.privacy_total import systems_together
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
+from fedrec.runtime.strict_json import finite
 from server.callbacks.callback_list import CallbackList
 
 log = logging.getLogger("fedrec")
@@ -185,12 +185,11 @@ class _Charges:
 def _account(label: str, ledger: Ledger, baseline: PrivateBaseline) -> dict[str, Any]:
     """Privacy cost of a private baseline by its ledger, as JSON values."""
     report: Report = ledger.spent(baseline.config.delta)
-    epsilon: float | str = report.epsilon if math.isfinite(report.epsilon) else "inf"
     line = f"{label}, {baseline.config.adjacency}: {sentence(report, baseline.config.adjacency)}"
     if baseline.config.mode == "reproducible":
         line = f"{line} {SIMULATION}"
     return {
-        "epsilon": epsilon,
+        "epsilon": finite(report.epsilon),
         "delta": report.delta,
         "releases": report.events,
         "in words": [line],

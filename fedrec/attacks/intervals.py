@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scipy.special import betaincinv, ndtri
+from scipy.special import betaincinv
+from scipy.stats import binomtest
 
 Interval = tuple[float, float]
 
@@ -51,21 +52,8 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
     _check(successes, trials, confidence)
     if not trials:
         return 0.0, 1.0
-    z = float(ndtri((1 + confidence) / 2))
-    share = successes / trials
-    square = z * z / trials
-    centre = (share + square / 2) / (1 + square)
-    half = z * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
-    return (0.0 if successes == 0 else centre - half), (
-        1.0 if successes == trials else centre + half
-    )
-
-
-def mean_of_two(
-    first: tuple[int, int], second: tuple[int, int], confidence: float = 0.95
-) -> Interval:
-    """Interval of the mean of two independent proportions, each given as (successes, trials)."""
-    return mean_of((first, second), confidence)
+    found = binomtest(successes, trials).proportion_ci(confidence, "wilson")
+    return float(found.low), float(found.high)
 
 
 def mean_of(proportions: Sequence[tuple[int, int]], confidence: float = 0.95) -> Interval:

@@ -66,12 +66,6 @@ def lira_scores(
     return _log_density(target, mean_in, sd_in) - _log_density(target, mean, sd)
 
 
-def undecided(scores: np.ndarray, mode: Mode) -> float:
-    """The threshold of scores `float64 [users]` for the answer "member": online 0; offline the
-    median, as half of the users are members."""
-    return 0.0 if mode == "online" else float(np.median(scores))
-
-
 def _fit(
     signals: np.ndarray, chosen: np.ndarray, variance: Variance
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,8 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from fedrec.attacks.intervals import Interval, clopper_pearson, mean_of_two, wilson
+from fedrec.attacks.intervals import Interval, clopper_pearson, mean_of, wilson
+from fedrec.privacy.explain import attack_ceiling
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ class Success:
         return asdict(self)
 
     def ceilings(self, epsilon: float, delta: float) -> dict[str, float]:
-        """The most that (epsilon, delta)-DP allows: see `balanced_accuracy_ceiling` and
-        `found_ceiling`."""
+        """The most that (epsilon, delta)-DP allows: see
+        `fedrec.privacy.explain.attack_ceiling` and `found_ceiling`."""
         return {
-            "balanced_accuracy": balanced_accuracy_ceiling(epsilon, delta),
+            "balanced_accuracy": attack_ceiling(epsilon, delta),
             "found": found_ceiling(self.wanted, epsilon, delta),
         }
 
@@ -126,20 +127,12 @@ def measure(
         majority=max(sizes) / users,
         balanced_accuracy=Figure.of(
             (right_in / sizes[0] + right_out / sizes[1]) / 2,
-            mean_of_two((right_in, sizes[0]), (right_out, sizes[1]), confidence),
+            mean_of([(right_in, sizes[0]), (right_out, sizes[1])], confidence),
         ),
         auc=_area(inside, outside, confidence),
         found=Figure.of(caught / sizes[0], clopper_pearson(caught, sizes[0], confidence)),
         false_alarms=float((outside > cut).mean()),
         wanted=wanted,
-    )
-
-
-def balanced_accuracy_ceiling(epsilon: float, delta: float) -> float:
-    """Largest balanced accuracy against an (epsilon, delta)-DP release:
-    `(e^eps + delta) / (e^eps + 1)`."""
-    return (
-        1.0 if math.isinf(epsilon) else (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
     )
 
 

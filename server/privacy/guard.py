@@ -16,7 +16,6 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import RunError
 from fedrec.prefixes import add_prefix, strip_prefix
-from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Event, to_record
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.privacy.config import PrivacyConfig
@@ -24,6 +23,7 @@ from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.noise_source import source_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.strict_json import finite
 from server.extension import RunExtension
 from server.privacy.phase_plans import PhasePlans, private_strategy
 from strategies.base import CohortStrategy
@@ -122,8 +122,9 @@ class Guard(RunExtension):
         accountants = self._accountants()
         first, *rest = self.phases.lines(report)
         words = [first, *accountants, *self._beside, *rest]
+        phases = {f"epsilon of {phase}": value for phase, value in report.phases.items()}
         return words, {
-            **_finite(report),
+            **finite({"epsilon": report.epsilon, "attack": report.attack, **phases}),
             "delta": report.delta,
             "method": report.method,
             "releases": report.events,
@@ -308,16 +309,3 @@ class Guard(RunExtension):
             for phase, part in self.strategy.by_phase.items()
             if part.privacy is not None
         ]
-
-
-def _finite(report: Report) -> dict[str, float | str | None]:
-    """The epsilons of a report as JSON values; an infinite one is the text "inf"."""
-    numbers = {
-        "epsilon": report.epsilon,
-        "attack": report.attack,
-        **{f"epsilon of {k}": v for k, v in report.phases.items()},
-    }
-    return {
-        key: value if value is None or math.isfinite(value) else "inf"
-        for key, value in numbers.items()
-    }

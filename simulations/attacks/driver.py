@@ -5,7 +5,6 @@ what the attack found."""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.strict_json import finite
 from server.callbacks.base import Callback
 from simulations.attacks.base import TARGET, Attack, Attacked, AttackOutcome, AttackRun
 from simulations.attacks.members import Members
@@ -68,7 +68,7 @@ def run_attack(
         found = attack.outcome(replace(attacked, systems=systems))
     recommends = {"recommends": systems[TARGET].metrics} if TARGET in systems else {}
     options = settings.model_dump(mode="json")
-    table = _finite({"attack": given.name, "options": options, **found.table, **recommends})
+    table = finite({"attack": given.name, "options": options, **found.table, **recommends})
     write_atomically(output / attack.file, json.dumps(table, indent=2) + "\n")
     return replace(found, table=table)
 
@@ -86,12 +86,3 @@ def _derived(experiment: Experiment, name: str, training: AttackRun) -> Experime
         "evaluation": {**table["evaluation"], "baselines": [], **training.evaluation},
     }
     return load({**table, **own, **split, **training.changes})
-
-
-def _finite(value: Any) -> Any:
-    """The same with infinities as text, because JSON has none."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -97,7 +97,7 @@ class PrivacyClaim:
         if not self.noise_std:
             return math.inf
         times = np.arange(self.rounds + 1)
-        weight = np.exp(_log_binomial(self.rounds, self.sampling_rate))
+        weight = np.exp(binom.logpmf(times, self.rounds, self.sampling_rate))
         sd = self.noise_std * math.sqrt(self.rounds)
         reach = times[weight > 1e-18].max() * self.signal + 12 * sd
         points = np.linspace(-reach, reach, 20_001)
@@ -112,8 +112,3 @@ class PrivacyClaim:
             return float(np.maximum(plus - math.exp(epsilon) * minus, 0.0).sum())
 
         return smallest_epsilon(spent, self.delta, largest=500.0)
-
-
-def _log_binomial(trials: int, chance: float) -> np.ndarray:
-    """`float64 [trials + 1]`: log-probabilities of a binomial distribution."""
-    return binom.logpmf(np.arange(trials + 1), trials, chance)

@@ -65,6 +65,11 @@ class Report:
     caveats: tuple[str, ...] = ()
 
 
+def backend_of(chosen: str | Backend) -> Backend:
+    """A backend by its name (`autodp`, `tight-rdp`, `pld`, `paper`), or a backend as it is."""
+    return resolve(BACKEND, chosen)() if isinstance(chosen, str) else chosen
+
+
 class Accountant:
     """Counts events under one adjacency.
 
@@ -73,7 +78,7 @@ class Accountant:
     """
 
     def __init__(self, backend: str | Backend = DEFAULT_BACKEND) -> None:
-        self.backend: Backend = resolve(BACKEND, backend)() if isinstance(backend, str) else backend
+        self.backend = backend_of(backend)
         self._counts: Counter[Event] = Counter()
 
     def step(self, event: Event, n: int = 1) -> None:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from fedrec.components.registry import resolve
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.accountant import BACKEND
+from fedrec.privacy.accounting.accountant import backend_of
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, Backend
 from fedrec.privacy.accounting.events import Release
 
@@ -39,7 +38,7 @@ def calibrate(
     Raises:
         ExperimentError: no noise multiplier up to 10,000 is sufficient.
     """
-    accountant: Backend = resolve(BACKEND, backend)() if isinstance(backend, str) else backend
+    accountant = backend_of(backend)
 
     def keeps(multiplier: float) -> bool:
         return accountant.epsilon(releases(multiplier), delta).epsilon <= epsilon

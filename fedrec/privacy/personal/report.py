@@ -12,6 +12,7 @@ import pandas as pd
 from fedrec.privacy.accounting.gdp import gdp_epsilon
 from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.personal.noise import PAPER_MODE, PersonalNoise
+from fedrec.runtime.strict_json import finite
 
 KINDS: tuple[Adjacency, ...] = ("add-remove", "replace-one")
 _COLUMNS = ("uploads", "nominal", *KINDS)
@@ -95,7 +96,7 @@ def summary(table: pd.DataFrame) -> dict[str, dict[str, float | str]]:
     for column in _COLUMNS:
         values = _percentiles(table[column].to_numpy(dtype=float))
         found[column] = {
-            f"p{place}": _finite(value) for place, value in zip(_SHOWN, values, strict=True)
+            f"p{place}": finite(value) for place, value in zip(_SHOWN, values, strict=True)
         }
     return found
 
@@ -112,7 +113,3 @@ def _percentiles(values: np.ndarray) -> list[float]:
 def _spread(values: np.ndarray) -> str:
     named = zip(("least", "10%", "median", "90%", "most"), _percentiles(values), strict=True)
     return ", ".join(f"{name} {value:.3g}" for name, value in named)
-
-
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else "inf"

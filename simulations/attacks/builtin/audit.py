@@ -9,7 +9,9 @@ is what the run's privacy ledger states, or that of the settings.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
@@ -179,22 +181,26 @@ class CanaryAudit(Attack):
         self, attacked: Attacked, phase: str, charges: list[Charge], rounds: int
     ) -> PrivacyClaim:
         """The claim on the releases of a phase."""
-        from simulations.attacks.canaries.claims import charged_claim, expected_cohort, stated_claim
+        from fedrec.attacks.audit.claim import PrivacyClaim
+        from simulations.attacks.canaries.claims import charged_claim, expected_cohort
 
         stated = self.config
         if stated.clip is None or stated.noise_std is None:
             return charged_claim(self._plans[phase], charges, rounds)
         clients = self._clients(attacked)
         cohort = expected_cohort(attacked.experiment, clients)
-        return stated_claim(
+        claim = PrivacyClaim(
             stated.clip,
             cohort if stated.denominator is None else stated.denominator,
             stated.noise_std,
             min(1.0, cohort / clients),
             rounds,
             stated.delta,
-            stated.epsilon,
+            math.inf if stated.epsilon is None else stated.epsilon,
         )
+        if stated.epsilon is None:  # of as many Gaussian releases without amplification
+            return replace(claim, epsilon=claim.known_epsilon(rounds))
+        return claim
 
 
 def _rows(found: Audit) -> list[list[str]]:

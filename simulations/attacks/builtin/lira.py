@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from fedrec.attacks.lira import Mode, Variance, lira_scores, undecided
+from fedrec.attacks.lira import Mode, Variance, lira_scores
 from fedrec.runtime.atomic_files import open_atomically
 from simulations.attacks.base import TARGET, Attacked, AttackRun
 from simulations.attacks.builtin.fit import Fit, FitConfig
@@ -70,4 +70,4 @@ class Lira(Fit):
 
     def threshold(self, suspicion: np.ndarray) -> float:
         """Online 0, offline the median."""
-        return undecided(suspicion, self.config.mode)
+        return 0.0 if self.config.mode == "online" else super().threshold(suspicion)

@@ -107,23 +107,6 @@ def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Privacy
     )
 
 
-def stated_claim(
-    clip: float,
-    denominator: float,
-    noise_std: float,
-    rate: float,
-    rounds: int,
-    delta: float,
-    epsilon: float | None,
-) -> PrivacyClaim:
-    """A claim that is not of a ledger; for its parts see `PrivacyClaim`. The default of epsilon
-    is that of the same number of Gaussian releases without amplification by sampling."""
-    parts = (clip, denominator, noise_std, rate, rounds, delta)
-    if epsilon is None:
-        epsilon = PrivacyClaim(*parts, epsilon=float("inf")).known_epsilon(rounds)
-    return PrivacyClaim(*parts, epsilon=epsilon)
-
-
 def charges_of(run: RunFolder, phase: str) -> list[Charge]:
     """The lines of a run's privacy ledger for the rounds of a phase."""
     phases = phases_of(run.experiment)

@@ -28,6 +28,7 @@ def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = Fa
     guarantee."""
     from fedrec.data.perturbation import perturbation_of
     from fedrec.experiment.loading import load
+    from fedrec.runtime.strict_json import finite
 
     loaded = load(experiment, overrides or [])
     population, perturbed = perturbed_population(loaded)
@@ -93,10 +94,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, float) and math.isnan(value):
         return "nothing to measure"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def finite(value: Any) -> Any:
-    """The same with infinities as text, because JSON has none."""
-    if isinstance(value, dict):
-        return {str(key): finite(part) for key, part in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

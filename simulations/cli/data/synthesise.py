@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from simulations.cli import options
-from simulations.cli.data.perturb import Overrides, finite, perturbed_population, print_figures
+from simulations.cli.data.perturb import Overrides, perturbed_population, print_figures
 from simulations.cli.data.table_output import refuse_unusable, write_table
 from simulations.cli.options import AsJson, Named
 
@@ -41,6 +41,7 @@ def synthesise(
     from fedrec.experiment.loading import load
     from fedrec.perturb.disclosure import disclosure
     from fedrec.perturb.mean_similarity import FIGURE, measured_similarity
+    from fedrec.runtime.strict_json import finite
 
     refuse_unusable(output)
     loaded = load(experiment, overrides or [])

@@ -154,14 +154,11 @@ def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
 
 def _print_json(question: Question, plan: Plan, report: Report) -> None:
     import json
-    import math
+
+    from fedrec.runtime.strict_json import finite
 
     rows = {**_rows(question, plan, report), "caveats": list(report.caveats)}
-    # JSON has no infinity; "inf" is what float("inf") reads in most languages.
-    strict = {
-        key: str(v) if isinstance(v, float) and math.isinf(v) else v for key, v in rows.items()
-    }
-    typer.echo(json.dumps(strict, allow_nan=False))
+    typer.echo(json.dumps(finite(rows), allow_nan=False))
 
 
 def _print_table(question: Question, plan: Plan, report: Report) -> None:

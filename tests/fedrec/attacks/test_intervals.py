@@ -10,7 +10,6 @@ from fedrec.attacks.intervals import (
     exact_lower,
     exact_upper,
     mean_of,
-    mean_of_two,
     wilson,
 )
 
@@ -49,7 +48,7 @@ def test_the_interval_of_a_mean_of_two_has_about_its_coverage(first, second):
     n, m, covered = 40, 25, 0.0
     for a, chance_a in enumerate(stats.binom.pmf(np.arange(n + 1), n, first)):
         for b, chance_b in enumerate(stats.binom.pmf(np.arange(m + 1), m, second)):
-            low, high = mean_of_two((a, n), (b, m))
+            low, high = mean_of([(a, n), (b, m)])
             covered += chance_a * chance_b * (low <= (first + second) / 2 <= high)
     assert 0.93 < covered < 0.99
 

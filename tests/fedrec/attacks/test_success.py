@@ -8,7 +8,8 @@ import pytest
 from scipy import stats
 from sklearn import metrics
 
-from fedrec.attacks.success import balanced_accuracy_ceiling, found_ceiling, measure
+from fedrec.attacks.success import found_ceiling, measure
+from fedrec.privacy.explain import attack_ceiling
 
 
 @pytest.fixture(params=[False, True], ids=["distinct", "ties"])
@@ -93,7 +94,7 @@ def test_wrong_input_is_refused(scores, member):
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 5.0])
 def test_randomised_response_reaches_the_ceilings_and_nothing_passes_them(epsilon):
     truth = math.exp(epsilon) / (1 + math.exp(epsilon))  # pure DP: answers truly with this chance
-    assert balanced_accuracy_ceiling(epsilon, 0.0) == pytest.approx(truth)
+    assert attack_ceiling(epsilon, 0.0) == pytest.approx(truth)
     assert found_ceiling(1 - truth, epsilon, 0.0) == pytest.approx(truth)
     mu = 1.3  # a Gaussian mechanism, at the delta that it has for this epsilon
     delta = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(
@@ -102,9 +103,9 @@ def test_randomised_response_reaches_the_ceilings_and_nothing_passes_them(epsilo
     for alarms in np.linspace(0, 1, 101):
         found = stats.norm.cdf(stats.norm.ppf(alarms) + mu)
         assert found <= found_ceiling(alarms, epsilon, delta) + 1e-12
-    assert stats.norm.cdf(mu / 2) <= balanced_accuracy_ceiling(epsilon, delta) + 1e-12
+    assert stats.norm.cdf(mu / 2) <= attack_ceiling(epsilon, delta) + 1e-12
 
 
 def test_no_promise_is_no_ceiling():
-    assert balanced_accuracy_ceiling(math.inf, 0.0) == found_ceiling(0.0, math.inf, 0.0) == 1.0
+    assert attack_ceiling(math.inf, 0.0) == found_ceiling(0.0, math.inf, 0.0) == 1.0
     assert found_ceiling(0.01, 1000.0, 0.0) == 1.0
