@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from fedrec.errors import RunError
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, Backend
 from fedrec.privacy.accounting.events import Event, from_record, to_record
-from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.atomic_files import append_durably
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,10 @@ class Ledger:
             {"round": round_number, "count": n, "event": to_record(event)}, allow_nan=False
         )
         self._count(charge)  # rejects events that cannot be added, before anything is written
-        self._append(line.encode() + b"\n")
+        written = line.encode() + b"\n"
+        wanted = "a charge on disk before the release"
+        append_durably(self.path, written, end=self._size, expected=wanted)
+        self._size += len(written)
 
     def spent(self, delta: float, *, attack: bool = False) -> Report:
         """Total cost of all charges, see `Accountant.epsilon`."""
@@ -105,26 +107,6 @@ class Ledger:
     def _count(self, charge: Charge) -> None:
         self.accountant.step(charge.event, charge.count)
         self.charges.append(charge)
-
-    def _append(self, line: bytes) -> None:
-        try:
-            if not self.path.exists():
-                # also syncs the folder, so that the file's name survives
-                write_atomically(self.path, b"")
-            with self.path.open("r+b") as file:
-                file.truncate(self._size)
-                file.seek(self._size)
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(
-                f"cannot write {self.path}",
-                expected="a charge on disk before the release",
-                got=error.strerror or str(error),
-                fix="free some space and resume the run",
-            ) from error
-        self._size += len(line)
 
 
 def _read(path: Path) -> Iterator[tuple[Charge, int]]:

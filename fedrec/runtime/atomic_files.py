@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic writes of files."""
+"""Atomic writes of files, and appended lines that survive a power failure."""
 
 from __future__ import annotations
 
@@ -59,6 +59,36 @@ def open_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def append_durably(path: Path, line: bytes, *, end: int, expected: str) -> None:
+    """Append a line to a file, which is made if there is none; synced to the disk on return.
+
+    Args:
+        path: the file.
+        line: with its end.
+        end: number of bytes to keep; what a crash left beyond is cut off.
+        expected: why the line is needed, for the error.
+
+    Raises:
+        RunError: it could not be written.
+    """
+    try:
+        if not path.exists():
+            write_atomically(path, b"")  # also syncs the folder, so that the file's name survives
+        with path.open("r+b") as file:
+            file.truncate(end)
+            file.seek(end)
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}",
+            expected=expected,
+            got=error.strerror or str(error),
+            fix="free some space and resume the run",
+        ) from error
 
 
 def _beside(path: Path) -> tuple[int, Path]:

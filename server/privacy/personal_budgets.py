@@ -12,7 +12,6 @@ not resumed.
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.privacy.personal.noise import PersonalNoise
 from fedrec.privacy.personal.report import epsilon_table, promises, summary, words
 from fedrec.runs.folder import RunFolder
-from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.atomic_files import append_durably, write_atomically
 from server.extension import RunExtension
 from strategies.base import Cohorts, CohortStrategy
 
@@ -180,20 +179,11 @@ class PersonalAccounts(RunExtension):
         self._charge(round_number)
 
     def _write_down(self, round_number: int) -> None:
-        try:
-            whole = not self._file.exists() or self._file.read_bytes()[-1:] in (b"", b"\n")
-            with self._file.open("ab") as file:
-                file.write(b"" if whole else b"\n")  # after a line that a crash cut off
-                file.write(f"{round_number}\n".encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(
-                f"cannot write {self._file}",
-                expected="a line on the disk before clients are asked",
-                got=error.strerror or str(error),
-                fix="free some space and resume the run",
-            ) from error
+        before = self._file.read_bytes() if self._file.exists() else b""
+        whole = before[-1:] in (b"", b"\n")  # else a crash cut the last line off
+        line = (b"" if whole else b"\n") + f"{round_number}\n".encode()
+        wanted = "a line on the disk before clients are asked"
+        append_durably(self._file, line, end=len(before), expected=wanted)
 
     @property
     def hides_updates(self) -> bool:

@@ -20,6 +20,8 @@ from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson, Samplin
 from fedrec.privacy.noise_source import NoiseSource
 
 Placement = Literal["central", "distributed", "local"]
+Memory = dict[str, np.ndarray]
+"""Arrays that earlier rounds of a phase left; they are saved with each checkpoint."""
 
 
 class Mechanism(ABC):
@@ -62,20 +64,14 @@ class Mechanism(ABC):
 
     @abstractmethod
     def draw(
-        self,
-        name: str,
-        size: int,
-        memory: dict[str, np.ndarray],
-        source: NoiseSource,
-        *address: int,
+        self, name: str, size: int, memory: Memory, source: NoiseSource, *address: int
     ) -> np.ndarray:
         """Noise of scale 1 for one parameter in one round, `float64 [size]`.
 
         Args:
             name: of the parameter.
             size: number of its values.
-            memory: arrays that earlier rounds of the phase left, saved with each checkpoint; set
-                new ones, and change none in place.
+            memory: what earlier rounds left; set new arrays, and change none in place.
             source: of all random numbers.
             address: the round, and the client if clients add the noise.
         """
@@ -116,7 +112,7 @@ class Mechanism(ABC):
         scale: float,
         source: NoiseSource,
         *address: int,
-        memory: dict[str, np.ndarray] | None = None,
+        memory: Memory | None = None,
     ) -> dict[str, np.ndarray]:
         """Arrays with noise on every coordinate, including those that no client changed: noise on
         changed rows only would reveal the items. It is added in float64, and the result is rounded.

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from fedrec.privacy.accounting.noise_pair import NoisePair, nodes_of
-from fedrec.privacy.mechanisms.base import Mechanism
+from fedrec.privacy.mechanisms.base import Mechanism, Memory
 from fedrec.privacy.noise_source import NoiseSource
 
 _TAIL = 72.0  # noise is longer than its bound with probability exp(-_TAIL)
@@ -71,12 +71,7 @@ class Gaussian(Mechanism):
     counts = True
 
     def draw(
-        self,
-        name: str,
-        size: int,
-        memory: dict[str, np.ndarray],
-        source: NoiseSource,
-        *address: int,
+        self, name: str, size: int, memory: Memory, source: NoiseSource, *address: int
     ) -> np.ndarray:
         """Standard normal `float64 [size]`."""
         return source.gaussian(size, name, *address)

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from fedrec.privacy.accounting.noise_pair import NoisePair, nodes_of
-from fedrec.privacy.mechanisms.base import Mechanism
+from fedrec.privacy.mechanisms.base import Mechanism, Memory
 from fedrec.privacy.noise_source import NoiseSource
 
 _TAIL = 72.0  # noise is longer than its bound with probability exp(-_TAIL)
@@ -84,12 +84,7 @@ class Laplace(Mechanism):
         return math.sqrt(2)
 
     def draw(
-        self,
-        name: str,
-        size: int,
-        memory: dict[str, np.ndarray],
-        source: NoiseSource,
-        *address: int,
+        self, name: str, size: int, memory: Memory, source: NoiseSource, *address: int
     ) -> np.ndarray:
         """Laplace of scale 1, `float64 [size]`."""
         return source.laplace(size, name, *address)

@@ -11,7 +11,7 @@ from pydantic import Field
 from fedrec.config import Config
 from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.sampling import Full, Sampling
-from fedrec.privacy.mechanisms.base import Mechanism
+from fedrec.privacy.mechanisms.base import Mechanism, Memory
 from fedrec.privacy.mechanisms.gaussian import GaussianPair
 from fedrec.privacy.noise_source import NoiseSource
 
@@ -40,12 +40,7 @@ class Example(Mechanism):
         return 1 / math.sqrt(1 - self.config.share**2)
 
     def draw(
-        self,
-        name: str,
-        size: int,
-        memory: dict[str, np.ndarray],
-        source: NoiseSource,
-        *address: int,
+        self, name: str, size: int, memory: Memory, source: NoiseSource, *address: int
     ) -> np.ndarray:
         """Noise of scale 1; what the next round needs goes to `memory`, which checkpoints save."""
         drawn = source.gaussian(size, name, *address)

@@ -11,7 +11,7 @@ from pydantic import Field
 from fedrec.config import Config
 from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.sampling import Sampling, Scheduled
-from fedrec.privacy.mechanisms.base import Mechanism
+from fedrec.privacy.mechanisms.base import Mechanism, Memory
 from fedrec.privacy.mechanisms.gaussian import GaussianPair
 from fedrec.privacy.noise_source import NoiseSource
 
@@ -52,12 +52,7 @@ class Banded(Mechanism):
         return float(np.linalg.norm(row))
 
     def draw(
-        self,
-        name: str,
-        size: int,
-        memory: dict[str, np.ndarray],
-        source: NoiseSource,
-        *address: int,
+        self, name: str, size: int, memory: Memory, source: NoiseSource, *address: int
     ) -> np.ndarray:
         """A row of C^-1 z, `float64 [size]`; `memory` keeps the b - 1 last ones, the last first."""
         drawn = source.gaussian(size, name, *address)
