@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedrec.errors import RunError
-from fedrec.evaluation.metrics import lower_is_better
+from fedrec.evaluation.metrics import Metrics, lower_is_better
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
@@ -106,14 +106,17 @@ def values(
     result: Result, dataset: str, rows: Mapping[str, str], metrics: Mapping[str, str]
 ) -> Iterator[Found]:
     """The numbers of a run, with intervals over its users."""
+    experiment = result.experiment
+    ranges = Metrics(experiment.task, experiment.evaluation).ranges
     for label, row in rows.items():
         means = result.metrics if label == SYSTEM else result.baselines.get(label, {})
         users = result.users if label == SYSTEM else result.baseline_users.get(label)
         for ours, theirs in metrics.items():
             if ours in means:
                 interval = _interval(means[ours], users, ours)
-                lower = lower_is_better(ours, result.experiment.evaluation)
-                yield Found(dataset, row, theirs, *interval, lower_is_better=lower)
+                lower = lower_is_better(ours, experiment.evaluation)
+                least, most = ranges.get(ours, (None, None))
+                yield Found(dataset, row, theirs, *interval, lower, least, most)
 
 
 def gap(result: Result, baseline: str, metric: str) -> tuple[float, float | None, float | None]:

@@ -39,6 +39,8 @@ class Found:
         low: lower end of a 95 % interval over the users of this run, where there is one.
         high: its upper end.
         lower_is_better: whether the smaller value is the better one.
+        least: smallest value that the metric can have; None: any.
+        most: largest value, likewise.
     """
 
     dataset: str
@@ -48,6 +50,8 @@ class Found:
     low: float | None = None
     high: float | None = None
     lower_is_better: bool = False
+    least: float | None = None
+    most: float | None = None
 
     @property
     def cell(self) -> Cell:

@@ -83,7 +83,7 @@ def write(
     write_atomically(path / f"{study.item}.csv", table.to_csv(index=False))
     write_atomically(path / f"{study.item}.md", markdown(table, title, [*tables.compared, *notes]))
     each = pd.DataFrame([{"seed": seed, **asdict(one)} for seed, one in found])
-    each = each.drop(columns="lower_is_better", errors="ignore")
+    each = each.drop(columns=["lower_is_better", "least", "most"], errors="ignore")
     write_atomically(path / f"{study.item}-seeds.csv", each.to_csv(index=False))
     if study.compared:
         apart = tables.differences.to_csv(index=False)
@@ -179,9 +179,17 @@ def _row(cell: Cell, value: float, found: Sequence[Found]) -> dict[str, Any]:
 
 
 def _interval(found: Sequence[Found]) -> tuple[float, float, float]:
-    """Mean, and the ends of its interval."""
+    """Mean, and the ends of its interval within the range of the metric; a cut interval contains
+    the mean of all users or seeds as often as an uncut one."""
     if not found:
         return math.nan, math.nan, math.nan
+    mean, low, high = _uncut(found)
+    least = -math.inf if found[0].least is None else found[0].least
+    most = math.inf if found[0].most is None else found[0].most
+    return mean, max(low, least), min(high, most)
+
+
+def _uncut(found: Sequence[Found]) -> tuple[float, float, float]:
     numbers = np.array([one.value for one in found])
     if len(found) == 1:
         low = found[0].low

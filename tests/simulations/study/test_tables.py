@@ -51,6 +51,16 @@ def test_intervals_are_students_over_seeds_and_the_users_for_one():
     assert (one["low"], one["high"]) == (0.2, 0.4)
 
 
+def test_intervals_of_proportions_stay_within_0_and_1():
+    found = [Found(*CELL, value, least=0.0, most=1.0) for value in (0.01, 0.0, 0.03)]
+    row = comparison({}, found).iloc[0]
+    expected = stats.t.interval(0.95, 2, loc=0.04 / 3, scale=stats.sem([0.01, 0.0, 0.03]))
+    assert expected[0] < 0 == row["low"] and row["high"] == pytest.approx(expected[1])
+    (one,) = [Found(*CELL, 0.99, 0.97, 1.01, least=0.0, most=1.0)]
+    assert comparison({}, [one]).iloc[0]["high"] == 1
+    assert comparison({}, [Found(*CELL, 0.99, 0.97, 1.01)]).iloc[0]["high"] == 1.01
+
+
 @pytest.mark.parametrize(
     ("metric", "order"),
     [("hits@10", "bac"), ("rmse", "cab"), (f"{__name__}:Misses@10", "cab")],
