@@ -2,7 +2,7 @@
 """The operator's calls to a SuperLink: register and list nodes, list and stop runs.
 
 Missing in Flower: a public Python interface for them. Its command `flwr` starts a Python for each
-call, which takes 2 s, and `up` makes some for every node.
+call, which takes a second of a core, and `up` makes some for every node.
 """
 
 from __future__ import annotations
