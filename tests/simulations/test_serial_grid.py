@@ -67,13 +67,8 @@ def test_a_client_that_edits_its_message_does_not_change_the_others(vandal):
 
 
 def test_replies_come_in_the_order_of_the_messages(vandal):
-    nodes = [
-        4,
-        2,
-        3,
-        2,
-        4,
-    ] * 6  # more than ten messages, so that numerical and alphabetical order differ
+    # more than ten messages, so that numerical and alphabetical order differ
+    nodes = [4, 2, 3, 2, 4] * 6
     replies = vandal.send_and_receive([Message(shared(), node, "train") for node in nodes])
     assert [reply.metadata.src_node_id for reply in replies] == nodes
     assert vandal.send_and_receive([]) == []

@@ -251,9 +251,8 @@ def test_noise_is_not_averaged_out_by_asking_again_and_again(victim):
     own = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")  # of two rounds
     assert [own.train(own.order()).clients for _ in range(4)] == [18, 18, 0, 0]
     bare = victim()
-    assert [bare.train(bare.order()).clients for _ in range(4)] == [
-        18
-    ] * 4  # a round may be run again
+    # a round may be run again
+    assert [bare.train(bare.order()).clients for _ in range(4)] == [18] * 4
 
 
 @pytest.mark.parametrize(

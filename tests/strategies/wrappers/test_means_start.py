@@ -70,9 +70,8 @@ def test_means_and_similarities_are_charged_to_one_ledger(run):
     assert multipliers[1] == multipliers[2]
     assert result.rounds["epsilon"].iloc[-1] == pytest.approx(3.0, rel=1e-3)
     one = parameters_in(run(*PRIVATE, "rounds=1", output="one").folder)
-    assert (
-        one["item.count"] != np.round(one["item.count"])
-    ).all()  # counts are noisy, on every row
+    # counts are noisy, on every row
+    assert (one["item.count"] != np.round(one["item.count"])).all()
 
 
 def test_the_first_round_is_charged_for_what_has_no_opposite(table):

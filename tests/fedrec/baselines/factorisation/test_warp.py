@@ -52,9 +52,8 @@ def test_one_step_by_hand():
     model = fitted(liked, factors=2, epochs=1)
     assert model._biases.tolist() == [0, 0]  # the rank is 1, and the weight ln 1
     longer = Histories(40, np.array([0, 1]), np.array([0]), np.array([0]))
-    biases = fitted(
-        longer, factors=2, epochs=1, max_sampled=1, seed=1
-    )._biases  # which does not draw item 0 itself
+    # which does not draw item 0 itself
+    biases = fitted(longer, factors=2, epochs=1, max_sampled=1, seed=1)._biases
     moved = np.flatnonzero(biases)
     assert len(moved) == 2 and moved[0] == 0
     np.testing.assert_allclose(biases[moved], [0.05 * np.log(39), -0.05 * np.log(39)], rtol=1e-6)

@@ -103,9 +103,8 @@ def test_a_user_is_no_neighbour_of_itself(liked):
     known = model.scores(liked)
     unknown = model.scores(Histories(liked.num_items, liked.offsets, liked.items))
     own = liked.matrix()
-    assert ((unknown - own).abs() < 1e-5).all(
-        1
-    ).sum() > 0.9 * liked.num_users  # without ids, each user finds itself
+    # without ids, each user finds itself
+    assert ((unknown - own).abs() < 1e-5).all(1).sum() > 0.9 * liked.num_users
     table = similarities(liked.csr(), liked.csr().T.tocsr(), "cosine")
     np.fill_diagonal(table, 0)
     np.testing.assert_allclose(known.max(1).values.numpy(), table.max(1), rtol=1e-6)

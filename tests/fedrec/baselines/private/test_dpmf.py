@@ -80,9 +80,8 @@ def test_without_noise_a_langevin_step_is_the_gradient_of_the_loss(users):
 @pytest.mark.parametrize("reading", ["objective", "posterior"])
 def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most(reading):
     model = made(reading=reading, factors=3, **{"clip-norm": 1.5, "user-norm": 2.0})
-    model._items = torch.zeros(
-        ITEMS, 3
-    ).double()  # so that a user with opposite factors has the opposite gradient
+    # so that a user with opposite factors has the opposite gradient
+    model._items = torch.zeros(ITEMS, 3).double()
     axes = 2.0 * np.eye(3)
     choices = [[], [0], [1], list(range(ITEMS))], [axes[0], -axes[0], axes[1], 0 * axes[0]]
     found = []
