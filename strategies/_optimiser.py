@@ -18,12 +18,10 @@ class Optimiser:
 
     Args:
         kind: which.
-        momentum: of `sgd`, in [0, 1).
     """
 
-    def __init__(self, kind: Kind, momentum: float) -> None:
+    def __init__(self, kind: Kind) -> None:
         self.kind = kind
-        self.momentum = momentum
         self._memory: dict[str, dict[str, Tensor]] = {}
 
     def step(
@@ -71,4 +69,4 @@ class Optimiser:
     def _made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         if self.kind == "adam":
             return torch.optim.Adam(groups, fused=True)
-        return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum)
+        return torch.optim.SGD(groups, lr=0.0)

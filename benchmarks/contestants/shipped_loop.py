@@ -159,7 +159,7 @@ class PlainLoop:
         every = torch.optim.SGD(self._groups(late=True), lr=1.0)
         random = stream(self.node.experiment.seed, "client", client, round_)
         for epoch, (items, labels) in enumerate(self.step._epochs(data, random)):
-            late = epoch >= config.epochs - config.late_epochs
+            late = epoch == config.epochs - 1
             for value in self.late:
                 value.requires_grad_(late)
             batches = (torch.from_numpy(part).split(config.batch_size) for part in (items, labels))

@@ -231,7 +231,6 @@ class Policy(Config):
             )
         limits = {
             "epochs": (self.most_epochs, "most-epochs"),
-            "late_epochs": (self.most_epochs, "most-epochs"),
             "negatives": (self.most_negatives, "most-negatives"),
         }
         for field, limit in limits.items():

@@ -52,10 +52,7 @@ class SgdConfig(DescentConfig, PrivateParameters):
     """Factors on the learning rate by pattern of parameter names, such as `{"item.id" = 500.0}`; 0
     keeps a parameter as it is. No parameter may fit two patterns, as tables have no order."""
     late_parameters: tuple[str, ...] = ()
-    """Patterns of parameters that move in the last `late-epochs` epochs only, when the others have
-    adapted."""
-    late_epochs: int = Field(default=1, ge=0)
-    """Number of epochs in which the late parameters move too."""
+    """Patterns of parameters that move in the last epoch only, when the others have adapted."""
 
 
 class Sgd(DescentStep):
@@ -96,12 +93,8 @@ class Sgd(DescentStep):
 
     def settings(self, names: list[str]) -> SgdSettings:
         """Settings of the gradient steps for the parameters of these names."""
-        return replace(
-            super().settings(names),
-            rates=rates_by_name(names, self.config.rates),
-            late=self._late(names),
-            late_epochs=self.config.late_epochs,
-        )
+        rates = rates_by_name(names, self.config.rates)
+        return replace(super().settings(names), rates=rates, late=self._late(names))
 
     def _late(self, names: list[str]) -> frozenset[str]:
         """The late parameters."""

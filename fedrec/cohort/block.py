@@ -142,9 +142,10 @@ class Block:
         places = torch.arange(self.items.shape[2], device=self.items.device)
         return (places < self.sizes[:, :, None]) / self.sizes.clamp(min=1)[:, :, None]
 
-    def begins(self, late_epochs: int) -> Tensor:
-        """`int64 [C]`: the step in which the last so many epochs of each client begin."""
-        return torch.tensor(self.steps) - late_epochs * torch.tensor(self.last_epoch)
+    @property
+    def last_epoch_begins(self) -> Tensor:
+        """`int64 [C]`: the step in which the last epoch of each client begins."""
+        return torch.tensor(self.steps) - torch.tensor(self.last_epoch)
 
     def last_epoch_means(self, losses: Tensor) -> np.ndarray:
         """Mean over the steps of each client's last epoch.

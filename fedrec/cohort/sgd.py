@@ -23,8 +23,7 @@ class SgdSettings:
         weight_decay: L2 penalty added to the gradient, >= 0.
         proximal_mu: weight of the proximal term (FedProx), >= 0.
         rates: by name, factors >= 0 on the learning rate; 1 for a parameter that is not named.
-        late: names of the parameters that are trained in the last `late_epochs` epochs only.
-        late_epochs: see `late`.
+        late: names of the parameters that are trained in the last epoch only.
     """
 
     learning_rate: float
@@ -33,7 +32,6 @@ class SgdSettings:
     proximal_mu: float = 0.0
     rates: Mapping[str, float] = field(default_factory=dict)
     late: frozenset[str] = frozenset()
-    late_epochs: int = 1
 
     @property
     def plain(self) -> bool:
@@ -72,9 +70,7 @@ class Group:
         if isinstance(self.anchor, Tensor) and self.anchor.dim() < self.value.dim():
             self.anchor = self.anchor.expand_as(self.value)
         self.rate = self.sgd.rate(self.name)
-        self._begins = (
-            self.block.begins(self.sgd.late_epochs) if self.name in self.sgd.late else None
-        )
+        self._begins = self.block.last_epoch_begins if self.name in self.sgd.late else None
 
     def moves(self, step: int) -> bool:
         """Whether the gradient of this step has an effect for any client."""

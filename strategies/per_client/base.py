@@ -20,8 +20,16 @@ from flwr.app import ArrayRecord
 from fedrec.errors import ExperimentError
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.zero_copy import to_record
-from strategies._optimiser import Optimiser
+from strategies._optimiser import Kind, Optimiser
+from strategies._server_rate import ServerRate
 from strategies.base import Cohorts, CohortStrategy, Memory
+
+
+class PerClientConfig(ServerRate):
+    """Settings of strategies that send each client parameters of its own."""
+
+    optimiser: Kind = "adam"
+    """Optimiser on the server: Adam, or plain gradient descent."""
 
 
 class PerClientStrategy(CohortStrategy):
@@ -29,7 +37,7 @@ class PerClientStrategy(CohortStrategy):
     these parameters in `sent`, and says in `sees` why there is no sum to protect.
 
     Args:
-        config: its settings, `optimiser` and the server's rate among them.
+        config: its settings.
         cohorts: the clients.
         step: name and settings of the local step that the clients run.
 
@@ -42,9 +50,9 @@ class PerClientStrategy(CohortStrategy):
     instead = "perturb the data on the device with a [perturb] table, or choose another system"
     own_step: ClassVar[str] = ""
 
-    def __init__(self, config: Any, cohorts: Cohorts, step: dict[str, Any]) -> None:
+    def __init__(self, config: PerClientConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
-        self._optimiser = Optimiser(config.optimiser, getattr(config, "momentum", 0.0))
+        self._optimiser = Optimiser(config.optimiser)
 
     @abstractmethod
     def sent(self, requests: ItemRequests) -> ClientArrays:

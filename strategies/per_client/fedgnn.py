@@ -23,16 +23,15 @@ round yet has no neighbours.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from fedrec.graphs.third_party import ThirdParty
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from strategies._server_rate import ServerRate
 from strategies.base import Aggregate, Cohorts, Memory
-from strategies.per_client.base import PerClientStrategy
+from strategies.per_client.base import PerClientConfig, PerClientStrategy
 
 ITEMS = "item.id"
 LAYERS = ("items.", "users.")
@@ -42,11 +41,9 @@ TOKENS = "third.tokens"
 EMBEDDING = "third.user"
 
 
-class FedgnnStrategyConfig(ServerRate):
+class FedgnnStrategyConfig(PerClientConfig):
     """Settings of FedGNN's server and third party."""
 
-    optimiser: Literal["adam", "sgd"] = "adam"
-    """Optimiser for the mean gradients."""
     server_lr: float = Field(default=0.01, gt=0)
     """Server learning rate."""
     history: int = Field(default=50, ge=1)

@@ -8,7 +8,7 @@ whole tables, and A the neighbours by S with equal weights,
 
     guidance of u = (A^layers X)_u,    E moves along the cohort's mean of (A^layers X)_u - E
 
-by one step of `optimiser`.
+by one step of `optimiser`; `sgd` with `server-lr = 1` is the paper's mean.
 
 **What the server learns.** It keeps, under each client's id, the last change of that client's item
 embeddings: which items it touched (among drawn negatives), and in which direction each moved, from
@@ -30,26 +30,23 @@ Where this differs from the paper:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from strategies._server_rate import ServerRate
 from strategies.base import Aggregate, Cohorts, Memory
 from strategies.per_client._user_graph import Changes, Uploads, edges
-from strategies.per_client.base import PerClientStrategy
+from strategies.per_client.base import PerClientConfig, PerClientStrategy
 
 ITEMS = "item.id"
 GUIDE = "item.guide"
 
 
-class GpfedrecStrategyConfig(ServerRate):
+class GpfedrecStrategyConfig(PerClientConfig):
     """Settings of GPFedRec's server."""
 
-    optimiser: Literal["adam", "sgd"] = "adam"
-    """Optimiser for the mean change; `sgd` with `server-lr = 1` is the paper's mean."""
     server_lr: float = Field(default=0.01, gt=0)
     """Server learning rate."""
     neighbours: int = Field(default=0, ge=0)

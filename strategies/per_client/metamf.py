@@ -38,22 +38,17 @@ from fedrec.errors import ClientError
 from fedrec.models.metamf import generate
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import TrainEach
-from strategies._server_rate import ServerRate
 from strategies.base import Aggregate, Cohorts, GeneratingStrategy, Memory
-from strategies.per_client.base import PerClientStrategy
+from strategies.per_client.base import PerClientConfig, PerClientStrategy
 
 LOW = "item.low"
 
 
-class MetaMfStrategyConfig(ServerRate):
+class MetaMfStrategyConfig(PerClientConfig):
     """Settings of the server in meta matrix factorization."""
 
-    optimiser: Literal["adam", "sgd"] = "adam"
-    """Optimiser of the generator."""
     server_lr: float = Field(default=0.001, gt=0)
     """Server learning rate."""
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Momentum of `sgd`."""
     weight_decay: float = Field(default=0.0, ge=0)
     """L2 penalty added to the gradient of each parameter."""
     undecayed: tuple[str, ...] = ()

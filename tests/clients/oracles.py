@@ -126,7 +126,7 @@ class Sgd(OneByOne, sgd.Sgd):
         return Update(descent.delta(parameters), examples, loss)
 
     def _held(self, sgd, epoch):
-        return sgd.late if epoch < self.config.epochs - sgd.late_epochs else frozenset()
+        return sgd.late if epoch < self.config.epochs - 1 else frozenset()
 
     def _loss(self, users, items, labels):
         batch = torch.tensor(items[None], device=self.device)

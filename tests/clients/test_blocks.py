@@ -39,7 +39,7 @@ SETTINGS = {
     "low-rated": {"low_rated": "negative"},
     "rates": {"rates": {"item.id": 30.0, "user.gender": 0.0, "layer0.*": 0.5, "layer1.bias": 2.0}},
     "late-table": {"late_parameters": ["item.id"], "rates": {"item.id": 20.0}},
-    "late-layers": {"late_parameters": ["layer?.weight", "user.*"], "late_epochs": 2},
+    "late-layers": {"late_parameters": ["layer?.weight", "user.*"]},
     "frozen-table": {"rates": {"item.id": 0.0}},
     "late-everything": {
         "momentum": 0.5,

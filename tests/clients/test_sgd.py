@@ -16,7 +16,6 @@ from fedrec.rng import stream
 PARTS = {
     "rates": {"item.id": 20.0, "user.gender": 0.0, "layer0.*": 0.5},
     "late_parameters": ("item.id",),
-    "late_epochs": 2,
 }
 
 
@@ -38,7 +37,7 @@ def expected_factor(config, name, epochs_left):
     if not config.rates:
         return 1.0
     if name == "item.id":
-        return 20.0 if epochs_left <= 2 else 0.0
+        return 20.0 if epochs_left == 1 else 0.0
     return {"user.gender": 0.0, "layer0.weight": 0.5, "layer0.bias": 0.5}.get(name, 1.0)
 
 

@@ -36,11 +36,7 @@ def test_an_engine_gives_the_serial_engines_numbers(run_tiny, settings, engine, 
     assert_same_run(run_tiny(*settings, f"engine.name={engine}", output=engine), serial)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [*SYSTEMS.values(), (*METAMF, "strategy.optimiser=sgd", "strategy.momentum=0.5")],
-    ids=[*SYSTEMS, "metamf with momentum"],
-)
+@pytest.mark.parametrize("settings", SYSTEMS.values(), ids=SYSTEMS)
 def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, settings):
     """Round 3 is repeated from the checkpoint of round 2; its uploads are the same, and count
     once."""

@@ -176,20 +176,13 @@ def test_one_round_is_one_central_step(experiment, tmp_path, task, weighting, pa
     assert_same_moves(got, expected, start)
 
 
-@pytest.mark.parametrize(
-    ("settings", "optimiser"),
-    [
-        ({"weight-decay": 0.01}, lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.01)),
-        (
-            {"optimiser": "sgd", "momentum": 0.9},
-            lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-        ),
-    ],
-    ids=["adam", "momentum"],
-)
-def test_rounds_follow_the_optimiser(experiment, tmp_path, settings, optimiser):
-    table = experiment(**settings)
-    expected, start = central_training(table, 3, optimiser)
+def test_rounds_follow_the_optimiser(experiment, tmp_path):
+    table = experiment(**{"weight-decay": 0.01})
+
+    def adam(parameters):
+        return torch.optim.Adam(parameters, lr=0.05, weight_decay=0.01)
+
+    expected, start = central_training(table, 3, adam)
     assert_same_moves(federated(table, tmp_path / "run"), expected, start, rtol=2e-3)
 
 

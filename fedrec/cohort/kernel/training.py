@@ -48,7 +48,7 @@ def train_block(
         (layout.rates(sgd, late=False), layout.rates(sgd, late=True)),
         (block.items.numpy(), block.places.numpy(), block.labels.numpy(), block.sizes.numpy()),
         np.array(block.steps, dtype=np.int64),
-        block.begins(sgd.late_epochs).numpy(),
+        block.last_epoch_begins.numpy(),
         np.array(block.last_epoch, dtype=np.int64),
         np.arange(len(block), dtype=np.int64) * block.touched.shape[1],
         dense,
