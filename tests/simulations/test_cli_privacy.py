@@ -9,28 +9,24 @@ import sys
 import pytest
 
 ROUNDS = ("--clients", 4800, "--cohort", 30, "--rounds", 1000, "--delta", 1e-5)
+ONE = (*ROUNDS, "--noise-multiplier", 1)
+EPSILON = ("privacy", "epsilon", *ONE)
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ((), 1.318277),
-        (
-            ("--sampler", "fixed-size", "--adjacency", "replace-one", "--backend", "autodp"),
-            2.158129,
-        ),
-        (("--backend", "tight-rdp"), 1.583808),
-        (("--backend", "pld"), 1.318277),
-        (("--sampler", "poisson", "--adjacency", "add-remove", "--backend", "autodp"), 1.410738),
-        (("--sampler", "poisson", "--adjacency", "add-remove", "--backend", "pld"), 1.099601),
-        (("--backend", "paper", "--delta", 1e-6), 16.6081),
+        ("", 1.318277),
+        ("--sampler fixed-size --adjacency replace-one --backend autodp", 2.158129),
+        ("--backend tight-rdp", 1.583808),
+        ("--backend pld", 1.318277),
+        ("--sampler poisson --adjacency add-remove --backend autodp", 1.410738),
+        ("--sampler poisson --adjacency add-remove --backend pld", 1.099601),
+        ("--backend paper --delta 1e-6", 16.6081),
     ],
-    ids=str,
 )
 def test_epsilon_is_one_json_object(fedrec, options, expected):
-    code, out, err = fedrec(
-        "privacy", "epsilon", *ROUNDS, "--noise-multiplier", 1, *options, "--json"
-    )
+    code, out, err = fedrec(*EPSILON, *options.split(), "--json")
     found = json.loads(out, parse_constant=pytest.fail)
     assert (code, err) == (0, "")
     assert found["epsilon"] == pytest.approx(expected, rel=1e-4)
@@ -39,7 +35,7 @@ def test_epsilon_is_one_json_object(fedrec, options, expected):
 
 
 def test_epsilon_as_a_table_with_a_plain_line(fedrec):
-    code, out, _ = fedrec("privacy", "epsilon", *ROUNDS, "--noise-multiplier", 1)
+    code, out, _ = fedrec(*EPSILON)
     assert code == 0 and "1.31828" in out and "right in at most 78.9% of cases" in out
 
 
@@ -48,15 +44,12 @@ def test_epsilon_as_a_table_with_a_plain_line(fedrec):
     [(("--delta", 1e-3), "delta 0.001 is above 1/N"), (("--backend", "paper"), "comparison only")],
 )
 def test_numbers_that_mislead_come_with_a_warning(fedrec, options, expected):
-    numbers = (*ROUNDS, "--noise-multiplier", 1)
-    assert expected in fedrec("privacy", "epsilon", *numbers, *options)[1]
-    assert expected not in fedrec("privacy", "epsilon", *numbers)[1]
+    assert expected in fedrec(*EPSILON, *options)[1]
+    assert expected not in fedrec(*EPSILON)[1]
 
 
 def test_infinite_epsilon_is_the_text_inf(fedrec):
-    code, out, _ = fedrec(
-        "privacy", "epsilon", *ROUNDS, "--noise-multiplier", 1, "--delta", 0, "--json"
-    )
+    code, out, _ = fedrec(*EPSILON, "--delta", 0, "--json")
     assert code == 0 and json.loads(out, parse_constant=pytest.fail)["epsilon"] == "inf"
 
 
@@ -67,27 +60,22 @@ def test_laplace_without_delta(fedrec):
 
 
 def test_calibrated_noise_gives_back_the_target(fedrec):
-    code, out, _ = fedrec(
-        "privacy", "calibrate", "--epsilon", 2, *ROUNDS, "--backend", "pld", "--json"
-    )
+    shared = (*ROUNDS, "--backend", "pld", "--json")
+    code, out, _ = fedrec("privacy", "calibrate", "--epsilon", 2, *shared)
     z = json.loads(out)["noise_multiplier"]
     assert code == 0 and 0.5 < z < 1
-    _, out, _ = fedrec(
-        "privacy", "epsilon", *ROUNDS, "--noise-multiplier", z, "--backend", "pld", "--json"
-    )
+    _, out, _ = fedrec("privacy", "epsilon", "--noise-multiplier", z, *shared)
     assert 1.999 <= json.loads(out)["epsilon"] <= 2.0
 
 
 def test_explain_takes_options_or_an_experiment(fedrec):
-    code, out, _ = fedrec(
-        "privacy", "explain", *ROUNDS, "--noise-multiplier", 1, "--backend", "tight-rdp"
-    )
+    code, out, _ = fedrec("privacy", "explain", *ONE, "--backend", "tight-rdp")
     assert code == 0 and "epsilon 1.584 at delta 1e-05" in out and "server is trusted" in out
     settings = ("privacy.clip-norm=1", "privacy.noise-multiplier=2", "rounds=10")
-    overrides = [part for text in settings for part in ("--set", text)]
-    code, out, _ = fedrec("privacy", "explain", "privrec-synthetic", *overrides)
+    question = ("privacy", "explain", "privrec-synthetic")
+    code, out, _ = fedrec(*question, sets=settings)
     assert code == 0 and "from all 480 clients" in out
-    code, out, _ = fedrec("privacy", "explain", "privrec-synthetic", *overrides, "--clients", 1234)
+    code, out, _ = fedrec(*question, "--clients", 1234, sets=settings)
     assert code == 0 and "from all 1234 clients" in out
 
 
@@ -98,18 +86,15 @@ def test_explain_takes_options_or_an_experiment(fedrec):
         (("epsilon", *ROUNDS, "--noise-multiplier", "nan"), "noise-multiplier"),
         (("epsilon", *ROUNDS, "--noise-multiplier", "1e30"), "from 1e-09 to 1e+09"),
         (("epsilon", *ROUNDS, "--noise-multiplier", "1e-30"), "from 1e-09 to 1e+09"),
-        (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--delta", 1), "delta"),
-        (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--delta", 0.3), "0.1"),
-        (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--clients", 29), "1 to 29"),
-        (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--clients", 0), "clients"),
-        (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--cohort", 2.5), "whole number"),
-        (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--rounds", 0), "rounds"),
-        (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--sampler", "poisson"), "no proven bound"),
-        (
-            ("epsilon", *ROUNDS, "--noise-multiplier", 1, "--adjacency", "add-remove"),
-            "no proven bound",
-        ),
-        (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--backend", "moments"), "'autodp'"),
+        (("epsilon", *ONE, "--delta", 1), "delta"),
+        (("epsilon", *ONE, "--delta", 0.3), "0.1"),
+        (("epsilon", *ONE, "--clients", 29), "1 to 29"),
+        (("epsilon", *ONE, "--clients", 0), "clients"),
+        (("epsilon", *ONE, "--cohort", 2.5), "whole number"),
+        (("epsilon", *ONE, "--rounds", 0), "rounds"),
+        (("epsilon", *ONE, "--sampler", "poisson"), "no proven bound"),
+        (("epsilon", *ONE, "--adjacency", "add-remove"), "no proven bound"),
+        (("epsilon", *ONE, "--backend", "moments"), "'autodp'"),
         (("calibrate", *ROUNDS, "--epsilon", 0), "epsilon"),
         (("calibrate", *ROUNDS, "--epsilon", 1, "--backend", "paper"), "paper's arithmetic"),
         (("calibrate", *ROUNDS, "--epsilon", 1, "--delta", 0), "delta > 0"),

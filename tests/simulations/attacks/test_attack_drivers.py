@@ -21,6 +21,7 @@ from simulations.attacks.driver import run_attack
 from simulations.attacks.members import shadow_parts
 from simulations.attacks.system import TrainedSystem
 from tests.runs import Interrupt
+from tests.simulations.attacks.tables import experiment_on, synthetic
 
 
 class Named(Synthetic):
@@ -47,17 +48,15 @@ class Memory(Model):
         return own.gather(1, items)
 
 
-ATTACKED = {
-    "name": "attacked",
-    "rounds": 12,
-    "positive-above": 3.0,
-    "dataset": {"name": "synthetic", "users": 120, "items": 40, "mean-interactions": 10},
-    "model": {"name": "privrec", "embedding": 4, "hidden": [8]},
-    "step": {"name": "sgd", "epochs": 4, "learning-rate": 0.3, "batch-size": 8},
-    "sampler": {"name": "fixed-size", "cohort": 10},
-    "evaluation": {"ks": [5], "baselines": [], "fine-tune": {"epochs": 1}},
-    "engine": {"name": "serial", "nodes": 1, "threads": 1, "device": "cpu"},
-}
+ATTACKED = experiment_on(
+    synthetic(120, 40, 10),
+    name="attacked",
+    rounds=12,
+    model={"name": "privrec", "embedding": 4, "hidden": [8]},
+    step={"name": "sgd", "epochs": 4, "learning-rate": 0.3, "batch-size": 8},
+    sampler={"name": "fixed-size", "cohort": 10},
+    evaluation={"ks": [5], "baselines": [], "fine-tune": {"epochs": 1}},
+)
 
 
 def attack(folder, name, *overrides, **settings):

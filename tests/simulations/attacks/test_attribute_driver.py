@@ -20,6 +20,7 @@ from simulations import runner
 from simulations.attacks.driver import run_attack
 from simulations.attacks.system import TrainedSystem
 from tests.clients.oracles import update_under
+from tests.simulations.attacks.tables import experiment_on, synthetic
 
 
 class Stereotyped(Synthetic):
@@ -33,21 +34,16 @@ class Stereotyped(Synthetic):
         return replace(data, items=(data.items // 2) * 2 + ~even)
 
 
-ATTACKED = {
-    "name": "attacked",
-    "rounds": 6,
-    "dataset": {
-        "name": "test_attribute_driver:Stereotyped",
-        "users": 250,
-        "items": 40,
-        "mean-interactions": 14,
-    },
-    "model": {"name": "privrec", "embedding": 4, "hidden": [8]},
-    "step": {"name": "sgd", "epochs": 3, "learning-rate": 0.3, "batch-size": 8},
-    "sampler": {"name": "fixed-size", "cohort": 20},
-    "evaluation": {"ks": [5], "baselines": [], "fine-tune": {"epochs": 4}},
-    "engine": {"name": "serial", "nodes": 1, "threads": 1, "device": "cpu"},
-}
+ATTACKED = experiment_on(
+    synthetic(250, 40, 14) | {"name": "test_attribute_driver:Stereotyped"},
+    name="attacked",
+    rounds=6,
+    model={"name": "privrec", "embedding": 4, "hidden": [8]},
+    step={"name": "sgd", "epochs": 3, "learning-rate": 0.3, "batch-size": 8},
+    sampler={"name": "fixed-size", "cohort": 20},
+    evaluation={"ks": [5], "baselines": [], "fine-tune": {"epochs": 4}},
+)
+del ATTACKED["positive-above"]
 
 
 def attack(tmp_path, *overrides, table=ATTACKED, **settings):
@@ -81,15 +77,8 @@ def test_attribute_inference_from_a_trained_system(tmp_path, source):
 
 META = {
     **ATTACKED,
-    "model": {
-        "name": "metamf",
-        "user": 4,
-        "memory": 4,
-        "generator": 4,
-        "embedding": 4,
-        "rank": 2,
-        "hidden": 4,
-    },
+    "model": {"name": "metamf", "rank": 2}
+    | dict.fromkeys(("user", "memory", "generator", "embedding", "hidden"), 4),
     "step": {"name": "metamf", "negatives": 1},
     "strategy": {"name": "metamf", "server-lr": 0.05},
     "split": {"name": "ratio"},

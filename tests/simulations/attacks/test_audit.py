@@ -21,6 +21,7 @@ from simulations.attacks.canaries.claims import charged_claim, expected_cohort, 
 from simulations.attacks.canaries.planting import changes_for
 from simulations.attacks.driver import run_attack
 from strategies.base import CohortStrategy
+from tests.simulations.attacks.tables import experiment_on, synthetic
 
 CLIP, STD, COHORT, CANARIES = 0.5, 0.05, 20, 200
 
@@ -67,24 +68,16 @@ class Weighted(Noisy):
         return super().apply(theta, dataclasses.replace(aggregate, changes=total))
 
 
-AUDITED = {
-    "name": "audited",
-    "rounds": 25,
-    "positive-above": 3.0,
-    "dataset": {
-        "name": "synthetic",
-        "users": 60,
-        "items": 30,
-        "mean-interactions": 6,
-        "min-interactions": 3,
-    },
-    "model": {"name": "privrec", "embedding": 4, "hidden": [4]},
-    "step": {"name": "sgd", "epochs": 1, "learning-rate": 0.01, "batch-size": 64},
-    "strategy": {"name": "test_audit:Noisy"},
-    "sampler": {"name": "fixed-size", "cohort": COHORT},
-    "evaluation": {"ks": [5], "baselines": []},
-    "engine": {"name": "serial", "nodes": 2, "threads": 1, "device": "cpu"},
-}
+AUDITED = experiment_on(
+    synthetic(60, 30, 6, **{"min-interactions": 3}),
+    nodes=2,
+    name="audited",
+    rounds=25,
+    model={"name": "privrec", "embedding": 4, "hidden": [4]},
+    step={"name": "sgd", "epochs": 1, "learning-rate": 0.01, "batch-size": 64},
+    strategy={"name": "test_audit:Noisy"},
+    sampler={"name": "fixed-size", "cohort": COHORT},
+)
 
 
 def audited(*overrides):

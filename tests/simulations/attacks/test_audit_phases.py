@@ -17,24 +17,12 @@ from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms.base import Mechanism
 from simulations.attacks.driver import run_attack
 from strategies.dp import DpFedAvg
+from tests.simulations.attacks.tables import experiment_on, synthetic
 
 CANARIES = 100
 COUNTS = {"parameters": ["item.bias"], "clip-norm": 3.0, "noise-factor": 2.0}
-BASE = {
-    "name": "phased",
-    "rounds": 2,
-    "positive-above": 3.0,
-    "dataset": {
-        "name": "synthetic",
-        "users": 100,
-        "items": 40,
-        "mean-interactions": 6,
-        "min-interactions": 3,
-    },
-    "sampler": {"name": "full"},
-    "evaluation": {"ks": [5], "baselines": []},
-    "engine": {"name": "serial", "nodes": 2, "threads": 1, "device": "cpu"},
-}
+PEOPLE = synthetic(100, 40, 6, **{"min-interactions": 3})
+BASE = experiment_on(PEOPLE, nodes=2, name="phased", rounds=2, sampler={"name": "full"})
 PRIVACY = {"epsilon": 5.0, "clip-norm": 4.0}
 GRAM = {
     **BASE,

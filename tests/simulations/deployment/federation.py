@@ -112,6 +112,16 @@ class Federation:
         """Run an experiment; returns whether it finished, and the reason if not."""
         return self.wait_for(self.start_run(name, *overrides), timeout)
 
+    def must_finish(self, run):
+        """The log of a run, which must finish."""
+        good, why = self.wait_for(run)
+        assert good, why
+        return why
+
+    def must_run(self, name, *overrides):
+        """The log of an experiment, which must run to its end."""
+        return self.must_finish(self.start_run(name, *overrides))
+
     def _status(self, run):
         with self.control() as control:
             return next(

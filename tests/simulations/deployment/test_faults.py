@@ -60,38 +60,29 @@ def test_a_supernode_killed_in_mid_round_costs_its_part_of_the_round_and_comes_b
     started = time.monotonic()
     until(lambda: said.read_text().count("SuperNode ID") > before, what="its return")
     print(f"a killed SuperNode was back {time.monotonic() - started:.0f} s later")
-    finished, why = nodes.wait_for(run)
-    assert finished, why
+    nodes.must_finish(run)
     clients = nodes.clients("node-killed")
     assert len(clients) == 4 and clients[0] == 12 and min(clients) < 12
     roster = json.loads((nodes.folder("node-killed") / "roster.json").read_text())
     until(lambda: nodes.online() == 2, what="both nodes")
-    finished, why = nodes.run("node-back", "rounds=1")
-    assert finished, why
+    nodes.must_run("node-back", "rounds=1")
     # the same node, not a new one
     assert json.loads((nodes.folder("node-back") / "roster.json").read_text()) == roster
     assert nodes.clients("node-back") == [12]
 
 
-def test_the_clients_process_killed_in_mid_round_fails_the_message_and_no_more(nodes):
-    run = nodes.start_run("executor-killed", *SLOW)
-    at_work(nodes, "executor-killed", 2)
-    nodes.kill("executor", node=2)
-    finished, why = nodes.wait_for(run)
-    assert finished, why
-    assert "did not answer in time" not in why  # the server was notified at once
-    assert min(nodes.clients("executor-killed")) < 12 and nodes.clients("executor-killed")[-1] == 12
-
-
-def test_the_fork_that_works_on_a_message_killed_is_the_same(nodes):
-    """Like the system when memory is short."""
-    run = nodes.start_run("fork-killed", *SLOW)
-    for pid in at_work(nodes, "fork-killed", 2):
+@pytest.mark.parametrize("killed", ["executor", "fork"])
+def test_the_clients_process_killed_in_mid_round_fails_the_message_and_no_more(nodes, killed):
+    """The executor, or its fork that works on the message, as by the system when memory is
+    short."""
+    name = f"{killed}-killed"
+    run = nodes.start_run(name, *SLOW)
+    forks = at_work(nodes, name, 2)
+    for pid in forks if killed == "fork" else [nodes.pid("executor", node=2)]:
         os.kill(pid, signal.SIGKILL)
-    finished, why = nodes.wait_for(run)
-    assert finished, why
-    assert "did not answer in time" not in why
-    assert min(nodes.clients("fork-killed")) < 12 and nodes.clients("fork-killed")[-1] == 12
+    # the server was notified at once
+    assert "did not answer in time" not in nodes.must_finish(run)
+    assert min(nodes.clients(name)) < 12 and nodes.clients(name)[-1] == 12
 
 
 def test_the_superlink_killed_in_mid_round_loses_no_round_and_if_it_is_back_soon_nothing(
@@ -100,8 +91,7 @@ def test_the_superlink_killed_in_mid_round_loses_no_round_and_if_it_is_back_soon
     run = nodes.start_run("superlink-killed", *SLOW)
     at_work(nodes, "superlink-killed", 1)
     nodes.kill("superlink")
-    finished, why = nodes.wait_for(run)
-    assert finished, why
+    why = nodes.must_finish(run)
     assert nodes.rounds("superlink-killed") == 4
     # on a busy machine it was offline for longer than 30 s
     if nodes.clients("superlink-killed") != [12] * 4:
@@ -115,8 +105,7 @@ def test_the_gateway_killed_in_mid_round_loses_no_round(nodes):
     run = nodes.start_run("gateway-killed", *SLOW)
     at_work(nodes, "gateway-killed", 1)
     nodes.kill("gateway")
-    finished, why = nodes.wait_for(run)
-    assert finished, why
+    nodes.must_finish(run)
     assert nodes.rounds("gateway-killed") == 4
 
 
@@ -174,8 +163,7 @@ def test_a_node_that_never_answers_lets_a_deadline_pass_and_the_denominator_stay
     assert [charge["round"] for charge in charges] == [1, 2, 3, 4]
     assert all(charge["event"] == charges[0]["event"] for charge in charges)
     # the stopped node did not continue with a stale message
-    finished, why = nodes.run("answers-again", "rounds=1")
-    assert finished, why
+    nodes.must_run("answers-again", "rounds=1")
     assert nodes.clients("answers-again") == [12]
 
 

@@ -50,8 +50,7 @@ def test_a_robust_rule_over_the_clients_of_nodes_that_host_many(federation, tmp_
     name = "tests.strategies.trimmed_mean:TrimmedMean"
     rule = (f"strategy={{name='{name}', cut=0.2}}", "rounds=2", "sampler.cohort=18")
     until(lambda: federation.online() >= 2, what="the nodes")
-    finished, why = federation.run("trimmed", *rule)
-    assert finished, why
+    federation.must_run("trimmed", *rule)
     simulated = federation.simulated(tmp_path / "simulated", *rule)
     assert_close(federation.parameters("trimmed"), simulated, rtol=1e-5, atol=1e-6)
     assert federation.clients("trimmed") == [18, 18]
@@ -109,8 +108,7 @@ def test_two_runs_at_once_do_not_meet(federation, parity):
         federation.start_run("other", "seed=5"),
     ]
     for run in runs:
-        finished, why = federation.wait_for(run)
-        assert finished, why
+        federation.must_finish(run)
     alone, one, other = (federation.parameters(name) for name in (parity, "one", "other"))
     assert_close(one, alone)
     assert any((other[name] != value).any() for name, value in alone.items())
@@ -128,8 +126,7 @@ def test_one_server_and_eight_nodes_start_and_stop(small, tmp_path):
         assert made.online() == 8
         made.kill("gateway")  # whose workers, if it is nginx, must not keep the port
         until(lambda: made.answers("gateway"), what="the gateway")
-        finished, why = made.run("eight", "rounds=1")
-        assert finished, why
+        made.must_run("eight", "rounds=1")
     finally:
         made.down()
     left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(made.path).encode() in _read(p)]

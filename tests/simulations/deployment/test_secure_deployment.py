@@ -34,8 +34,7 @@ def three(small, tmp_path_factory):
 
 
 def test_the_same_parameters_as_in_a_simulation_without(three, tmp_path):
-    finished, why = three.run("secure", SECURE)
-    assert finished, why
+    three.must_run("secure", SECURE)
     simulated, deployed = three.simulated(tmp_path / "simulated"), three.parameters("secure")
     assert len(simulated) > 5
     assert_close(deployed, simulated, rtol=1e-5, atol=1e-6)
@@ -55,8 +54,7 @@ def test_with_noise_of_the_clients_the_final_evaluation_gives_metrics(three):
     """Each node masks the sum of its clients, who have clipped and noised their updates; at the
     end, all held-out users are evaluated."""
     local = 'privacy={clip-norm=0.5, noise-multiplier=1.0, placement="local"}'
-    finished, why = three.run("local", SECURE, local, "sampler={name='full'}", "rounds=2")
-    assert finished, why
+    three.must_run("local", SECURE, local, "sampler={name='full'}", "rounds=2")
     assert three.clients("local") == [18, 18] and "no sum" not in three.log("local")
     users = pd.read_csv(three.folder("local") / "users.csv")
     assert len(users) and users["hits@5"].notna().all()

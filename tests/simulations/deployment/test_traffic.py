@@ -152,8 +152,7 @@ def test_replayed_messages_change_nothing(recorded):
             statuses.append(
                 malicious.post(about["path"], content=body, headers=headers, timeout=30).status_code
             )
-    finished, why = recorded.wait_for(run)
-    assert finished, why
+    recorded.must_finish(run)
     assert len(statuses) > 10
     assert recorded.rounds("replayed") == 3
     assert_close(recorded.parameters("replayed"), recorded.parameters("traffic"))
