@@ -49,9 +49,6 @@ class Mechanism(ABC):
     """Samplers for which its cost is known; `fits` may ask for more."""
     needs: ClassVar[str] = "the sampler 'fixed-size', 'poisson' or 'full'"
     """The same in words, for errors."""
-    correlated: ClassVar[bool] = False
-    """Whether the noise of a round depends on that of earlier rounds, so that only all rounds of a
-    phase together have a cost (`releases`)."""
     counts: ClassVar[bool] = False
     """Whether a noisy count of the same cohort may be released beside the sum at the joint cost of
     one release (adaptive clipping)."""
@@ -75,6 +72,12 @@ class Mechanism(ABC):
             source: of all random numbers.
             address: the round, and the client if clients add the noise.
         """
+
+    @property
+    def correlated(self) -> bool:
+        """Whether the noise of a round depends on that of earlier rounds, so that only all rounds
+        of a phase together have a cost: whether it defines `releases`."""
+        return type(self).releases is not Mechanism.releases
 
     @property
     def std(self) -> float:

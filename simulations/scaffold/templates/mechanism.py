@@ -32,7 +32,6 @@ class Example(Mechanism):
     pair = GaussianPair
     samplings = (Full,)
     needs = "the sampler 'full'"
-    correlated = True  # only all rounds together have a cost
 
     @property
     def std(self) -> float:

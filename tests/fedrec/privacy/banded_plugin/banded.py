@@ -32,7 +32,6 @@ class Banded(Mechanism):
     config: BandedConfig
     pair = GaussianPair
     samplings = (Scheduled,)
-    correlated = True
 
     def __init__(self, config: BandedConfig, name: str) -> None:
         super().__init__(config, name)
