@@ -18,6 +18,7 @@ from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
 from fedrec.components.contract_check import covers_overrides
 from fedrec.components.errors import named
+from fedrec.components.registry import MODEL, ours
 from fedrec.config import Config
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
@@ -191,7 +192,10 @@ class Step(ABC):
         return defined or bool(self.private_patterns) or self.uploads is not None
 
     def _other_model(self) -> ExperimentError:
-        name = self.trains.__module__.rpartition(".")[2].replace("_", "-")
+        model = self.trains
+        name = f"{model.__module__}:{model.__name__}"
+        if ours(MODEL, model):
+            name = model.__module__.rpartition(".")[2].replace("_", "-")
         task = f" for {self.tasks[0]}" if len(self.tasks) == 1 else ""
         wanted = f" and task = {self.tasks[0]!r}" if task else ""
         return ExperimentError(

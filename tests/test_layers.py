@@ -4,6 +4,7 @@ fedrec."""
 
 import ast
 import importlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -28,6 +29,11 @@ PUBLIC_FLWR = {
     "flwr.serverapp.strategy",
     "flwr.serverapp.exception",
     "flwr.clientapp",
+}
+_BOTH = ("Ae", "Ials", "Mf", "Neumf", "Pnbm", "Vae")
+SHARED_NAMES = {  # of a model and of the centralised system that trains it, and others
+    *(f"{name}{end}" for name in _BOTH for end in ("", "Config")),
+    *("EarlyStopping", "EarlyStoppingConfig", "NeighbourConfig", "Profiles"),
 }
 FLWR_IN_CORE = Path("fedrec/protocol")
 FLWR_PRIVATE = (Path("simulations/engines/flwr_private.py"), Path("simulations/deployment/flower"))
@@ -160,6 +166,19 @@ def test_a_circle_of_folders_is_found():
 def test_no_folder_has_more_files_than_can_be_overseen():
     folders = Counter(file.parent for file in modules().values())
     assert not {str(folder): count for folder, count in folders.items() if count > 15}
+
+
+def test_no_two_files_have_a_class_of_one_name():
+    """Templates of plug-ins are exempt."""
+    places: dict[str, list[str]] = {}
+    for file in modules().values():
+        text = (ROOT / file).read_text(encoding="utf-8")
+        for name in re.findall(r"^class (\w+)", text, re.MULTILINE):
+            if file.parent.name != "templates":
+                places.setdefault(name, []).append(str(file))
+    assert len(places) > 500
+    shared = {name: files for name, files in places.items() if len(files) > 1}
+    assert not {name: files for name, files in shared.items() if name not in SHARED_NAMES}
 
 
 @pytest.fixture(scope="module")

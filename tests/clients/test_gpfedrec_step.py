@@ -7,16 +7,23 @@ import torch
 
 from clients.generated import requested_items
 from clients.hosting.node import Node
+from clients.step import Step
 from clients.steps.personal.gpfedrec import GpfedrecStep
 from clients.training.one_client import update_of
 from clients.training.round import train_each
 from fedrec.cohort.batches import Batches
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
+from fedrec.models.base import Model
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import ItemQuery, TrainOrder
 from fedrec.rng import stream
 from tests.clients.oracles import update_under
+
+
+class Mine(Model):
+    """A model of a plug-in."""
+
 
 MODEL = {"name": "gpfedrec", "embedding": 3, "hidden": [4]}
 COMMON = {"epochs": 2, "batch-size": 8, "negatives": 2, "learning-rate": 0.1}
@@ -113,5 +120,13 @@ def test_training_without_guidance_is_refused(guided):
 
 def test_another_model_is_refused(tiny_experiment):
     node = Node(load(tiny_experiment() | {"step": {"name": "gpfedrec"}}), 0, 1, None)
-    with pytest.raises(ExperimentError, match=r"model\.name = 'gpfedrec'"):
+    with pytest.raises(ExperimentError, match=r"model\.name = 'gpfedrec' and task = 'ranking'"):
         node.step(node.experiment.step)
+
+    class Rating(Step):
+        trains = Mine
+        train_block = None  # type: ignore[assignment]
+
+    with pytest.raises(ExperimentError, match=rf"model\.name = '{__name__}:Mine'\n") as caught:
+        Rating(Rating.Config(), node.model, node.device)
+    assert caught.value.got.startswith("PrivRec and")
