@@ -33,7 +33,7 @@ PUBLIC_FLWR = {
 _BOTH = ("Ae", "Ials", "Mf", "Neumf", "Pnbm", "Vae")
 SHARED_NAMES = {  # of a model and of the centralised system that trains it, and others
     *(f"{name}{end}" for name in _BOTH for end in ("", "Config")),
-    *("EarlyStopping", "EarlyStoppingConfig", "NeighbourConfig", "Profiles"),
+    *("EarlyStopping", "EarlyStoppingConfig", "Examples", "NeighbourConfig", "Profiles"),
 }
 FLWR_IN_CORE = Path("fedrec/protocol")
 FLWR_PRIVATE = (Path("simulations/engines/flwr_private.py"), Path("simulations/deployment/flower"))
