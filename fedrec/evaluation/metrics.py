@@ -13,6 +13,7 @@ import torch
 
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import METRIC, available_names, resolve
+from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.experiment.tables import EvaluationConfig
@@ -45,7 +46,8 @@ class Metrics:
         columns: metric and list length of each column of a table of users, in order.
 
     Raises:
-        ExperimentError: a metric of `evaluation.metrics` is unknown or not for this task.
+        ExperimentError: a metric of `evaluation.metrics` is unknown or not for this task, or one of
+            `evaluation.shown` is unknown.
     """
 
     def __init__(self, task: str, settings: EvaluationConfig) -> None:
@@ -70,6 +72,15 @@ class Metrics:
             for metric in (*(_made(Section(name=name), task) for name in lists), *own)
             if isinstance(metric, ListMetric)
         ]
+        names = {*available_names(METRIC), *(metric.name for metric in own)}
+        for column in settings.shown or ():
+            if column.partition("@")[0] not in names:
+                raise ExperimentError(
+                    "unknown metric in evaluation.shown",
+                    expected="a metric, with its length, such as recall@20",
+                    got=repr(column),
+                    fix=did_you_mean(column.partition("@")[0], names),
+                )
 
     def of_block(self, block: RankedBlock) -> dict[str, np.ndarray]:
         """The columns of a table of users, `float64 [users]` each."""

@@ -73,6 +73,9 @@ class EvaluationConfig(Config):
     expectation: metrics `hits-of-100@k` and `ndcg-of-100@k`. Default: no sampled metrics."""
     metrics: tuple[Section, ...] | None = None
     """Metrics in addition to those of the task: names, or tables with settings; default: none."""
+    shown: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Metrics of the printed table, such as `recall@20`; all are in the files in any case. Default,
+    also where the experiment has none of them: hit rates and NDCG@10, or errors of ratings."""
     inactive_below: int = Field(default=20, ge=0)
     """Users with fewer known interactions than this form the group `inactive`."""
     baselines: tuple[str | Section, ...] = ("popularity", "ease")

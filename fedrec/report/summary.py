@@ -34,12 +34,15 @@ def summary_table(result: Result) -> Table:
             for label, row in rows.items()
         }
     known = next(iter(rows.values()), {})
-    shown = [name for name in known if name.startswith(_SHOWN)]
-    shown += [name for name in ("ndcg@10",) if name in known]
+    settings = result.experiment.evaluation
+    shown = [name for name in settings.shown or () if name in known]
+    if not shown:
+        shown = [name for name in known if name.startswith(_SHOWN)]
+        shown += [name for name in ("ndcg@10",) if name in known]
     shown += [
         name for name in ("nominal-epsilon", "epsilon") if any(name in row for row in rows.values())
     ]
-    return comparison_table(rows, shown, result.experiment.evaluation)
+    return comparison_table(rows, shown, settings)
 
 
 def comparison_table(
@@ -120,7 +123,12 @@ def early_stopping_line(result: Result) -> str:
 
 
 def deciding_metric(result: Result) -> str | None:
-    """The metric that is compared with popularity's: Hits@10, or the first hit rate."""
+    """The metric that is compared with popularity's: the first of `evaluation.shown`, Hits@10, or
+    the first hit rate."""
+    settings = result.experiment.evaluation
+    for name in settings.shown or ():
+        if name in result.metrics and not lower_is_better(name, settings):
+            return name
     metric = main_metric(result.metrics)
     return metric if metric is not None and metric.startswith("hits@") else None
 

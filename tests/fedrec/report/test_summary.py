@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.report.summary import summary_notes
+from fedrec.report.summary import deciding_metric, summary_notes, summary_table
 from simulations.own_data import linear_system
 
 
@@ -30,3 +31,22 @@ def test_fewer_items_are_advised_only_where_items_have_weights(best, fewer):
     )
     said = " ".join(summary_notes(result))
     assert "a larger epsilon" in said and ("model.items" in said) == fewer
+
+
+@pytest.mark.parametrize(
+    ("settings", "columns"),
+    [
+        ((), ["hits@5"]),
+        (("evaluation.shown=['recall@5', 'mrr']",), ["recall@5", "mrr"]),
+        (("evaluation.shown=['recall@20']",), ["hits@5"]),
+    ],
+)
+def test_the_printed_table_has_the_metrics_that_the_experiment_names(run_tiny, settings, columns):
+    result = run_tiny("rounds=1", "evaluation.baselines=['popularity']", *settings)
+    assert [str(column.header) for column in summary_table(result).columns[1:]] == columns
+    assert deciding_metric(result) == columns[0]
+
+
+def test_unknown_metrics_of_the_printed_table_are_refused(run_tiny):
+    with pytest.raises(ExperimentError, match=r"evaluation.shown(.*\n)*.*did you mean 'recall'"):
+        run_tiny("evaluation.shown=['recal@20']")
