@@ -35,10 +35,7 @@ from fedrec.privacy.accounting.events import (
 from fedrec.privacy.accounting.sampling import Full, Sampling, Scheduled
 from fedrec.privacy.adjacency import Contributions
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.config import Mix
-from fedrec.privacy.config import (
-    PrivacyConfig as PrivacyConfig,  # re-exported, because both are used together
-)
+from fedrec.privacy.config import Mix, PrivacyConfig
 from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.privacy.noise_multiplier import (
     count_multiplier,

@@ -13,8 +13,9 @@ from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.caveats import caveats
+from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.noise_multiplier import default_delta
-from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.privacy.plan import Plan
 
 
 class Question(Config):

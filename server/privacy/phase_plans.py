@@ -235,8 +235,7 @@ class PhasePlans:
         found = {}
         for name in ("autodp", "pld"):
             with suppress(ExperimentError):  # a backend without a bound for these releases
-                counted = Accountant.restored(accountant.state, name)
-                found[name] = counted.epsilon(self.delta).epsilon
+                found[name] = accountant.by(name).epsilon(self.delta).epsilon
         return found
 
     @property

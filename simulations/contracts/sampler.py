@@ -7,7 +7,8 @@ import numpy as np
 
 from fedrec.components.registry import SAMPLER
 from fedrec.errors import ExperimentError
-from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import Plan
 from server.samplers.base import Sampler
 from simulations.contracts.base import RunContract, assert_that, refused
 

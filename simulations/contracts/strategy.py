@@ -17,9 +17,10 @@ from clients.training.update_sum import UpdateSum
 from fedrec.components.registry import STRATEGY
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section
+from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.noise_source import Reproducible
-from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.privacy.plan import Plan
 from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import to_record

@@ -16,8 +16,9 @@ from scipy.stats import kstest
 
 from clients.local.one_by_one import Update, as_block
 from clients.training.update_sum import UpdateSum
+from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.noise_source import Reproducible
-from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.privacy.plan import Plan
 from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.zero_copy import from_record, to_record

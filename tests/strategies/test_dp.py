@@ -29,8 +29,9 @@ from scipy.stats import chi, gamma, kstest
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
+from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.noise_source import Reproducible
-from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.privacy.plan import Plan
 from fedrec.protocol.messages import pack_sum, unpack_sum
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.sparse_update import SparseUpdate

@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -27,9 +26,7 @@ from fedrec.privacy.accounting.events import (
     NonPrivate,
     Release,
     Volunteered,
-    from_record,
     releases_in,
-    to_record,
 )
 
 BACKEND = Kind(
@@ -178,22 +175,11 @@ class Accountant:
         """Phases with events, in the order in which they began."""
         return list(dict.fromkeys(event.phase for event in self._counts))
 
-    @property
-    def state(self) -> list[dict[str, Any]]:
-        """All events with their counts as JSON; `Accountant.restored` takes it back exactly."""
-        return [
-            {"event": to_record(event), "count": count} for event, count in self._counts.items()
-        ]
-
-    @classmethod
-    def restored(
-        cls, state: Iterable[Mapping[str, Any]], backend: str | Backend = DEFAULT_BACKEND
-    ) -> Accountant:
-        """An accountant with the events of a `state`."""
-        accountant = cls(backend)
-        for entry in state:
-            accountant.step(from_record(entry["event"]), entry["count"])
-        return accountant
+    def by(self, backend: str | Backend) -> Accountant:
+        """An accountant of the same events by another method."""
+        other = Accountant(backend)
+        other._counts = self._counts.copy()
+        return other
 
     def _of_volunteers(self, phase: str) -> bool:
         return all(isinstance(event, Volunteered) for event in self._of(phase))

@@ -9,7 +9,8 @@ import pytest
 
 from fedrec.neighbourhood.means import scaled
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import Plan
 
 SIZE = 12
 

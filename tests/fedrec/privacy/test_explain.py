@@ -10,8 +10,9 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.explain import attack_ceiling, lines, probability_factor
-from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.privacy.plan import Plan
 from fedrec.privacy.question import report
 
 

@@ -12,7 +12,8 @@ from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import NoisyRound, NonPrivate, Release
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
-from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import Plan
 from server.privacy.phase_plans import PhasePlans
 
 

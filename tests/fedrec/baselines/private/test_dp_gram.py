@@ -21,8 +21,9 @@ from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.clipping import Clip
+from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.noise_source import Reproducible
-from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.privacy.plan import Plan
 from tests.fedrec.baselines.histories import histories_of
 
 ITEMS = 25
