@@ -1,16 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flower's commands as processes of their own: path, environment, configuration and log."""
+"""Flower's commands, in this process or as processes of their own: functions, paths, environment,
+configuration and logs."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 
 from fedrec.errors import EngineError
 from simulations.telemetry import disable_telemetry
+
+
+def load(name: str) -> Callable[[], None]:
+    """The function of one of Flower's commands, such as `flower-superlink`: a console script that
+    its package declares."""
+    return distribution("flwr").entry_points.select(name=name)[name].load()
+
+
+def run(name: str, arguments: Sequence[str]) -> None:
+    """Run a command in this process with arguments, as a terminal would."""
+    command = load(name)
+    sys.argv = [name, *arguments]
+    command()
 
 
 def script(name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.runtime.backoff import Backoff
-from simulations.deployment.flower import programs
+from simulations import flower_commands
 from simulations.deployment.flower.patches import executor_loop, own_code, pieces
 from simulations.deployment.flower.patches.executor_loop import ForkExecutor
 from simulations.deployment.flower.patches.own_code import LoadApp
@@ -45,12 +45,12 @@ def client_executor(arguments: list[str], load_app: LoadApp, work_signal: WorkSi
 
 
 def _execute(kind: str, backoff: Backoff, work_signal: WorkSignal, arguments: list[str]) -> None:
-    programs.load(kind)  # once for all forks
+    flower_commands.load(kind)  # once for all forks
     folder = os.environ.get(UNFINISHED)
     unfinished = UnfinishedTasks(None if folder is None else Path(folder))
     executor = ForkExecutor(kind, partial(_work_on, kind), backoff, unfinished)
     executor_loop.use(executor, backoff, work_signal)
-    programs.run("flower-superexec", arguments)
+    flower_commands.run("flower-superexec", arguments)
 
 
 def _work_on(kind: str, task: Any) -> None:
@@ -58,4 +58,4 @@ def _work_on(kind: str, task: Any) -> None:
     arguments = ["--runtime-api-address", task.runtime_api_address, "--token", task.token]
     if task.root_certificates_path is not None:
         arguments += ["--root-certificates", task.root_certificates_path]
-    programs.run(kind, [*arguments, "--parent-pid", str(os.getppid())])
+    flower_commands.run(kind, [*arguments, "--parent-pid", str(os.getppid())])

@@ -10,7 +10,7 @@ from typing import Any
 from flwr.server.superlink.linkstate import linkstate_factory
 from sqlalchemy import event
 
-from simulations.deployment.flower import programs
+from simulations import flower_commands
 from simulations.deployment.flower.patches import direct_middleware, heartbeats, idle_polls
 from simulations.deployment.flower.patches.heartbeats import NodeHeartbeats
 from simulations.deployment.flower.patches.idle_polls import IdleNodes
@@ -42,7 +42,7 @@ def _wait_longer(connection: Any, *_: object) -> None:
 def superlink(arguments: list[str]) -> None:
     """`flower-superlink` with all patches, as many open files as it may have, and less garbage
     collection."""
-    programs.load("flower-superlink")
+    flower_commands.load("flower-superlink")
     direct_middleware.use()
     heartbeats.use_in_superlink()
     idle_polls.use()
@@ -54,4 +54,4 @@ def superlink(arguments: list[str]) -> None:
     # collections are rarer, as each goes over objects of the web framework and SQLAlchemy
     gc.freeze()
     gc.set_threshold(*GARBAGE)
-    programs.run("flower-superlink", arguments)
+    flower_commands.run("flower-superlink", arguments)

@@ -15,7 +15,7 @@ from flwr.supernode.nodestate import nodestate_factory
 from uvicorn import Server
 
 from fedrec.runtime.backoff import Backoff
-from simulations.deployment.flower import programs
+from simulations import flower_commands
 from simulations.deployment.flower.patches import direct_middleware, heartbeats, pieces
 from simulations.deployment.flower.patches.node_state import AnsweringState
 from simulations.deployment.flower.patches.pace import PacedTime, ticking
@@ -75,7 +75,7 @@ def load() -> Any:
     they need not."""
     loop = importlib.import_module("flwr.supernode.start_client_internal")
     importlib.import_module("flwr.supernode.main")  # otherwise imported by each SuperNode
-    programs.load("flower-supernode")
+    flower_commands.load("flower-supernode")
     pieces.use(loop)
     return loop
 
@@ -94,7 +94,7 @@ def supernode(arguments: list[str], work_signal: WorkSignal) -> None:
     heartbeats.use_in_supernode()
     Server.main_loop = ticking
     nodestate_factory.InMemoryNodeState = partial(SuperNodeState, work_signal=work_signal)  # type: ignore[misc]
-    ending_as_refused(partial(programs.run, "flower-supernode", arguments))
+    ending_as_refused(partial(flower_commands.run, "flower-supernode", arguments))
 
 
 def keep_connections() -> None:

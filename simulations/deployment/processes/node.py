@@ -16,7 +16,8 @@ from flwr.clientapp import ClientApp
 from fedrec import __version__
 from fedrec.cohort.kernel.warm_up import compile_kernel
 from fedrec.errors import ClientError, FedrecError
-from simulations.deployment.flower import executors, programs
+from simulations import flower_commands
+from simulations.deployment.flower import executors
 from simulations.deployment.flower import supernode as flower_supernode
 from simulations.deployment.flower.work_signal import WORK_SIGNAL, WorkSignal
 
@@ -67,7 +68,7 @@ def import_everything(*, trains: bool = True) -> None:
     for name in (*_LATER, *_names_in("strategies")):
         importlib.import_module(name)
     for name in ("flower-superexec", executors.CLIENT_APP):
-        programs.load(name)
+        flower_commands.load(name)
     flower_supernode.load()
     if trains:
         compile_kernel()

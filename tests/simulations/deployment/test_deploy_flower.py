@@ -28,7 +28,8 @@ from fedrec import __version__
 from fedrec.errors import ClientError
 from fedrec.runtime.backoff import Backoff
 from server.deployed import grid
-from simulations.deployment.flower import executors, programs, superlink, supernode
+from simulations import flower_commands
+from simulations.deployment.flower import executors, superlink, supernode
 from simulations.deployment.flower.patches import (
     executor_loop,
     heartbeats,
@@ -126,7 +127,7 @@ def test_an_executor_repeats_a_call_that_failed_on_the_server(monkeypatch):
 @pytest.mark.parametrize("name", [executors.SERVER_APP, executors.CLIENT_APP])
 def test_flowers_commands_for_tasks_take_our_arguments(name, monkeypatch):
     taken = {}
-    command = inspect.getmodule(programs.load(name))
+    command = inspect.getmodule(flower_commands.load(name))
     (run,) = (part for part in vars(command) if part in ("run_serverapp", "run_clientapp"))
     monkeypatch.setattr(command, run, lambda **given: taken.update(given))
     for part in ("mirror_output_to_queue", "validate_and_resolve_root_certificates"):

@@ -27,7 +27,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
-from simulations.deployment.flower import programs, superlink, supernode
+from simulations import flower_commands
+from simulations.deployment.flower import superlink, supernode
 from simulations.deployment.flower.patches import idle_polls
 from simulations.deployment.flower.patches.idle_polls import (
     BELIEVED,
@@ -249,7 +250,7 @@ def test_a_web_server_of_a_superlink_asks_it_first(monkeypatch, calls):
     config.load()
     assert isinstance(config.loaded_app, AnswerIdleNodes)
     assert uvicorn.Server.main_loop is idle_polls.until_it_ends
-    source = inspect.getsource(inspect.getmodule(programs.load("flower-superlink")))
+    source = inspect.getsource(inspect.getmodule(flower_commands.load("flower-superlink")))
     assert "uvicorn.run(" in source and "main_loop" in vars(uvicorn.Server)
 
 

@@ -208,8 +208,9 @@ def test_flowers_handlers_ask_the_state_for_a_piece_by_its_name(handlers):
 def test_a_serverapp_waits_for_pieces_as_long_as_it_is_told():
     """The patch comes before the first import of the module that fetches replies."""
     code = (
-        "from simulations.deployment.flower import executors, programs\n"
-        "programs.run = lambda *_: None\n"
+        "from simulations import flower_commands\n"
+        "from simulations.deployment.flower import executors\n"
+        "flower_commands.run = lambda *_: None\n"
         "executors.server_executor([])\n"
         "from flwr.superlink.grid import http_grid\n"
         "print(http_grid.pull_objects.keywords['max_time'], http_grid.push_objects.__globals__"
