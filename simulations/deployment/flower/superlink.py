@@ -9,6 +9,7 @@ from typing import Any
 
 from flwr.server.superlink.linkstate import linkstate_factory
 from sqlalchemy import event
+from sqlalchemy.pool import Pool
 
 from simulations import flower_commands
 from simulations.deployment.flower.patches import direct_middleware, heartbeats, idle_polls
@@ -26,13 +27,13 @@ collected (Python: 700, 10, 10)."""
 
 
 class SuperLinkState(PackedPieces, NodeHeartbeats, IdleNodes, OldMessages, RareWrites):
-    """Flower's state of a SuperLink with all patches, which waits longer for its database."""
+    """Flower's state of a SuperLink with all patches."""
 
-    def initialize(self, *arguments: Any, **settings: Any) -> list[str]:
-        """As Flower's."""
-        tables = super().initialize(*arguments, **settings)
-        event.listen(self._engine, "checkout", _wait_longer)
-        return tables
+
+def wait_for_database() -> None:
+    """Let all connections of this process to a database wait longer for its lock: those of the
+    SuperLink's state, and those of its pieces."""
+    event.listen(Pool, "checkout", _wait_longer)
 
 
 def _wait_longer(connection: Any, *_: object) -> None:
@@ -46,6 +47,7 @@ def superlink(arguments: list[str]) -> None:
     direct_middleware.use()
     heartbeats.use_in_superlink()
     idle_polls.use()
+    wait_for_database()
     linkstate_factory.SqlLinkState = SuperLinkState  # type: ignore[misc]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node

@@ -22,7 +22,8 @@ from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.superexec.executor.types import ExecutionSpec
-from sqlalchemy import text
+from sqlalchemy import event, text
+from sqlalchemy.pool import Pool
 
 from fedrec import __version__
 from fedrec.errors import ClientError
@@ -147,13 +148,21 @@ def test_the_kinds_of_tasks_are_flowers():
         assert executor.get_eligible_capacity(kinds) == ({kind}, set())
 
 
-def test_the_superlink_waits_for_its_database_as_long_as_we_say(linked):
-    """Flower has no setting for it; its calls fail after 5 s."""
-    pragmas = importlib.import_module("flwr.supercore.constant").SQLITE_PRAGMAS
-    assert dict(pragmas)["busy_timeout"] == "5000"
-    with linked[0].session() as session:
-        (wait,) = session.execute(text("PRAGMA busy_timeout")).one()
-    assert wait == superlink.DATABASE_WAIT_MS
+def test_the_superlink_waits_for_its_database_as_long_as_we_say(tmp_path):
+    """Flower has no setting for it; a call for a message or for a piece fails after 5 s."""
+    waits = []
+    database = str(tmp_path / "superlink.db")
+    store = ObjectStoreFactory(database).store()
+    state = superlink.SuperLinkState(database, SimpleNamespace(), store)
+    state.initialize()
+    listener = (Pool, "checkout", superlink._wait_longer)
+    for patch in (lambda: None, superlink.wait_for_database):
+        patch()
+        for part in (state, store):
+            with part.session() as session:
+                waits.append(session.execute(text("PRAGMA busy_timeout")).scalar())
+    event.remove(*listener)
+    assert waits == [5000, 5000, superlink.DATABASE_WAIT_MS, superlink.DATABASE_WAIT_MS]
 
 
 def test_sleeps_grow_until_there_is_work():
