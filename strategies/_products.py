@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.baselines.factorisation._gram import noise_edge
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.factors.chosen_items import BIAS, chosen_items, item_scale
+from fedrec.factors.gram import noise_edge
 from strategies.base import Aggregate, Cohorts, CohortStrategy
 
 

@@ -14,7 +14,7 @@ counts the items first. The most popular items then have weights and the others 
 of their popularity, which is necessary for catalogues of more than the model's `items`.
 
 Where this differs from the papers: they solve it centrally. Under noise the eigenvalues below the
-noise edge are cut first, and lambda grows with it (`fedrec.baselines.factorisation._gram`).
+noise edge are cut first, and lambda grows with it (`fedrec.factors.gram`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
-from fedrec.baselines.factorisation._gram import Solution, solved_weights
 from fedrec.config import Config, Width
+from fedrec.factors.gram import Solution, solved_weights
 from fedrec.models.item_weights import WEIGHTS
 from strategies._products import Products, ProductsStrategy
 

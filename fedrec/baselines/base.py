@@ -104,6 +104,24 @@ class Histories:
             low_rated=None if self.low_rated is None else self.low_rated.take(places),
         )
 
+    def among(self, items: np.ndarray) -> Histories:
+        """The users' items that are among `items`, `int64 [n]`, distinct, numbered by their place
+        there; nothing else is known of users and items."""
+        place = np.full(self.num_items, -1)
+        place[items] = np.arange(len(items))
+        new = place[self.items]
+        counts = np.bincount(self.rows()[new >= 0], minlength=self.num_users)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return Histories(len(items), offsets, new[new >= 0])
+
+    def sums(self, rows: torch.Tensor) -> torch.Tensor:
+        """Sum of the rows `float [items, width]` of each user's items, `[users, width]`; an item
+        that a user has twice counts twice."""
+        items, offsets = (
+            torch.from_numpy(part).to(rows.device) for part in (self.items, self.offsets[:-1])
+        )
+        return torch.nn.functional.embedding_bag(items, rows, offsets, mode="sum")
+
     def places(self, others: Histories) -> np.ndarray:
         """`int64 [others]`: the position of each of the other users among these; -1 if absent or
         unknown."""

@@ -65,7 +65,7 @@ def feature_embeddings(
             got=", ".join(unknown),
             fix="correct the names, or set dataset.eras = true for eras of MovieLens",
         )
-    plain = [_memberships(one) for one in features.features if one.name not in ordered]
+    plain = [memberships(one) for one in features.features if one.name not in ordered]
     by_place = [one for one in features.features if one.name in ordered]
     smooth = [_smooth(one, ordered[one.name]) for one in by_place]
     columns = [np.zeros((features.rows, 0))]
@@ -73,14 +73,14 @@ def feature_embeddings(
     columns += [config.ordered_variance**0.5 * table for table in smooth]
     finer = [_smooth(one, ordered[one.name] / 2) for one in by_place]
     for table in plain:
-        unit = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1.0)
+        unit = unit_rows(table)
         for other in finer:
             pairs = (unit[:, :, None] * other[:, None, :]).reshape(features.rows, -1)
             columns.append(config.interaction_variance**0.5 * _leading(pairs, interactions))
     return np.concatenate(columns, axis=1)
 
 
-def _memberships(feature: Feature) -> np.ndarray:
+def memberships(feature: Feature) -> np.ndarray:
     """`float64 [items, categories]`: 1 where an item has a category."""
     table = np.zeros((feature.rows, len(feature.categories)))
     codes = feature.padded()
@@ -90,9 +90,14 @@ def _memberships(feature: Feature) -> np.ndarray:
     return table
 
 
+def unit_rows(table: np.ndarray) -> np.ndarray:
+    """Rows of a table of memberships `[items, categories]` scaled to length 1; zeros stay."""
+    return table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1.0)
+
+
 def _smooth(feature: Feature, length_scale: float) -> np.ndarray:
     """`float64 [items, width]`: mean over an item's categories of a factor of their covariance."""
-    table = _memberships(feature)
+    table = memberships(feature)
     places = np.arange(table.shape[1], dtype=np.float64)
     covariance = np.exp(-((places[:, None] - places) ** 2) / (2 * length_scale**2))
     values, vectors = np.linalg.eigh(covariance)

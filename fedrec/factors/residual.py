@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config
+from fedrec.factors.gram import shrunk
 
 
 class LearnedConfig(Config):
@@ -99,8 +100,8 @@ def learned_embeddings(
         gram: noisy and symmetric, `float64 [m, m]`; unchanged.
         profile: y, `float64 [m]`, > 0, see `expected_profile`.
         public: F, `float64 [m, width]`, centred.
-        edge: largest eigenvalue of noise alone, see
-            `fedrec.baselines.factorisation._gram.noise_edge`; 0 without noise.
+        edge: largest eigenvalue of noise alone, see `fedrec.factors.gram.noise_edge`; 0 without
+            noise.
         factors: largest number of coordinates.
         damping: k in units of the mean of y, >= 0.
 
@@ -114,9 +115,8 @@ def learned_embeddings(
     values, vectors = torch.linalg.eigh((rest + rest.T) / 2)
     kept = min(int((values > max(edge, 0.0)).sum()), factors)
     values, vectors = values[len(values) - kept :], vectors[:, len(values) - kept :]
-    clean = (values + (values.square() - edge**2).clamp(min=0).sqrt()) / 2
     damped = profile / (profile.square() + (damping * profile.mean()) ** 2)
-    return damped[:, None] * vectors * clean.sqrt()
+    return damped[:, None] * vectors * shrunk(values, max(edge, 0.0)).sqrt()
 
 
 def expected_counts(noisy: np.ndarray, std: float) -> np.ndarray:

@@ -24,21 +24,16 @@ import torch
 from torch import Tensor
 
 from fedrec.data.features import FeatureTable
+from fedrec.factors.gram import noise_edge, semi_definite, shrunk, with_eigenvalues
+from fedrec.factors.public import memberships, unit_rows
 
 _NEGLIGIBLE = 1e-6  # of the largest singular value; below it a direction is a combination of others
 
 
 def public_directions(features: FeatureTable) -> np.ndarray:
     """`float64 [items, 1 + categories]`: 1, and each feature's categories as a unit vector."""
-    columns = [np.ones((features.rows, 1))]
-    for feature in features.features:
-        codes = feature.padded()
-        table = np.zeros((features.rows, len(feature.categories)))
-        for place in range(codes.shape[1]):
-            known = codes[:, place] >= 0
-            table[np.flatnonzero(known), codes[known, place]] = 1.0
-        columns.append(table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1.0))
-    return np.concatenate(columns, axis=1)
+    units = [unit_rows(memberships(feature)) for feature in features.features]
+    return np.concatenate([np.ones((features.rows, 1)), *units], axis=1)
 
 
 def basis_of(directions: np.ndarray, popularity: np.ndarray) -> Tensor:
@@ -73,18 +68,15 @@ def denoised_within(gram: Tensor, std: float, basis: Tensor) -> Tensor:
     inside = across @ basis
     outside = across - inside @ basis.T
     rest = gram - basis @ across - across.T @ basis.T + basis @ inside @ basis.T
-    kept = basis @ _shrunk(inside, std * (2 * width) ** 0.5) @ basis.T
-    kept += _shrunk(rest, std * (2 * items) ** 0.5)
+    kept = basis @ _shrunk(inside, noise_edge(std, width)) @ basis.T
+    kept += _shrunk(rest, noise_edge(std, items))
     joined = basis @ _shrunk_rectangle(outside, std)
-    return _semidefinite(kept + joined + joined.T)
+    return semi_definite(kept + joined + joined.T)
 
 
 def _shrunk(matrix: Tensor, edge: float) -> Tensor:
-    """Eigenvalues beyond the noise edge, shrunk to what they were before the noise pushed them."""
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-    inside = (values.square() - edge**2).clamp(min=0).sqrt()
-    clean = torch.where(values > edge, (values + inside) / 2, torch.zeros_like(values))
-    return (vectors * clean) @ vectors.T
+    """A symmetric matrix whose eigenvalues are shrunk."""
+    return with_eigenvalues(matrix, lambda values: shrunk(values, edge))
 
 
 def _shrunk_rectangle(matrix: Tensor, std: float) -> Tensor:
@@ -95,8 +87,3 @@ def _shrunk_rectangle(matrix: Tensor, std: float) -> Tensor:
     beyond = values > short**0.5 + long**0.5
     clean = torch.where(beyond, inside / values.clamp(min=1e-12), torch.zeros_like(values))
     return (left * clean) @ right
-
-
-def _semidefinite(matrix: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-    return (vectors * values.clamp(min=0)) @ vectors.T

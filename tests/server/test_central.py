@@ -9,7 +9,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info
 
-from fedrec.baselines.private import dp_gram
+from fedrec.baselines.private import _chosen_items
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
@@ -114,7 +114,7 @@ def test_broken_off_between_two_systems_nothing_is_lost(central, tmp_path, befor
 def test_a_release_that_is_repeated_is_charged_again_only_with_other_noise(
     central, tmp_path, monkeypatch, mode, charges
 ):
-    monkeypatch.setattr(dp_gram, "weighted_gram", killed)
+    monkeypatch.setattr(_chosen_items, "clipped_gram", killed)
     table = central([{**GRAM, "mode": mode}])
     with pytest.raises(KeyboardInterrupt):
         runner.run(table, output=tmp_path / "run")

@@ -9,11 +9,11 @@ import torch
 
 import fedrec
 from clients.steps.gram import GramStep, GramStepConfig
-from fedrec.baselines.factorisation.ease import item_weights
 from fedrec.data.cache import POPULATIONS
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.factors.chosen_items import chosen_items, item_scale
+from fedrec.factors.gram import item_weights
 
 
 @pytest.fixture

@@ -10,16 +10,15 @@ was not fitted to.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from pydantic import Field
 
-from fedrec.baselines._ragged import sums
 from fedrec.baselines.base import Baseline, Histories
+from fedrec.baselines.neighbourhood._sparse_product import overlaps
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
+from fedrec.factors.gram import item_weights
 
-_USERS_AT_ONCE = 1024  # users per block of dense rows in memory
 _MULTIPLICATIONS = 1e10  # per second, on two cores
 _DENSE_MATRICES = 3  # Gram matrix, Cholesky factor and inverse live at the same time.
 
@@ -56,11 +55,13 @@ class Ease(Baseline):
                 got=reason,
                 fix="leave EASE out, or raise its max-items if the machine has that much",
             )
-        self._weights = item_weights(_gram(histories).to(self.device), self.config.regularisation)
+        liked = histories.csr()
+        gram = torch.from_numpy(overlaps(liked.T.tocsr(), liked)).to(self.device)
+        self._weights = item_weights(gram, self.config.regularisation)
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
-        return sums(histories.distinct(), self._weights)
+        return histories.distinct().sums(self._weights)
 
     def too_large(self, num_users: int, num_items: int) -> str:
         """Why data of this size cannot be fitted, in a few words; empty: they can."""
@@ -72,41 +73,3 @@ class Ease(Baseline):
             f"{num_items} items would take about {gibibytes:.1f} GiB and, on two cores, about"
             f" {minutes:.0f} min; max-items is {self.config.max_items}"
         )
-
-
-def item_weights(gram: torch.Tensor, regularisation: float) -> torch.Tensor:
-    """B of a Gram matrix, `[items, items]`; the Gram matrix is used up.
-
-    Args:
-        gram: positive semi-definite `float [items, items]`.
-        regularisation: lambda, > 0.
-    """
-    gram.diagonal().add_(regularisation)
-    torch.linalg.cholesky(gram, out=gram)
-    weights = torch.cholesky_inverse(gram)
-    weights.div_(-weights.diagonal().clone())
-    weights.fill_diagonal_(0.0)
-    return weights.contiguous()  # LAPACK returns column-major memory; sums need rows
-
-
-def _gram(histories: Histories) -> torch.Tensor:
-    """X^T X, dense `float32 [items, items]`; time grows with positives x items, one block of users
-    in memory."""
-    gram = torch.zeros(histories.num_items, histories.num_items)
-    for start in range(0, histories.num_users, _USERS_AT_ONCE):
-        block = histories.block(start, min(start + _USERS_AT_ONCE, histories.num_users))
-        gram += torch.sparse.mm(_sparse(block).t(), block.matrix())
-    return gram
-
-
-def _sparse(histories: Histories) -> torch.Tensor:
-    """Binary sparse `float32 [users, items]`."""
-    liked = histories.csr().tocoo()
-    indices = torch.from_numpy(np.stack(liked.coords).astype(np.int64))
-    return torch.sparse_coo_tensor(
-        indices,
-        torch.from_numpy(liked.data),
-        liked.shape,
-        is_coalesced=True,
-        check_invariants=False,
-    )

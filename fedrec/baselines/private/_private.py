@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedrec.baselines.base import Baseline
 from fedrec.config import Config
@@ -79,7 +81,7 @@ class PrivateConfig(Config):
 
 
 @dataclass(frozen=True)
-class Part:
+class ReleaseKind:
     """A kind of release.
 
     Attributes:
@@ -116,7 +118,7 @@ class PrivateBaseline(Baseline):
     1."""
 
     @abstractmethod
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ReleaseKind, ...]:
         """Its releases, in order."""
 
     def sampler(self, users: int) -> tuple[str, dict[str, float]]:
@@ -157,10 +159,10 @@ class PrivateBaseline(Baseline):
         said = dict.fromkeys(sentence for plan in plans.values() for sentence in caveats(plan))
         return accountant.epsilon(self.config.delta, attack=self.config.noise, caveats=said)
 
-    def releases(self, users: int) -> Releases:
+    def releases(self, users: int) -> NoisyReleases:
         """The releases of one fit."""
         source = source_of(self.config.mode, self.config.own_seed)
-        return Releases(
+        return NoisyReleases(
             self.plans(users),
             source,
             self.charge,
@@ -168,14 +170,14 @@ class PrivateBaseline(Baseline):
         )
 
 
-class Releases:
+class NoisyReleases:
     """The noisy sums of one fit, in order.
 
     Args:
         plans: of each kind of release, by name.
         source: where noise comes from.
         charge: see `PrivateBaseline.charge`.
-        unfounded: by kind, see `Part.unfounded`; kinds that are not in it have a guarantee.
+        unfounded: by kind, see `ReleaseKind.unfounded`; kinds that are not in it have a guarantee.
     """
 
     def __init__(
@@ -209,17 +211,22 @@ class Releases:
         noisy = plan.mechanism.add_noise({name: total}, plan.noise_scale, self.source, self._number)
         return noisy[name]
 
-    def symmetric(self, name: str, total: np.ndarray) -> np.ndarray:
+    def tensor(self, name: str, total: Tensor) -> Tensor:
+        """The same of a tensor, `float64` on its device."""
+        noisy = self.release(name, total.cpu().numpy())
+        return torch.from_numpy(noisy).to(total.device).double()
+
+    def symmetric(self, name: str, total: Tensor) -> Tensor:
         """The same of symmetric matrices `[..., n, n]`, clipped together in the Frobenius norm.
 
         Noise is added to n (n + 1) / 2 coordinates whose L2 norm is the Frobenius norm: the
         diagonal, and sqrt(2) times the entries above it. So noise has its full standard deviation
         on the diagonal and 1 / sqrt(2) of it elsewhere.
         """
-        rows, columns = np.triu_indices(total.shape[-1])
-        length = np.where(rows == columns, 1.0, np.sqrt(2))
-        noisy = self.release(name, total[..., rows, columns] * length) / length
-        matrices = np.empty_like(total)
+        rows, columns = torch.triu_indices(total.shape[-1], total.shape[-1], device=total.device)
+        length = torch.where(rows == columns, 1.0, 2.0).double().sqrt()
+        noisy = self.tensor(name, total[..., rows, columns] * length) / length
+        matrices = torch.empty_like(total)
         matrices[..., rows, columns] = matrices[..., columns, rows] = noisy
         return matrices
 

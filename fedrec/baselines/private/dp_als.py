@@ -46,14 +46,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.baselines._ragged import among
-from fedrec.baselines.base import Histories
-from fedrec.baselines.private._clipped_rows import binary_rows, clip_factors
-from fedrec.baselines.private._counts_and_gram import count_weights
-from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig, Releases
-from fedrec.baselines.private.dp_gram import weighted_gram
-from fedrec.baselines.private.dp_popularity import clipped_counts
+from fedrec.baselines.base import Histories, Sparse
+from fedrec.baselines.private._chosen_items import ChosenItems, ChosenItemsConfig
+from fedrec.baselines.private._clipped_sums import binary_rows, clip_factors, clipped_gram
+from fedrec.baselines.private._private import NoisyReleases, PrivateBaseline, ReleaseKind
 from fedrec.config import Width
+from fedrec.factors.gram import noise_edge, semi_definite
 from fedrec.privacy.clipping import Clip
 from fedrec.rng import torch_stream
 
@@ -63,11 +61,9 @@ _START_SHARE = 0.5  # of the budget that the counts leave, for a noisy Gram matr
 _VECTOR_SHARE = 0.8  # of the steps' budget, for b; K takes a tenth of the rest, A what remains
 
 
-class DpAlsConfig(PrivateConfig):
+class DpAlsConfig(ChosenItemsConfig):
     """Settings of private alternating least squares."""
 
-    items: int = Field(default=500, ge=1)
-    """Number of items (with the largest noisy counts) that are learned; at most the catalogue."""
     factors: Width = 12
     """Number of factors (width of x_u and y_i)."""
     steps: int = Field(default=1, ge=1)
@@ -77,8 +73,6 @@ class DpAlsConfig(PrivateConfig):
     item_budget: float = Field(default=10.0, gt=0)
     """k, bound on the squared norm of a user's weights: the number of items that have weight 1
     without scaling."""
-    exponent: float = Field(default=0.2, ge=0)
-    """Exponent e, by which the liked pairs of popular items weigh less in A_i and b_i."""
     unobserved: float = Field(default=1.0, ge=0)
     """Weight a0 of all pairs."""
     regularisation: float = Field(default=0.3, gt=0)
@@ -87,8 +81,6 @@ class DpAlsConfig(PrivateConfig):
     """First item factors: leading eigenvectors of a noisy Gram matrix, or random numbers."""
     count_share: float = Field(default=0.05, gt=0, lt=1)
     """Share of the budget (of mu^2) that the counts take."""
-    count_clip: float = Field(default=6.0, gt=0)
-    """Bound on the L2 norm of a user's counts."""
     gram_clip: float = Field(default=8.0, gt=0)
     """Bound on the Frobenius norm of a user's part of the Gram matrix."""
 
@@ -100,94 +92,74 @@ class DpAls(PrivateBaseline):
     paper = "DP-ALS (Chien et al. 2021; Krichene et al. 2023)"
     config: DpAlsConfig
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ReleaseKind, ...]:
         """The counts, the start, and three sums per step."""
         config = self.config
         left = 1 - self.config.count_share
-        parts = [
-            Part("counts", config.count_clip, config.count_share, contributions="non-negative")
-        ]
+        parts = [config.counts()]
         if config.start == "gram":
             share = left * _START_SHARE
-            parts.append(Part("start", config.gram_clip, share, contributions="non-negative"))
+            parts.append(
+                ReleaseKind("start", config.gram_clip, share, contributions="non-negative")
+            )
             left -= share
         bound = config.clip_norm
         reach = config.item_budget**0.5
         rest = left * (1 - _VECTOR_SHARE)
         return (
             *parts,
-            Part("gram", bound**2, 0.1 * rest, config.steps, "non-negative"),
-            Part("matrices", reach * bound**2, 0.9 * rest, config.steps, "non-negative"),
-            Part("vectors", reach * bound, left * _VECTOR_SHARE, config.steps),
+            ReleaseKind("gram", bound**2, 0.1 * rest, config.steps, "non-negative"),
+            ReleaseKind("matrices", reach * bound**2, 0.9 * rest, config.steps, "non-negative"),
+            ReleaseKind("vectors", reach * bound, left * _VECTOR_SHARE, config.steps),
         )
 
     def fit(self, histories: Histories) -> None:
         """Choose the items, start, and take the steps."""
         config = self.config
         releases = self.releases(histories.num_users)
-        histories = histories.distinct()
-        clip = releases.plans["counts"].clip
-        counts = releases.release("counts", clipped_counts(histories, clip))
-        self._chosen = np.sort(np.argsort(-counts, kind="stable")[: config.items])
-        noise = releases.plans["counts"].noise_scale
-        liked = among(histories, self._chosen)
-        self._items = self._start(
-            liked, count_weights(counts[self._chosen], noise, config.exponent), releases
-        )
-        weights = torch.from_numpy(count_weights(counts[self._chosen], noise, config.exponent)).to(
-            self.device
-        )
+        rows = histories.csr(np.float64)
+        self.chosen = ChosenItems.released(rows, releases, config)
+        weights = torch.from_numpy(self.chosen.weights).to(self.device)
+        liked = self.chosen.among(histories)
+        self._items = self._start(rows[:, self.chosen.places], weights, releases)
         for _ in range(config.steps):
             self._items = self._step(liked, weights, releases)
-        below = (counts - counts.max()) / max(float(np.ptp(counts)), 1e-9) - 1
-        self._others = torch.from_numpy(below).to(self.device).float()
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the users' factors, solved for now, and the items',
         `float32 [users, items]`."""
-        liked = among(histories.distinct(), self._chosen)
-        found = (self._users(liked) @ self._items.T).float()
-        scores = found.amin(1, keepdim=True) + self._others
-        scores[:, torch.from_numpy(self._chosen).to(self.device)] = found
-        return scores
+        users = self._users(self.chosen.among(histories))
+        return self.chosen.ranked((users @ self._items.T).float())
 
-    def _start(self, liked: Histories, scale: np.ndarray, releases: Releases) -> Tensor:
+    def _start(self, rows: Sparse, weights: Tensor, releases: NoisyReleases) -> Tensor:
         """First item factors, `float64 [items, factors]`, with columns of about unit length."""
-        shape = (liked.num_items, self.config.factors)
-        drawn = torch.randn(
-            *shape, generator=torch_stream(self.config.own_seed, "baseline-dp-als")
-        ).double()
+        shape = (rows.shape[1], self.config.factors)
+        generator = torch_stream(self.config.own_seed, "baseline-dp-als")
+        drawn = torch.randn(*shape, generator=generator).double()
         drawn = (drawn / shape[0] ** 0.5).to(self.device)
         if self.config.start == "random":
             return drawn
-        total = weighted_gram(liked, scale, releases.plans["start"].clip, self.device)
-        gram = torch.from_numpy(releases.symmetric("start", total)).to(self.device)
+        total = clipped_gram(rows * self.chosen.weights, releases.plans["start"].clip)
+        gram = releases.symmetric("start", torch.from_numpy(total).to(self.device))
         vectors = torch.linalg.eigh(gram)[1][:, -shape[1] :]
-        drawn[:, : vectors.shape[1]] = vectors / torch.from_numpy(scale).to(self.device)[:, None]
+        drawn[:, : vectors.shape[1]] = vectors / weights[:, None]
         return drawn
 
-    def _step(self, liked: Histories, weights: Tensor, releases: Releases) -> Tensor:
+    def _step(self, liked: Histories, weights: Tensor, releases: NoisyReleases) -> Tensor:
         """Solve for the users, release, and solve for the items."""
         config = self.config
         width = self.config.factors
         users = self._users(liked)
         users = users * clip_factors(Clip(config.clip_norm), users.norm(dim=1))[:, None]
         matrices, vectors = self._sums(liked, users, weights)
-        gram = _semi_definite(self._noisy(releases, "gram", users.T @ users))
-        matrices = _semi_definite(self._noisy(releases, "matrices", matrices))
-        vectors = (
-            torch.from_numpy(releases.release("vectors", vectors.cpu().numpy()))
-            .to(self.device)
-            .double()
-        )
-        edge = releases.plans["matrices"].noise_scale * (2 * width) ** 0.5
+        gram = semi_definite(releases.symmetric("gram", users.T @ users))
+        matrices = semi_definite(releases.symmetric("matrices", matrices))
+        vectors = releases.tensor("vectors", vectors)
+        edge = noise_edge(releases.plans["matrices"].noise_scale, width)
         penalty = (config.regularisation + _RIDGE * edge) * torch.eye(
             width, device=self.device
         ).double()
         return torch.linalg.solve(matrices + config.unobserved * gram + penalty, vectors)
-
-    def _noisy(self, releases: Releases, name: str, total: Tensor) -> Tensor:
-        return torch.from_numpy(releases.symmetric(name, total.cpu().numpy())).to(self.device)
 
     def _users(self, liked: Histories) -> Tensor:
         """Each user's x_u given the items, `float64 [users, factors]`; zero for a user without
@@ -200,7 +172,7 @@ class DpAls(PrivateBaseline):
         )
         pairs = _outer(self._items)
         found = []
-        for mask in self._blocks(liked):
+        for _, mask in self._blocks(liked):
             matrices = base + (mask @ pairs).view(-1, width, width)
             found.append(torch.linalg.solve(matrices, mask @ self._items))
         return torch.cat(found)
@@ -211,18 +183,16 @@ class DpAls(PrivateBaseline):
         matrices = torch.zeros(liked.num_items, width * width, device=self.device).double()
         vectors = torch.zeros(liked.num_items, width, device=self.device).double()
         clip = Clip(self.config.item_budget**0.5)
-        start = 0
-        for mask in self._blocks(liked):
-            own = users[start : start + len(mask)]
-            start = start + len(mask)
+        for some, mask in self._blocks(liked):
+            own = users[some]
             weighted = mask * weights
             weighted *= clip_factors(clip, weighted.norm(dim=1))[:, None]
             matrices.addmm_(weighted.T, _outer(own))
             vectors.addmm_(weighted.T, own)
         return matrices.view(-1, width, width), vectors
 
-    def _blocks(self, liked: Histories) -> Iterator[Tensor]:
-        """Binary `float64 [users, items]`, some users at a time."""
+    def _blocks(self, liked: Histories) -> Iterator[tuple[slice, Tensor]]:
+        """Some users at a time, see `binary_rows`."""
         size = max(1, _NUMBERS_AT_ONCE // max(liked.num_items, self.config.factors**2))
         return binary_rows(liked, size, self.device)
 
@@ -230,9 +200,3 @@ class DpAls(PrivateBaseline):
 def _outer(rows: Tensor) -> Tensor:
     """Each row's product with itself, `[rows, width^2]`."""
     return (rows[:, :, None] * rows[:, None, :]).flatten(1)
-
-
-def _semi_definite(matrices: Tensor) -> Tensor:
-    """The nearest positive semi-definite matrices."""
-    values, vectors = torch.linalg.eigh(matrices)
-    return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.mT

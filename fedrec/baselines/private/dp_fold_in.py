@@ -34,14 +34,12 @@ from pydantic import Field
 from scipy import sparse
 
 from fedrec.baselines.base import Histories, Sparse
-from fedrec.baselines.factorisation._gram import noise_edge
-from fedrec.baselines.private._counts_and_gram import CountsAndGramConfig, count_weights
-from fedrec.baselines.private._private import Part, PrivateBaseline
+from fedrec.baselines.private._chosen_items import CountsAndGramBaseline, CountsAndGramConfig
 from fedrec.data.features import FeatureTable
+from fedrec.factors.gram import noise_edge
 from fedrec.factors.log_linear import LogLinear
 from fedrec.factors.public import PublicPriorConfig, feature_embeddings
 from fedrec.factors.residual import LearnedConfig, expected_counts, placed_embeddings
-from fedrec.privacy.clipping import Clip
 
 
 class DpFoldInConfig(CountsAndGramConfig, LearnedConfig, PublicPriorConfig):
@@ -59,16 +57,12 @@ class DpFoldInConfig(CountsAndGramConfig, LearnedConfig, PublicPriorConfig):
     """Largest number of learned coordinates; those below the noise edge are dropped in any case."""
 
 
-class DpFoldIn(PrivateBaseline):
+class DpFoldIn(CountsAndGramBaseline):
     """User vectors fitted on the device to item embeddings that are public or released once."""
 
     Config = DpFoldInConfig
     paper = "fold-in of iALS (Hu et al. 2008) and EASE's Gram matrix (Steck 2019), from one release"
     config: DpFoldInConfig
-
-    def parts(self) -> tuple[Part, ...]:
-        """The counts, and the Gram matrix."""
-        return self.config.releases()
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and compute embeddings from them and public features.
@@ -77,26 +71,20 @@ class DpFoldIn(PrivateBaseline):
             ExperimentError: an ordered feature is not an item feature.
         """
         config = self.config
-        rows = rated_rows(histories, self.config.low_rated)
-        releases = self.releases(histories.num_users)
-        counts_plan, gram_plan = (releases.plans[name] for name in ("counts", "gram"))
-        noisy = releases.release("counts", clipped_row_sum(rows, counts_plan.clip))
-        chosen = np.sort(np.argsort(-noisy, kind="stable")[: config.items])
-        scale = count_weights(noisy[chosen], counts_plan.noise_scale, config.exponent)
-        total = clipped_gram(rows[:, chosen] * scale, gram_plan.clip)
-        gram = torch.from_numpy(releases.symmetric("gram", total)).double()
-        counts = expected_counts(noisy, counts_plan.noise_scale)
+        gram, std = self.released(rated_rows(histories, config.low_rated))
+        gram = gram.cpu()
+        counts = expected_counts(self.chosen.counts, self.chosen.noise)
         shares = torch.from_numpy(counts / counts.sum())
         features = histories.item_features or FeatureTable(histories.num_items)
         public = torch.from_numpy(feature_embeddings(features, config))
         learned = placed_embeddings(
             gram,
-            torch.from_numpy(chosen),
-            torch.from_numpy(scale),
+            torch.from_numpy(self.chosen.places),
+            torch.from_numpy(self.chosen.weights),
             shares,
             public,
             config,
-            edge=noise_edge(gram_plan.noise_scale, len(gram)),
+            edge=noise_edge(std, len(gram)),
             factors=config.factors,
         )
         embeddings = torch.cat([public, learned], 1).float().to(self.device)
@@ -120,25 +108,3 @@ def rated_rows(histories: Histories, low_rated: float) -> Sparse:
     if histories.low_rated is None or low_rated == 0:
         return liked
     return sparse.csr_array(liked.maximum(low_rated * histories.low_rated.csr(np.float64)))
-
-
-def clipped_row_sum(rows: Sparse, clip: Clip) -> np.ndarray:
-    """Sum of users' rows, each clipped in L2, `float64 [items]`; rows are `[users, items]`."""
-    return rows.T @ clip.factors(np.sqrt(_squared_norms(rows)))
-
-
-def clipped_gram(rows: Sparse, clip: Clip) -> np.ndarray:
-    """Sum over users of x x^T, each clipped in the Frobenius norm |x|^2, `float64 [items, items]`.
-
-    Args:
-        rows: x of each user, sparse `float64 [users, items]`.
-        clip: the bound.
-    """
-    shares = np.sqrt(clip.factors(_squared_norms(rows)))
-    shrunk = sparse.diags_array(shares) @ rows
-    return (shrunk.T @ shrunk).toarray()
-
-
-def _squared_norms(rows: Sparse) -> np.ndarray:
-    """`float64 [users]`."""
-    return np.asarray(rows.multiply(rows).sum(1)).ravel()

@@ -38,19 +38,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedrec.baselines._ragged import among, sums
 from fedrec.baselines.base import Histories
-from fedrec.baselines.factorisation._gram import noise_edge, solved_weights
-from fedrec.baselines.private._clipped_rows import binary_rows
-from fedrec.baselines.private._counts_and_gram import CountsAndGramConfig, count_weights
-from fedrec.baselines.private._private import Part, PrivateBaseline
-from fedrec.baselines.private.dp_popularity import clipped_counts
+from fedrec.baselines.private._chosen_items import CountsAndGramBaseline, CountsAndGramConfig
 from fedrec.config import Width
 from fedrec.errors import ExperimentError
+from fedrec.factors.gram import noise_edge, solved_weights
 from fedrec.factors.subspace import basis_of, denoised_within, public_directions
-from fedrec.privacy.clipping import Clip
-
-_USERS_AT_ONCE = 1024  # users per block of dense rows in memory
 
 
 class DpGramConfig(CountsAndGramConfig):
@@ -70,54 +63,45 @@ class DpGramConfig(CountsAndGramConfig):
     """Constant part of lambda, > 0; without noise, lambda."""
 
 
-class DpGram(PrivateBaseline):
+class DpGram(CountsAndGramBaseline):
     """EASE or PureSVD from a noisy Gram matrix of the items with the largest noisy counts."""
 
     Config = DpGramConfig
     paper = "EASE (Steck 2019), PureSVD (Cremonesi et al. 2010), each from one Gaussian release"
     config: DpGramConfig
 
-    def parts(self) -> tuple[Part, ...]:
-        """The counts, and the Gram matrix."""
-        return self.config.releases()
-
     def fit(self, histories: Histories) -> None:
-        """Release counts and Gram matrix, and solve for the item-to-item weights."""
-        histories, releases = histories.distinct(), self.releases(histories.num_users)
-        plans = releases.plans
-        counts = releases.release("counts", clipped_counts(histories, plans["counts"].clip))
-        self._chosen = np.sort(np.argsort(-counts, kind="stable")[: self.config.items])
-        self._scale = count_weights(
-            counts[self._chosen], plans["counts"].noise_scale, self.config.exponent
-        )
-        total = weighted_gram(
-            among(histories, self._chosen), self._scale, plans["gram"].clip, self.device
-        )
-        gram = torch.from_numpy(releases.symmetric("gram", total)).to(self.device).double()
-        std = plans["gram"].noise_scale
+        """Release counts and Gram matrix, and solve for the item-to-item weights.
+
+        Raises:
+            ExperimentError: `public-features`, and the items have none.
+        """
+        config = self.config
+        gram, std = self.released(histories.csr(np.float64))
         edge = noise_edge(std, len(gram))
-        if self.config.public_features:
-            known = np.maximum(counts[self._chosen], plans["counts"].noise_scale)
-            gram = denoised_within(gram, std, self._basis(histories, known))
-        self._item_weights = self._solved(gram, edge).float()
-        # Below every chosen item, between 0 and 1 apart.
-        below = (counts - counts.max()) / max(float(np.ptp(counts)), 1e-9) - 1
-        self._others = torch.from_numpy(below).to(self.device).float()
+        regularisation = config.regularisation
+        if config.public_features:
+            gram = denoised_within(gram, std, self._basis(histories))
+            regularisation += config.ridge * edge
+            edge = 0.0
+        weights = solved_weights(
+            gram,
+            edge,
+            solution=config.model,
+            factors=config.factors,
+            regularisation=regularisation,
+            ridge=config.ridge,
+        )
+        scale = torch.from_numpy(self.chosen.weights).to(self.device)
+        self._item_weights = (scale[:, None] * weights / scale).float()
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
-        found = sums(among(histories.distinct(), self._chosen), self._item_weights)
-        scores = found.amin(1, keepdim=True) + self._others
-        scores[:, torch.from_numpy(self._chosen).to(self.device)] = found
-        return scores
+        return self.chosen.ranked(self.chosen.among(histories).sums(self._item_weights))
 
-    def _basis(self, histories: Histories, counts: np.ndarray) -> torch.Tensor:
+    def _basis(self, histories: Histories) -> torch.Tensor:
         """Orthonormal basis of the directions spanned by the popularities and public features of
-        the selected items.
-
-        Raises:
-            ExperimentError: the items have no public features.
-        """
+        the selected items."""
         if histories.item_features is None or not histories.item_features.features:
             raise ExperimentError(
                 "there are no public features to denoise with",
@@ -125,45 +109,7 @@ class DpGram(PrivateBaseline):
                 got="none",
                 fix="set public-features = false for this baseline",
             )
-        directions = public_directions(histories.item_features)[self._chosen]
-        return basis_of(directions, counts * self._scale).to(self.device)
-
-    def _solved(self, gram: torch.Tensor, edge: float) -> torch.Tensor:
-        """Item-to-item weights from a noisy Gram matrix, with item weights divided out."""
-        config = self.config
-        denoised = config.public_features
-        weights = solved_weights(
-            gram,
-            0.0 if denoised else edge,
-            solution=config.model,
-            factors=config.factors,
-            regularisation=config.regularisation + (config.ridge * edge if denoised else 0.0),
-            ridge=config.ridge,
-        )
-        scale = torch.from_numpy(self._scale).to(self.device)
-        return scale[:, None] * weights / scale
-
-
-def weighted_gram(
-    histories: Histories, scale: np.ndarray, clip: Clip, device: torch.device
-) -> np.ndarray:
-    """Sum of the users' clipped matrices, `float64 [items, items]`.
-
-    Args:
-        histories: each item at most once per user.
-        scale: weight of each item, > 0.
-        clip: bound on the Frobenius norm of a user's matrix.
-        device: device for the computation.
-    """
-    squared_norms = np.bincount(
-        histories.rows(), weights=scale[histories.items] ** 2, minlength=histories.num_users
-    )
-    shares = np.sqrt(clip.factors(squared_norms))
-    gram = torch.zeros(histories.num_items, histories.num_items, dtype=torch.float64, device=device)
-    start = 0
-    for rows in binary_rows(histories, _USERS_AT_ONCE, device):
-        own = shares[start : start + len(rows), None]
-        start = start + len(rows)
-        weighted = rows * torch.from_numpy(own).to(device)
-        gram.addmm_(weighted.T, weighted)
-    return gram.cpu().numpy() * scale[:, None] * scale
+        chosen = self.chosen
+        counts = np.maximum(chosen.counts[chosen.places], chosen.noise)
+        directions = public_directions(histories.item_features)[chosen.places]
+        return basis_of(directions, counts * chosen.weights).to(self.device)

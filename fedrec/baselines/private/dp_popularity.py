@@ -16,8 +16,8 @@ import torch
 from pydantic import Field
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
-from fedrec.privacy.clipping import Clip
+from fedrec.baselines.private._clipped_sums import clipped_row_sum
+from fedrec.baselines.private._private import PrivateBaseline, PrivateConfig, ReleaseKind
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 
@@ -42,9 +42,9 @@ class DpPopularity(PrivateBaseline):
     Config = DpPopularityConfig
     config: DpPopularityConfig
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ReleaseKind, ...]:
         """The counts."""
-        return (Part("counts", self.config.clip_norm, contributions="non-negative"),)
+        return (ReleaseKind("counts", self.config.clip_norm, contributions="non-negative"),)
 
     def plan(self, users: int) -> Plan:
         """Clip, noise and cost of the release for so many training users."""
@@ -53,26 +53,10 @@ class DpPopularity(PrivateBaseline):
     def fit(self, histories: Histories) -> None:
         """Sum the clipped indicator vectors and add noise."""
         releases = self.releases(histories.num_users)
-        counts = clipped_counts(histories.distinct(), releases.plans["counts"].clip)
+        counts = clipped_row_sum(histories.csr(np.float64), releases.plans["counts"].clip)
         self._counts = torch.from_numpy(releases.release("counts", counts))
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """The same noisy counts for every user, as `float32 [users, items]` (a view; do not write
         to it)."""
         return self._counts.expand(histories.num_users, -1)
-
-
-def clipped_counts(histories: Histories, clip: Clip) -> np.ndarray:
-    """`float64 [items]`: sum of the users' indicator vectors, each clipped.
-
-    Args:
-        histories: each item at most once per user.
-        clip: the bound.
-    """
-    likes = np.diff(histories.offsets).astype(np.float64)
-    shares = clip.factors(np.sqrt(likes) if clip.order == 2 else likes)
-    return np.bincount(
-        histories.items,
-        weights=np.repeat(shares, np.diff(histories.offsets)),
-        minlength=histories.num_items,
-    )

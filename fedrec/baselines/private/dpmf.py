@@ -35,17 +35,21 @@ Where this differs from the papers:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.baselines._ragged import sums
 from fedrec.baselines.base import Histories
-from fedrec.baselines.private._clipped_rows import binary_rows, clip_factors
-from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig, Releases
+from fedrec.baselines.private._clipped_sums import binary_rows, clip_factors
+from fedrec.baselines.private._private import (
+    NoisyReleases,
+    PrivateBaseline,
+    PrivateConfig,
+    ReleaseKind,
+)
 from fedrec.config import Width
 from fedrec.privacy.clipping import Clip
 from fedrec.rng import torch_stream
@@ -81,14 +85,20 @@ class DpMf(PrivateBaseline):
     paper = "Hua et al. 2015; Liu et al. 2015; DPMF in DP-VAE (Fang et al. 2022), table 8"
     config: DpMfConfig
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ReleaseKind, ...]:
         """Two sums per step, or one gradient."""
         config = self.config
         if config.reading == "posterior":
-            return (Part("gradient", config.clip_norm, releases=config.steps),)
+            return (ReleaseKind("gradient", config.clip_norm, releases=config.steps),)
         return (
-            Part("quadratic", config.user_norm**2, _K_SHARE, config.steps, "non-negative"),
-            Part("linear", config.clip_norm, 1 - _K_SHARE, config.steps),
+            ReleaseKind(
+                "quadratic",
+                config.user_norm**2,
+                _K_SHARE,
+                config.steps,
+                "non-negative",
+            ),
+            ReleaseKind("linear", config.clip_norm, 1 - _K_SHARE, config.steps),
         )
 
     def fit(self, histories: Histories) -> None:
@@ -113,56 +123,46 @@ class DpMf(PrivateBaseline):
         """Each user's x_u given the items, `float64 [users, factors]`."""
         gram = self._items.T @ self._items
         gram.diagonal().add_(self.config.regularisation)
-        return torch.linalg.solve(gram, sums(liked, self._items).T).T
+        return torch.linalg.solve(gram, liked.sums(self._items).T).T
 
     def _clipped_users(self, liked: Histories) -> Tensor:
         users = self._users(liked)
         return users * clip_factors(Clip(self.config.user_norm), users.norm(dim=1))[:, None]
 
-    def _solved(self, liked: Histories, users: Tensor, releases: Releases) -> Tensor:
+    def _solved(self, liked: Histories, users: Tensor, releases: NoisyReleases) -> Tensor:
         """The minimum of the perturbed objective."""
-        quadratic = releases.symmetric("quadratic", (users.T @ users).cpu().numpy())
-        linear = releases.release("linear", self.linear(liked, users).cpu().numpy())
-        noisy = torch.from_numpy(quadratic).to(self.device)
+        noisy = releases.symmetric("quadratic", users.T @ users)
+        linear = releases.tensor("linear", self.linear(liked, users))
         values, vectors = torch.linalg.eigh(noisy)
         inverse = (vectors / (values.clamp(min=0) + self.config.regularisation)) @ vectors.T
-        return torch.from_numpy(linear).to(self.device).double() @ inverse
+        return linear @ inverse
 
-    def _descended(self, liked: Histories, users: Tensor, releases: Releases) -> Tensor:
+    def _descended(self, liked: Histories, users: Tensor, releases: NoisyReleases) -> Tensor:
         """One Langevin step."""
-        noisy = torch.from_numpy(
-            releases.release("gradient", self.gradient(liked, users).cpu().numpy())
-        )
-        whole = noisy.to(self.device).double() + 2 * self.config.regularisation * self._items
+        noisy = releases.tensor("gradient", self.gradient(liked, users))
+        whole = noisy + 2 * self.config.regularisation * self._items
         return self._items - self.config.learning_rate * whole
 
     def linear(self, liked: Histories, users: Tensor) -> Tensor:
         """B, `float64 [items, factors]`: sum of the users' r_u x_u^T, each clipped."""
-        total = torch.zeros_like(self._items)
-        clip = Clip(self.config.clip_norm)
-        start = 0
-        for rows in self._blocks(liked):
-            own = users[start : start + len(rows)]
-            start = start + len(rows)
-            shares = clip_factors(clip, rows.norm(dim=1) * own.norm(dim=1))
-            total.addmm_(rows.T, own * shares[:, None])
-        return total
+        return self._clipped_sum(liked, users, lambda rows, _: rows)
 
     def gradient(self, liked: Histories, users: Tensor) -> Tensor:
         """Sum of the users' gradients -2 (r_u - Y x_u) x_u^T in Y, each clipped,
         `float64 [items, factors]`."""
+        return self._clipped_sum(liked, users, lambda rows, own: 2 * (own @ self._items.T - rows))
+
+    def _clipped_sum(
+        self, liked: Histories, users: Tensor, left: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """Sum of the users' v x_u^T, each clipped, `float64 [items, factors]`; `left` computes v
+        `[block, items]` of a block of users from their rows and x_u."""
         total = torch.zeros_like(self._items)
         clip = Clip(self.config.clip_norm)
-        start = 0
-        for rows in self._blocks(liked):
-            own = users[start : start + len(rows)]
-            start = start + len(rows)
-            errors = 2 * (own @ self._items.T - rows)
-            shares = clip_factors(clip, errors.norm(dim=1) * own.norm(dim=1))
-            total.addmm_(errors.T, own * shares[:, None])
+        users_at_once = max(1, _NUMBERS_AT_ONCE // liked.num_items)
+        for some, rows in binary_rows(liked, users_at_once, self.device):
+            own = users[some]
+            part = left(rows, own)
+            shares = clip_factors(clip, part.norm(dim=1) * own.norm(dim=1))
+            total.addmm_(part.T, own * shares[:, None])
         return total
-
-    def _blocks(self, liked: Histories) -> Iterator[Tensor]:
-        """Binary `float64 [users, items]`, some users at a time."""
-        size = max(1, _NUMBERS_AT_ONCE // liked.num_items)
-        return binary_rows(liked, size, self.device)

@@ -23,8 +23,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.private._clipped_rows import clip_factors
-from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
+from fedrec.baselines.private._clipped_sums import clip_factors
+from fedrec.baselines.private._private import PrivateBaseline, PrivateConfig, ReleaseKind
 from fedrec.baselines.private.dpsgd._outer import OuterGradients
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.noise_source import NoiseSource, secure_fixed_size, secure_poisson
@@ -68,11 +68,13 @@ class SampledBaseline(PrivateBaseline):
     config: SampledConfig
     stream: str
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ReleaseKind, ...]:
         """One sum of gradients per step."""
         unfounded = _WHY if self.config.clip == "optimal" else ""
         return (
-            Part(_KIND, self.config.clip_norm, releases=self.config.steps, unfounded=unfounded),
+            ReleaseKind(
+                _KIND, self.config.clip_norm, releases=self.config.steps, unfounded=unfounded
+            ),
         )
 
     def sampler(self, users: int) -> tuple[str, dict[str, float]]:

@@ -8,11 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
 
 from fedrec.baselines.private.dp_als import DpAls
-from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.events import NonPrivate
 from tests.fedrec.baselines.histories import histories_of
 
 ITEMS, FACTORS = 14, 4
@@ -102,45 +99,6 @@ def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most():
         assert moved == pytest.approx(factor * parts[name].clip_norm, rel=1e-5), name
 
 
-@pytest.mark.parametrize("start", ["random", "gram"])
-@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
-def test_all_releases_together_cost_epsilon(adjacency, start):
-    """Gaussian parameters mu = sensitivity / sigma add in squares, over kinds and steps."""
-    model = made(epsilon=3.0, adjacency=adjacency, start=start, steps=2)
-    plans, total = model.plans(1000), 0.0
-    for part in model.parts():
-        factor = (
-            1.0 if adjacency == "add-remove" else 2.0 if part.name == "vectors" else math.sqrt(2)
-        )
-        total += part.releases * (factor * part.clip_norm / plans[part.name].noise_scale) ** 2
-    assert sum(part.share for part in model.parts()) == pytest.approx(1)
-    mu = math.sqrt(total)
-    delta = norm.cdf(mu / 2 - 3 / mu) - math.exp(3) * norm.cdf(-mu / 2 - 3 / mu)
-    assert delta == pytest.approx(1e-5, rel=0.03)
-    report = model.spent(1000)
-    assert report.epsilon == pytest.approx(3.0, rel=1e-3)
-    assert report.events == (8 if start == "gram" else 7)
-
-
-def test_charges_are_made_in_the_order_of_the_releases(users):
-    told = []
-    model = made(steps=2, items=6)
-    model.charge = lambda number, event: told.append((number, event.phase))
-    model.fit(users)
-    kinds = ["counts", "start", *["gram", "matrices", "vectors"] * 2]
-    assert told == list(enumerate(kinds, 1))
-
-
-def test_without_noise_this_is_reported(users):
-    told = []
-    model = made(noise=False)
-    model.charge = lambda number, event: told.append(event)
-    model.fit(users)
-    assert told
-    assert all(isinstance(event, NonPrivate) for event in told)
-    assert math.isinf(model.spent(60).epsilon)
-
-
 def test_blocks_of_users_do_not_matter(users, monkeypatch):
     whole = made(**EXACT)
     whole.fit(users)
@@ -148,9 +106,3 @@ def test_blocks_of_users_do_not_matter(users, monkeypatch):
     parts = made(**EXACT)
     parts.fit(users)
     np.testing.assert_allclose(whole.scores(users), parts.scores(users), atol=1e-6)
-
-
-@pytest.mark.parametrize("key", ["clip-norm", "item-budget", "steps", "start-share", "start"])
-def test_wrong_settings_are_named(key):
-    with pytest.raises(ExperimentError, match=rf"baselines\.dp-als\.{key}"):
-        DpAls.Config.parse({key: 0}, at="baselines.dp-als")

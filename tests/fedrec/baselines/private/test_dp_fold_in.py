@@ -13,19 +13,13 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.private.dp_fold_in import (
-    DpFoldIn,
-    DpFoldInConfig,
-    clipped_gram,
-    clipped_row_sum,
-    rated_rows,
-)
+from fedrec.baselines.private._clipped_sums import clipped_gram, clipped_row_sum
+from fedrec.baselines.private.dp_fold_in import DpFoldIn, DpFoldInConfig, rated_rows
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
-from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.clipping import Clip
 from tests.fedrec.baselines.histories import histories_of
 
@@ -136,57 +130,15 @@ def test_exchanging_a_user_moves_both_sums_by_sqrt_2_of_the_clip_norm_at_most(sc
         assert max(moves) > 0.99 * math.sqrt(2) * 2.0, "the bound is met"
 
 
-def test_each_release_is_charged_once_and_scoring_charges_nothing(users):
-    told = []
-    model = DpFoldIn(DpFoldInConfig(seed=3))
-    model.charge = lambda number, event: told.append((number, event))
-    model.fit(users)
-    model.scores(users)
-    assert [number for number, _ in told] == [1, 2]
-    assert [event.phase for _, event in told] == ["counts", "gram"]
-    assert all(
-        isinstance(event, NoisyRound) and event.adjacency == "replace-one" for _, event in told
-    )
-
-
-def test_without_noise_epsilon_is_infinite_and_reported(users):
-    told = []
-    model = DpFoldIn(DpFoldInConfig(noise=False, items=5))
-    model.charge = lambda number, event: told.append(event)
-    model.fit(users)
-    assert len(told) == 2 and all(isinstance(event, NonPrivate) for event in told)
-    assert math.isinf(model.spent(100).epsilon)
-
-
 def test_a_users_scores_depend_on_the_releases_and_its_own_rows_alone(users):
     model = fitted(users, epsilon=5.0, seed=1)
     together, alone = model.scores(users), model.scores(users.block(7, 8))
     torch.testing.assert_close(alone[0], together[7], atol=1e-3, rtol=0)
 
 
-def test_noise_follows_the_seed(users):
-    first, same, other = (fitted(users, seed=seed).scores(users) for seed in (1, 1, 2))
-    assert torch.equal(first, same) and not torch.equal(first, other)
-
-
 def test_an_ordered_feature_that_is_none_is_named(users):
     with pytest.raises(ExperimentError, match="no feature eras"):
         fitted(users, ordered={"eras": 2.0})
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"epsilon": 0}, "epsilon"),
-        ({"low-rated": 1.5}, "low-rated"),
-        ({"count-share": 1.0}, "count-share"),
-        ({"items": 0}, "items"),
-        ({"clip": 3}, "clip"),
-    ],
-)
-def test_wrong_settings_are_named(settings, key):
-    with pytest.raises(ExperimentError, match=rf"baselines\.dp-fold-in\.{key}"):
-        DpFoldIn.Config.parse(settings, at="baselines.dp-fold-in")
 
 
 @pytest.mark.real_data

@@ -12,7 +12,6 @@ from fedrec.baselines.private.dpsgd._sampled import clipped_sum
 from fedrec.baselines.private.dpsgd.dpae import DpAe
 from fedrec.data.features import FeatureTable
 from fedrec.data.schema import Schema
-from fedrec.errors import ExperimentError
 from fedrec.models.ae import Ae, AeConfig
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
@@ -201,8 +200,3 @@ def test_cohorts(users, mode, adjacency):
     assert np.mean([len(cohort) for cohort in cohorts]) == pytest.approx(10, abs=1.5)
     assert all(len(np.unique(cohort)) == len(cohort) for cohort in cohorts)
     assert len({tuple(cohort) for cohort in cohorts}) > 150
-
-
-def test_wrong_settings_are_named():
-    with pytest.raises(ExperimentError, match=r"baselines\.dpae\.steps"):
-        DpAe.Config.parse({"steps": 0}, at="baselines.dpae")

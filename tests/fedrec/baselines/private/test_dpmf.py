@@ -8,12 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private.dpmf import DpMf
-from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.events import NonPrivate
 from tests.fedrec.baselines.histories import histories_of
 
 ITEMS = 9
@@ -95,37 +92,3 @@ def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most(reading):
     if reading == "objective":
         moved = max(float((one[1] - other[1]).norm()) for one in found for other in found)
         assert moved <= math.sqrt(2) * 4 * (1 + 1e-12) and moved == pytest.approx(math.sqrt(2) * 4)
-
-
-@pytest.mark.parametrize("reading", ["objective", "posterior"])
-def test_all_releases_together_cost_epsilon(reading):
-    model = made(reading=reading, epsilon=3.0, steps=3)
-    plans, total = model.plans(1000), 0.0
-    for part in model.parts():
-        factor = math.sqrt(2) if part.name == "quadratic" else 2.0
-        total += part.releases * (factor * part.clip_norm / plans[part.name].noise_scale) ** 2
-    mu = math.sqrt(total)
-    delta = norm.cdf(mu / 2 - 3 / mu) - math.exp(3) * norm.cdf(-mu / 2 - 3 / mu)
-    assert delta == pytest.approx(1e-5, rel=0.03)
-    assert model.spent(1000).epsilon == pytest.approx(3.0, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("reading", "kinds"), [("objective", ["quadratic", "linear"]), ("posterior", ["gradient"])]
-)
-def test_every_release_is_charged(users, reading, kinds):
-    told = []
-    model = made(reading=reading, steps=2)
-    model.charge = lambda number, event: told.append((number, event.phase))
-    model.fit(users)
-    assert told == list(enumerate(kinds * 2, 1))
-    bare = made(**{**EXACT, "reading": reading})
-    events = []
-    bare.charge = lambda number, event: events.append(event)
-    bare.fit(users)
-    assert events and all(isinstance(event, NonPrivate) for event in events)
-
-
-def test_wrong_settings_are_named():
-    with pytest.raises(ExperimentError, match=r"baselines\.dpmf\.reading"):
-        DpMf.Config.parse({"reading": "liu"}, at="baselines.dpmf")

@@ -2,6 +2,7 @@
 """Every private system with captured noise: its sums move by what is charged, and all that follows
 depends on its releases alone."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from fedrec.baselines.base import Histories, Ratings
 from fedrec.baselines.private import _private
@@ -17,7 +19,9 @@ from fedrec.components import registry
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import TrainingData
+from fedrec.errors import ExperimentError
 from fedrec.perturb.members.noisy_cooccurrence import NoisyCooccurrence, NoisyCooccurrenceConfig
+from fedrec.privacy.accounting.events import NonPrivate
 from fedrec.privacy.noise_source import Reproducible
 from tests.captured_noise import Captured, captured, sensitivities
 
@@ -235,3 +239,100 @@ def test_the_releases_without_signs_are_these(name):
     assert isinstance(made, PrivateBaseline)
     parts = {part.name for part in made.parts() if part.contributions == "non-negative"}
     assert parts == CONTRIBUTIONS[system] & {part.name for part in made.parts()}
+
+
+ORDER = {
+    "popularity": ["counts"],
+    "gram, puresvd": ["counts", "gram"],
+    "fold-in": ["counts", "gram"],
+    "als": ["counts", "start", *["gram", "matrices", "vectors"] * 2],
+    "als, random": ["counts", *["gram", "matrices", "vectors"] * 2],
+    "mf": ["quadratic", "linear"] * 2,
+    "mf, posterior": ["gradient"] * 2,
+    "svd": ["gradients"] * 3,
+}
+
+
+def made(name: str, **more: Any) -> PrivateBaseline:
+    system, options = RANKING[name]
+    cls = registry.resolve(registry.BASELINE, system)
+    return cls(cls.Config.parse({**options, **more}))
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+@pytest.mark.parametrize("name", [name for name in ORDER if name != "svd"])
+def test_all_releases_together_cost_epsilon(name, adjacency):
+    """Gaussian parameters mu = sensitivity / sigma add in squares, over kinds and steps; delta is
+    that of one release of their sum. The cost of cohorts has tests of its own."""
+    system = made(name, epsilon=3.0, adjacency=adjacency)
+    plans, total = system.plans(1000), 0.0
+    for part in system.parts():
+        factor = 2.0 if part.contributions == "signed" else math.sqrt(2)
+        moved = part.clip_norm * (1.0 if adjacency == "add-remove" else factor)
+        total += part.releases * (moved / plans[part.name].noise_scale) ** 2
+    assert sum(part.share for part in system.parts()) == pytest.approx(1)
+    mu = math.sqrt(total)
+    delta = norm.cdf(mu / 2 - 3 / mu) - math.exp(3) * norm.cdf(-mu / 2 - 3 / mu)
+    assert delta == pytest.approx(1e-5, rel=0.03)
+    report = system.spent(1000)
+    assert report.epsilon == pytest.approx(3.0, rel=1e-3) and report.events == len(ORDER[name])
+    assert len(set(report.caveats)) == len(report.caveats)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_each_release_is_charged_before_its_noise_is_drawn_and_scoring_charges_nothing(
+    name, monkeypatch
+):
+    told = []
+    system = made(name)
+    system.charge = lambda number, event: told.append((number, event.phase))
+    draw = Reproducible.gaussian
+    monkeypatch.setattr(
+        Reproducible, "gaussian", lambda *given: told.append("noise") or draw(*given)
+    )
+    system.fit(histories(users(0)))
+    system.scores(histories(PROBES))
+    charges = list(enumerate(ORDER[name], 1))
+    assert told == [one for charge in charges for one in (charge, "noise")]
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_without_noise_epsilon_is_infinite_and_every_charge_says_so(name):
+    told = []
+    system = made(name, noise=False)
+    system.charge = lambda number, event: told.append(event)
+    system.fit(histories(users(0)))
+    assert len(told) == len(ORDER[name])
+    assert all(isinstance(event, NonPrivate) for event in told)
+    assert math.isinf(system.spent(USERS).epsilon)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_noise_follows_the_seed_or_nothing(name):
+    def scores(**options):
+        system = made(name, **options)
+        system.fit(histories(users(0)))
+        return system.scores(histories(PROBES)).numpy().copy()
+
+    first = scores(seed=1)
+    assert np.array_equal(first, scores(seed=1)) and not np.array_equal(first, scores(seed=2))
+    assert not np.array_equal(scores(mode="secure"), scores(mode="secure"))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("gram, puresvd", {"epsilon": 0}),
+        ("gram, puresvd", {"count-share": 1.0}),
+        ("gram, puresvd", {"items": 0}),
+        ("gram, puresvd", {"model": "svd"}),
+        ("gram, puresvd", {"clip": 3}),
+        ("fold-in", {"low-rated": 1.5}),
+        *(("als", {key: 0}) for key in ("clip-norm", "item-budget", "steps", "start")),
+        ("mf", {"reading": "liu"}),
+        ("svd", {"steps": 0}),
+    ],
+)
+def test_wrong_settings_are_named(name, settings):
+    with pytest.raises(ExperimentError, match=rf"here\.{next(iter(settings))}"):
+        registry.resolve(registry.BASELINE, RANKING[name][0]).Config.parse(settings, at="here")

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Systems about the items with the largest noisy counts, which are released first: the choice, the
+items' weights, the ranks of all others, and a Gram matrix of the chosen items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.baselines.base import Histories, Sparse
+from fedrec.baselines.private._clipped_sums import clipped_gram, clipped_row_sum
+from fedrec.baselines.private._private import (
+    NoisyReleases,
+    PrivateBaseline,
+    PrivateConfig,
+    ReleaseKind,
+)
+
+COUNTS = "counts"
+GRAM = "gram"
+
+
+class ChosenItemsConfig(PrivateConfig):
+    """Settings of the choice."""
+
+    items: int = Field(default=500, ge=1)
+    """Number m of items (with the largest noisy counts) that are learned from; at most the
+    catalogue."""
+    exponent: float = Field(default=0.2, ge=0)
+    """Items are weighted by their noisy counts to the power of minus this; 0: equal weights."""
+    count_share: float = Field(default=0.06, gt=0, lt=1)
+    """Share of the budget (of mu^2) that the counts take."""
+    count_clip: float = Field(default=6.0, gt=0)
+    """Bound on the L2 norm of a user's counts: sqrt(n) for n liked items."""
+
+    def counts(self) -> ReleaseKind:
+        """The release of the counts, which have no signs."""
+        return ReleaseKind(COUNTS, self.count_clip, self.count_share, contributions="non-negative")
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenItems:
+    """The items with the largest noisy counts.
+
+    Attributes:
+        counts: noisy counts of all items, `float32 [items]`.
+        noise: their standard deviation.
+        places: the chosen items, ascending, `int64 [m]`.
+        weights: of each of them, with mean 1, `float64 [m]`: counts to the power of minus the
+            exponent.
+    """
+
+    counts: np.ndarray
+    noise: float
+    places: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def released(
+        cls, rows: Sparse, releases: NoisyReleases, config: ChosenItemsConfig
+    ) -> ChosenItems:
+        """Release the counts, and choose.
+
+        Args:
+            rows: what each user counts, sparse `float64 [users, items]`, >= 0.
+            releases: of this fit.
+            config: how many are chosen, and their weights.
+        """
+        plan = releases.plans[COUNTS]
+        counts = releases.release(COUNTS, clipped_row_sum(rows, plan.clip))
+        places = np.sort(np.argsort(-counts, kind="stable")[: config.items])
+        noise = plan.noise_scale
+        # counts below the noise are replaced by it
+        known = np.maximum(counts[places], max(noise, 1.0)).astype(np.float64)
+        weights = known**-config.exponent
+        return cls(counts, noise, places, weights / weights.mean())
+
+    def among(self, histories: Histories) -> Histories:
+        """The users' distinct chosen items, numbered by their place among the chosen."""
+        return histories.distinct().among(self.places)
+
+    def ranked(self, found: Tensor) -> Tensor:
+        """Scores of the catalogue `float32 [users, items]` from those of the chosen items
+        `[users, m]`; all others come last, by their counts."""
+        # below every chosen item, between 0 and 1 apart
+        below = (self.counts - self.counts.max()) / max(float(np.ptp(self.counts)), 1e-9) - 1
+        scores = found.amin(1, keepdim=True) + torch.from_numpy(below).to(found)
+        scores[:, torch.from_numpy(self.places).to(found.device)] = found
+        return scores
+
+
+class CountsAndGramConfig(ChosenItemsConfig):
+    """Settings of two releases: the counts, and the Gram matrix of the chosen items."""
+
+    clip_norm: float = Field(default=8.0, ge=1e-9)
+    """c, bound on the Frobenius norm of a user's matrix, about the number of selected items that it
+    likes."""
+
+
+class CountsAndGramBaseline(PrivateBaseline):
+    """Released once each: noisy counts, and the Gram matrix of the items with the largest ones.
+
+    Attributes:
+        chosen: the items, after fitting.
+    """
+
+    config: CountsAndGramConfig
+    chosen: ChosenItems
+
+    def parts(self) -> tuple[ReleaseKind, ...]:
+        """The counts, and the Gram matrix; neither has signs."""
+        config = self.config
+        share = 1 - config.count_share
+        gram = ReleaseKind(GRAM, config.clip_norm, share, contributions="non-negative")
+        return config.counts(), gram
+
+    def released(self, rows: Sparse) -> tuple[Tensor, float]:
+        """Release both; sets `chosen`.
+
+        Args:
+            rows: of the users, sparse `float64 [users, items]`, >= 0.
+
+        Returns:
+            The noisy Gram matrix of the chosen items, each times its weight, `float64 [m, m]`, and
+            the standard deviation of the noise on its diagonal.
+        """
+        releases = self.releases(rows.shape[0])
+        self.chosen = ChosenItems.released(rows, releases, self.config)
+        plan = releases.plans[GRAM]
+        total = clipped_gram(rows[:, self.chosen.places] * self.chosen.weights, plan.clip)
+        gram = releases.symmetric(GRAM, torch.from_numpy(total).to(self.device))
+        return gram, plan.noise_scale
