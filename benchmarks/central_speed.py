@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.factorisation.ials import Ials
+from fedrec.baselines.factorisation.ials import CentralIals
 from fedrec.data.cache import POPULATIONS
 from fedrec.evaluation.central import CentralEvaluation, make_baseline
 from fedrec.experiment.loading import load
@@ -78,10 +78,10 @@ def ials(protocol: CentralEvaluation, threads: int, solvers: Sequence[str], pair
     histories: Histories = protocol.training
     liked = csr_matrix(histories.csr())
     for solver in solvers:
-        config = Ials.Config.parse({"factors": FACTORS, "sweeps": SWEEPS, "solver": solver})
+        config = CentralIals.Config.parse({"factors": FACTORS, "sweeps": SWEEPS, "solver": solver})
         ratios = []
         for _ in range(pairs):
-            ours = clocked(lambda config=config: Ials(config).fit(histories))
+            ours = clocked(lambda config=config: CentralIals(config).fit(histories))
             peer = AlternatingLeastSquares(
                 factors=FACTORS,
                 iterations=SWEEPS,

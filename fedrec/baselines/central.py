@@ -27,7 +27,12 @@ import torch
 from torch import Tensor
 
 from fedrec.baselines.base import Histories, RatingBaseline, Ratings
-from fedrec.baselines.examples import FOLD_IN_STEPS, Examples, ExamplesBaseline, ExamplesConfig
+from fedrec.baselines.examples import (
+    FOLD_IN_STEPS,
+    ExampleBatch,
+    ExamplesBaseline,
+    ExamplesConfig,
+)
 from fedrec.baselines.histories import HistoriesConfig, history_scores, train_histories
 from fedrec.baselines.training import HELD_OUT
 from fedrec.components.registry import MODEL, resolve
@@ -116,10 +121,10 @@ class Central(ExamplesBaseline, RatingBaseline):
         rows = np.flatnonzero(~held_out)
         size = self.config.batch_size
 
-        def examples(some: np.ndarray) -> Examples:
-            return Examples(ratings.users[some], ratings.items[some, None], values[some, None])
+        def examples(some: np.ndarray) -> ExampleBatch:
+            return ExampleBatch(ratings.users[some], ratings.items[some, None], values[some, None])
 
-        def epoch() -> Iterator[Examples]:
+        def epoch() -> Iterator[ExampleBatch]:
             order = random.permutation(rows)
             return (examples(order[at : at + size]) for at in range(0, len(order), size))
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.training import HELD_OUT, EarlyStoppingConfig, train
+from fedrec.baselines.training import HELD_OUT, PatienceConfig, train
 from fedrec.baselines.triples import Triples
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig, own_seed
 from fedrec.rng import stream
@@ -31,7 +31,7 @@ FOLD_IN_STEPS = 60
 _FOLD_IN_RATE = 0.02  # of these steps
 
 
-class ExamplesConfig(UserRowsConfig, EarlyStoppingConfig):
+class ExamplesConfig(UserRowsConfig, PatienceConfig):
     """Settings of systems that are trained on examples."""
 
     negatives: int = Field(default=4, ge=1)
@@ -40,7 +40,7 @@ class ExamplesConfig(UserRowsConfig, EarlyStoppingConfig):
     """L2 penalty on the embeddings of a batch, averaged over its examples."""
 
 
-class Examples(NamedTuple):
+class ExampleBatch(NamedTuple):
     """Examples of some users.
 
     Attributes:
@@ -84,12 +84,12 @@ class ExamplesBaseline(UserRowsBaseline):
         config = self.config
         triples = Triples(self.fitted.csr(), "pairs", random)
 
-        def examples(own: np.ndarray, *columns: np.ndarray) -> Examples:
+        def examples(own: np.ndarray, *columns: np.ndarray) -> ExampleBatch:
             more = config.negatives + 1 - len(columns)
             items = np.stack([*columns, *(triples.others(own) for _ in range(more))], axis=1)
             labels = np.zeros(items.shape, np.float32)
             labels[:, 0] = 1.0
-            return Examples(own, items, labels)
+            return ExampleBatch(own, items, labels)
 
         held_out = []
         if config.patience is not None:
@@ -103,9 +103,9 @@ class ExamplesBaseline(UserRowsBaseline):
     def train_examples(
         self,
         users: Tensor,
-        epoch: Callable[[], Iterable[Examples]],
+        epoch: Callable[[], Iterable[ExampleBatch]],
         steps: int,
-        held_out: Sequence[Examples] = (),
+        held_out: Sequence[ExampleBatch] = (),
     ) -> None:
         """Train all parameters.
 
@@ -118,7 +118,7 @@ class ExamplesBaseline(UserRowsBaseline):
         names = list(self.shared)
         trained = [one.requires_grad_() for one in (users, *self.shared.values())]
 
-        def loss(values: Sequence[Tensor], batch: Examples) -> Tensor:
+        def loss(values: Sequence[Tensor], batch: ExampleBatch) -> Tensor:
             self.shared = dict(zip(names, values[1:], strict=True))
             own, items, labels = (torch.from_numpy(part).to(self.device) for part in batch)
             rows = F.embedding(own, values[0])

@@ -13,12 +13,12 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.baselines.base import Baseline, Histories
-from fedrec.baselines.training import HELD_OUT, EarlyStoppingConfig, train
+from fedrec.baselines.training import HELD_OUT, PatienceConfig, train
 from fedrec.models.base import HistoryModel
 from fedrec.rng import stream, torch_stream
 
 
-class HistoriesConfig(EarlyStoppingConfig):
+class HistoriesConfig(PatienceConfig):
     """Settings of the training of models of histories."""
 
     beta: float = Field(default=0.5, ge=0)

@@ -36,7 +36,7 @@ class TrainingConfig(Config):
     averages about 1 / (1 - average) steps; 0: the last parameters are used."""
 
 
-class EarlyStoppingConfig(TrainingConfig):
+class PatienceConfig(TrainingConfig):
     """The same for systems that can hold out a part of their training data."""
 
     patience: int | None = Field(default=None, ge=1)
@@ -79,7 +79,7 @@ def train(
         optimiser, 1.0, config.final_rate, max(1, steps * config.epochs - 1)
     )
     mean = MovingAverage(tensors, config.average)
-    best = EarlyStopping(patience)
+    best = BestValues(patience)
     for number in range(config.epochs):
         for batch in epoch(number):
             optimiser.zero_grad()
@@ -128,7 +128,7 @@ class MovingAverage:
             mean.lerp_(value.detach(), weight)
 
 
-class EarlyStopping:
+class BestValues:
     """The values with the smallest loss so far.
 
     Args:

@@ -10,7 +10,7 @@ from clients.evaluation import client_scores
 from clients.hosting.node import Node
 from clients.training.one_client import to_device, update_of
 from fedrec.baselines.base import Histories
-from fedrec.baselines.factorisation.ials import IalsConfig, solved
+from fedrec.baselines.factorisation.ials import CentralIalsConfig, solved
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.factors.packed import packed, unpacked
@@ -55,7 +55,7 @@ def test_rounds_of_solving_are_sweeps_of_the_centralised_one(table, tmp_path, pa
     scores."""
     result = runner.run(table(True), [f"engine.path={path}"], output=tmp_path / "run")
     node = Node(result.experiment, 0, 1, tmp_path / "run" / "private")
-    config = IalsConfig(factors=5, **SETTINGS)
+    config = CentralIalsConfig(factors=5, **SETTINGS)
     liked = histories(node).csr()
     items = node.initial()["item.factors"].double()
     for _ in range(3):
@@ -77,7 +77,7 @@ def test_what_clients_send_adds_up_to_the_gradient_of_the_loss(table):
     node = Node(experiment, 0, 1, None)
     start = node.initial()
     arrays = {name: value.numpy() for name, value in start.items()}
-    config, weight = IalsConfig(factors=5, **SETTINGS), SETTINGS["weight"]
+    config, weight = CentralIalsConfig(factors=5, **SETTINGS), SETTINGS["weight"]
     liked = histories(node).csr()
     items = start["item.factors"].double().requires_grad_()
     users = solved(liked, items.detach(), config)
@@ -178,7 +178,7 @@ def test_the_gradient_vanishes_where_solving_stays(table, tmp_path):
     )
     experiment = result.experiment
     node = Node(experiment, 0, 1, None)
-    liked, config = histories(node).csr(), IalsConfig(factors=5, **SETTINGS)
+    liked, config = histories(node).csr(), CentralIalsConfig(factors=5, **SETTINGS)
     items = torch.from_numpy(result.parameters["item.factors"]).double().requires_grad_()
     users = solved(liked, items.detach(), config)
     target = torch.from_numpy(liked.toarray()).double()

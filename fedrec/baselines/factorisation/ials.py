@@ -41,7 +41,7 @@ from fedrec.rng import torch_stream
 _NUMBERS_AT_ONCE = 1_000_000  # factors that are gathered at once; they stay in cache
 
 
-class IalsConfig(Config):
+class CentralIalsConfig(Config):
     """Settings of implicit alternating least squares."""
 
     factors: Width = 64
@@ -64,12 +64,12 @@ class IalsConfig(Config):
     """Seed of the initial item factors."""
 
 
-class Ials(Baseline):
+class CentralIals(Baseline):
     """Weighted matrix factorization with each side solved for exactly."""
 
-    Config = IalsConfig
+    Config = CentralIalsConfig
     paper = "Hu et al. 2008"
-    config: IalsConfig
+    config: CentralIalsConfig
 
     def fit(self, histories: Histories) -> None:
         """Solve for users and items in turns."""
@@ -94,7 +94,9 @@ class Ials(Baseline):
         return solved(histories.csr(), self._items, self.config) @ self._items.T
 
 
-def solved(liked: Sparse, fixed: Tensor, config: IalsConfig, start: Tensor | None = None) -> Tensor:
+def solved(
+    liked: Sparse, fixed: Tensor, config: CentralIalsConfig, start: Tensor | None = None
+) -> Tensor:
     """Factors of each row given those of the columns; zero for an empty row.
 
     Args:

@@ -35,7 +35,7 @@ class ScaleConfig(Config):
         return np.clip(ratings, *self.scale)
 
 
-class NeighbourConfig(ScaleConfig):
+class NeighboursConfig(ScaleConfig):
     """Settings of a predictor from similar items."""
 
     neighbours: int | None = Field(default=None, ge=1)
@@ -57,8 +57,8 @@ class Neighbours(RatingBaseline):
     """Item means plus deviations weighted by similarity (PNBM, equation 2); without rated
     neighbours the item's mean."""
 
-    Config = NeighbourConfig
-    config: NeighbourConfig
+    Config = NeighboursConfig
+    config: NeighboursConfig
 
     @abstractmethod
     def similarity(self, profiles: Profiles) -> np.ndarray:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrec.baselines.neighbourhood._neighbours import NeighbourConfig, Neighbours
+from fedrec.baselines.neighbourhood._neighbours import Neighbours, NeighboursConfig
 from fedrec.neighbourhood.profiles import Profiles
 from fedrec.neighbourhood.similarity import cosine
 
 
-class CosConfig(NeighbourConfig):
+class CosConfig(NeighboursConfig):
     """Settings of neighbourhoods by cosine."""
 
 

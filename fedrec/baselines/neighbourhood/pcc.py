@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrec.baselines.neighbourhood._neighbours import NeighbourConfig, Neighbours
+from fedrec.baselines.neighbourhood._neighbours import Neighbours, NeighboursConfig
 from fedrec.neighbourhood.profiles import Profiles
 from fedrec.neighbourhood.similarity import pearson
 
 
-class PccConfig(NeighbourConfig):
+class PccConfig(NeighboursConfig):
     """Settings of neighbourhoods by correlation."""
 
 

@@ -51,7 +51,7 @@ class SimilarityConfig(ScaleConfig):
     """Seed of the initial similarities, the order of ratings and the noise."""
 
 
-class PnbmConfig(SimilarityConfig):
+class CentralPnbmConfig(SimilarityConfig):
     """Settings of the probabilistic neighbourhood model."""
 
     epochs: int = Field(default=20, ge=0)
@@ -64,12 +64,12 @@ class PnbmConfig(SimilarityConfig):
     """Whether each row is rescaled to keep its sum of magnitudes."""
 
 
-class Pnbm(RatingBaseline):
+class CentralPnbm(RatingBaseline):
     """Neighbourhoods of learned similarity."""
 
-    Config = PnbmConfig
+    Config = CentralPnbmConfig
     paper = "PNBM, equations 1-4"
-    config: PnbmConfig
+    config: CentralPnbmConfig
 
     def fit_ratings(self, ratings: Ratings) -> None:
         """Descend the loss.

@@ -6,21 +6,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedrec.baselines.neural.vae import Vae, VaeConfig
-from fedrec.models.ae import Ae as AeModel
+from fedrec.baselines.neural.vae import CentralVae, CentralVaeConfig
+from fedrec.models.ae import Ae
 
 
-class AeConfig(VaeConfig):
+class CentralAeConfig(CentralVaeConfig):
     """Settings of the central autoencoder, in addition to those of the network."""
 
     beta: Literal[0] = 0
     """Not used: there is no prior."""
 
 
-class Ae(Vae):
+class CentralAe(CentralVae):
     """Trained with Adam on batches of users."""
 
-    Config = AeConfig
+    Config = CentralAeConfig
     paper = "Mult-DAE (Liang et al. 2018)"
-    network = AeModel
-    config: AeConfig
+    network = Ae
+    config: CentralAeConfig

@@ -4,11 +4,11 @@ tower."""
 
 from __future__ import annotations
 
-from fedrec.baselines.neural.neumf import Neumf, NeumfConfig
+from fedrec.baselines.neural.neumf import CentralNeumf, CentralNeumfConfig
 from fedrec.config import Width
 
 
-class GmfConfig(NeumfConfig):
+class GmfConfig(CentralNeumfConfig):
     """Settings of GMF."""
 
     factors: Width = 32
@@ -17,7 +17,7 @@ class GmfConfig(NeumfConfig):
     """There is none."""
 
 
-class Gmf(Neumf):
+class Gmf(CentralNeumf):
     """A weighted product of factors."""
 
     Config = GmfConfig

@@ -13,19 +13,19 @@ from torch import Tensor
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.neural.gmf import GmfConfig
-from fedrec.baselines.neural.neumf import Neumf
+from fedrec.baselines.neural.neumf import CentralNeumf
 
 
-class MfConfig(GmfConfig):
+class CentralMfConfig(GmfConfig):
     """Settings of MF."""
 
 
-class Mf(Neumf):
+class CentralMf(CentralNeumf):
     """An unweighted product of factors."""
 
-    Config = MfConfig
+    Config = CentralMfConfig
     paper = "Koren et al. 2009"
-    config: MfConfig
+    config: CentralMfConfig
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters other than the rows: Glorot-uniform layers, zero biases."""

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedrec.baselines.neural.neumf import Neumf, NeumfConfig
+from fedrec.baselines.neural.neumf import CentralNeumf, CentralNeumfConfig
 
 
-class MlpConfig(NeumfConfig):
+class MlpConfig(CentralNeumfConfig):
     """Settings of MLP."""
 
     factors: Literal[0] = 0
     """There is no product."""
 
 
-class Mlp(Neumf):
+class Mlp(CentralNeumf):
     """A tower of layers."""
 
     Config = MlpConfig

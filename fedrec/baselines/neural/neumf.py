@@ -34,8 +34,7 @@ from torch.nn import functional as F
 from fedrec.baselines.base import Histories
 from fedrec.baselines.examples import ExamplesBaseline, ExamplesConfig
 from fedrec.config import Width
-from fedrec.models.neumf import NeumfConfig as NeumfModelConfig
-from fedrec.models.neumf import glorot
+from fedrec.models.neumf import NeumfConfig, glorot
 from fedrec.rng import stream, torch_stream
 
 _INIT_STD = 0.01  # of the initial embeddings
@@ -44,7 +43,7 @@ _CELLS_AT_ONCE = (
 )
 
 
-class NeumfConfig(ExamplesConfig, NeumfModelConfig):
+class CentralNeumfConfig(ExamplesConfig, NeumfConfig):
     """Settings of NeuMF."""
 
     factors: int = Field(default=32, ge=0, le=2**16)
@@ -70,12 +69,12 @@ class NeumfConfig(ExamplesConfig, NeumfModelConfig):
         return self
 
 
-class Neumf(ExamplesBaseline):
+class CentralNeumf(ExamplesBaseline):
     """A product of factors and a tower of layers, trained on cross-entropy."""
 
-    Config = NeumfConfig
+    Config = CentralNeumfConfig
     paper = "He et al. 2017"
-    config: NeumfConfig
+    config: CentralNeumfConfig
 
     def fit(self, histories: Histories) -> None:
         """Train from fresh parameters, or from those of the parts."""
@@ -97,8 +96,8 @@ class Neumf(ExamplesBaseline):
     def _joined(self, histories: Histories) -> Tensor:
         """Trains both parts alone and takes their parameters; the users' rows are returned."""
         alone = {"epochs": self.config.pretrain_epochs, "pretrain_epochs": 0, "optimiser": "adam"}
-        product = Neumf(self.config.model_copy(update={**alone, "tower": ()}))
-        tower = Neumf(self.config.model_copy(update={**alone, "factors": 0}))
+        product = CentralNeumf(self.config.model_copy(update={**alone, "tower": ()}))
+        tower = CentralNeumf(self.config.model_copy(update={**alone, "factors": 0}))
         for part in (product, tower):
             part.device = self.device
             part.fit(histories)

@@ -11,11 +11,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from fedrec.baselines.histories import HistoriesConfig, HistoryBaseline
-from fedrec.models.vae import Vae as VaeModel
-from fedrec.models.vae import VaeConfig as VaeModelConfig
+from fedrec.models.vae import Vae, VaeConfig
 
 
-class VaeConfig(HistoriesConfig, VaeModelConfig):
+class CentralVaeConfig(HistoriesConfig, VaeConfig):
     """Settings of the central variational autoencoder, in addition to those of the network."""
 
     epochs: int = Field(default=60, ge=1)
@@ -26,11 +25,11 @@ class VaeConfig(HistoriesConfig, VaeModelConfig):
     """Final weight beta of the divergence from the prior (paper: 0.5 for MovieLens-100K)."""
 
 
-class Vae(HistoryBaseline):
+class CentralVae(HistoryBaseline):
     """Trained with Adam on batches of users."""
 
-    Config = VaeConfig
+    Config = CentralVaeConfig
     paper = "Mult-VAE (Liang et al. 2018)"
-    network = VaeModel
+    network = Vae
     stream = "baseline-vae"
-    config: VaeConfig
+    config: CentralVaeConfig

@@ -21,7 +21,7 @@ class RepeatConfig(Config):
     """Repeat has no settings."""
 
 
-class Repeat(Baseline):
+class RepeatBaseline(Baseline):
     """Scores an item by the user's own count, equal counts by popularity."""
 
     Config = RepeatConfig

@@ -26,7 +26,7 @@ from fedrec.rng import stream
 
 
 @dataclass(frozen=True, eq=False)
-class Profiles:
+class PerturbedProfiles:
     """Perturbed training rows.
 
     Attributes:
@@ -44,7 +44,7 @@ class Profiles:
     guarantees: tuple[Guarantee, ...]
 
 
-def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> Profiles:
+def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> PerturbedProfiles:
     """Perturb the training rows of all clients.
 
     Args:
@@ -60,16 +60,18 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
     interactions = data.rows
     groups, num_groups = _groups(interactions, config.attribute)
     scores = _stereotypes(data, groups, num_groups)
-    work = _Work(
+    work = _Perturber(
         interactions, config, seed, groups, scores, data.rated and interactions.ratings is not None
     )
     clients = np.flatnonzero(np.diff(interactions.user_offsets))
     guarantees = [work.perturb(client, interactions.rows_of(client)) for client in clients.tolist()]
     learned = dataclasses.replace(interactions, items=work.items, ratings=work.ratings)
-    return Profiles(config, learned, np.flatnonzero(work.is_protected), clients, tuple(guarantees))
+    return PerturbedProfiles(
+        config, learned, np.flatnonzero(work.is_protected), clients, tuple(guarantees)
+    )
 
 
-class _Work:
+class _Perturber:
     """Perturbs clients one by one into new arrays."""
 
     def __init__(

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedrec.data.interactions import Interactions
-from fedrec.perturb.targeted.profiles import Profiles
+from fedrec.perturb.targeted.profiles import PerturbedProfiles
 
 
-def summary(real: Interactions, perturbed: Profiles) -> dict[str, Any]:
+def summary(real: Interactions, perturbed: PerturbedProfiles) -> dict[str, Any]:
     """Figures.
 
     Args:

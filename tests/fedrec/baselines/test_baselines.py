@@ -11,7 +11,7 @@ from scipy.stats import norm
 from fedrec.baselines.factorisation.ease import Ease
 from fedrec.baselines.private.dp_popularity import DpPopularity
 from fedrec.baselines.simple.popularity import Popularity
-from fedrec.baselines.simple.repeat import Repeat
+from fedrec.baselines.simple.repeat import RepeatBaseline
 from fedrec.components.registry import BASELINE, builtin_names, resolve
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
@@ -42,7 +42,7 @@ def test_popularity_counts():
 
 
 def test_repeat_puts_own_count_first_and_popularity_second():
-    model = fitted(Repeat, [[0, 1, 1], [1]], 4)
+    model = fitted(RepeatBaseline, [[0, 1, 1], [1]], 4)
     scores = model.scores(histories_of([[2, 2, 0], []], 4))
     assert scores[0].argsort(descending=True, stable=True).tolist() == [2, 0, 1, 3]
     assert scores[1].argsort(descending=True, stable=True).tolist() == [1, 0, 2, 3]

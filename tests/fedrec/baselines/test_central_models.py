@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fedrec.baselines.base import Ratings
 from fedrec.baselines.central import Central, CentralConfig
-from fedrec.baselines.training import EarlyStopping, MovingAverage, TrainingConfig, train
+from fedrec.baselines.training import BestValues, MovingAverage, TrainingConfig, train
 from fedrec.data.negatives import nth_outside
 from fedrec.errors import ExperimentError
 from fedrec.rng import stream, torch_stream
@@ -126,13 +126,13 @@ def test_early_stopping_ends_before_the_loss_rises_on_held_out_data(model, liked
 
 
 def test_early_stopping_keeps_the_parameters_of_the_smallest_loss():
-    stopping = EarlyStopping(2)
+    stopping = BestValues(2)
     found = [
         stopping.reached(loss, [torch.tensor(loss)]) for loss in (3.0, 2.0, 2.5, 1.0, 1.0, 4.0)
     ]
     assert found == [False, False, False, False, False, True]
     assert stopping.values == [torch.tensor(1.0)]
-    assert not EarlyStopping(None).reached(3.0, [])
+    assert not BestValues(None).reached(3.0, [])
 
 
 def test_ratings_can_be_held_out_too(ratings):

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.factorisation.ials import Ials, IalsConfig, solved
+from fedrec.baselines.factorisation.ials import CentralIals, CentralIalsConfig, solved
 
 
 @pytest.mark.parametrize("exponent", [0.0, 1.0])
 def test_rows_solve_their_normal_equations(exponent, liked):
-    config = IalsConfig(factors=5, weight=7.0, regularisation=0.3, frequency_exponent=exponent)
+    config = CentralIalsConfig(
+        factors=5, weight=7.0, regularisation=0.3, frequency_exponent=exponent
+    )
     fixed = torch.randn(50, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found, table = solved(liked.csr(), fixed, config).numpy(), liked.matrix().numpy()
     columns = fixed.numpy()
@@ -27,7 +29,7 @@ def test_rows_solve_their_normal_equations(exponent, liked):
 
 def test_a_row_is_the_minimum_of_its_loss(liked):
     """The gradient of the formula in the module's head, by automatic differentiation, is zero."""
-    config = IalsConfig(factors=4, weight=3.0, regularisation=0.5, frequency_exponent=0.5)
+    config = CentralIalsConfig(factors=4, weight=3.0, regularisation=0.5, frequency_exponent=0.5)
     fixed = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     own = solved(liked.csr(), fixed, config).requires_grad_()
     table = liked.matrix().double()
@@ -43,7 +45,7 @@ def test_rows_of_all_lengths_and_none():
     offsets = np.concatenate([[0], np.cumsum([len(items) for items in lists])])
     histories = Histories(40, offsets, np.array([item for items in lists for item in items]))
     fixed = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    config = IalsConfig(factors=6)
+    config = CentralIalsConfig(factors=6)
     together = solved(histories.csr(), fixed, config)
     for user in range(6):
         alone = solved(histories.block(user, user + 1).csr(), fixed, config)[0]
@@ -52,7 +54,7 @@ def test_rows_of_all_lengths_and_none():
 
 
 def test_it_finds_each_users_own_half(taste):
-    model = Ials(IalsConfig(factors=2, weight=10.0, regularisation=0.1))
+    model = CentralIals(CentralIalsConfig(factors=2, weight=10.0, regularisation=0.1))
     model.fit(taste)
     scores = model.scores(taste)
     own = torch.stack([scores[0::2, :10].min(1).values, scores[1::2, 10:].min(1).values])
@@ -64,9 +66,9 @@ def test_enough_conjugate_gradients_solve_exactly(liked):
     """As many steps as there are factors; rounding aside."""
     fixed = torch.randn(50, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     start = torch.randn(80, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = solved(liked.csr(), fixed, IalsConfig(factors=5, cg_steps=5), start)
+    found = solved(liked.csr(), fixed, CentralIalsConfig(factors=5, cg_steps=5), start)
     torch.testing.assert_close(
-        found, solved(liked.csr(), fixed, IalsConfig(factors=5)), rtol=1e-9, atol=1e-9
+        found, solved(liked.csr(), fixed, CentralIalsConfig(factors=5)), rtol=1e-9, atol=1e-9
     )
 
 
@@ -75,7 +77,7 @@ def test_steps_are_those_of_the_textbook(steps, liked):
     """Against Hestenes and Stiefel's recursion on each row's matrix, made whole."""
     fixed = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     start = torch.randn(80, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    config = IalsConfig(factors=4, cg_steps=steps, weight=3.0, frequency_exponent=0.5)
+    config = CentralIalsConfig(factors=4, cg_steps=steps, weight=3.0, frequency_exponent=0.5)
     found, table = solved(liked.csr(), fixed, config, start), liked.matrix().double()
     for user in range(0, 80, 7):
         weights = 1 + 2 * table[user]
@@ -97,7 +99,7 @@ def test_the_number_of_threads_changes_nothing_in_the_steps(liked):
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            found.append(solved(liked.csr(), fixed, IalsConfig(factors=4), start))
+            found.append(solved(liked.csr(), fixed, CentralIalsConfig(factors=4), start))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
@@ -105,7 +107,9 @@ def test_the_number_of_threads_changes_nothing_in_the_steps(liked):
 
 def test_a_row_without_likes_stays_zero_under_steps():
     histories = Histories(5, np.array([0, 0, 2, 2]), np.array([1, 4]))
-    found = solved(histories.csr(), torch.randn(5, 3), IalsConfig(factors=3), torch.ones(3, 3))
+    found = solved(
+        histories.csr(), torch.randn(5, 3), CentralIalsConfig(factors=3), torch.ones(3, 3)
+    )
     assert not found[[0, 2]].any() and found[1].any()
 
 
@@ -116,7 +120,7 @@ def test_a_sweep_gives_the_factors_of_implicit(steps, liked):
     als = pytest.importorskip("implicit.cpu.als")
     from scipy.sparse import csr_matrix
 
-    config = IalsConfig(factors=6, weight=5.0, regularisation=0.2, cg_steps=steps or 1)
+    config = CentralIalsConfig(factors=6, weight=5.0, regularisation=0.2, cg_steps=steps or 1)
     start = np.random.default_rng(0).normal(size=(50, 6))
     reference = als.AlternatingLeastSquares(
         factors=6,

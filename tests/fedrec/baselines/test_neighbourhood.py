@@ -7,7 +7,7 @@ import pytest
 from fedrec.baselines.base import Ratings
 from fedrec.baselines.neighbourhood.cos import Cos, CosConfig
 from fedrec.baselines.neighbourhood.pcc import Pcc, PccConfig
-from fedrec.baselines.neighbourhood.pnbm import Pnbm, PnbmConfig
+from fedrec.baselines.neighbourhood.pnbm import CentralPnbm, CentralPnbmConfig
 from fedrec.baselines.private.dpsgd_pnbm import DpsgdPnbm, DpsgdPnbmConfig
 from fedrec.baselines.simple.item_mean import ItemMean, ItemMeanConfig
 from fedrec.errors import ExperimentError
@@ -47,12 +47,19 @@ def test_planted_neighbourhoods_are_found():
     data = planted()
     floor = rmse(ItemMean(ItemMeanConfig()), data)
     assert rmse(Pcc(PccConfig()), data) < 0.5 * floor
-    learned = Pnbm(
-        PnbmConfig(epochs=60, batch=None, learning_rate=0.5, regularisation=0.0, start="pearson")
+    learned = CentralPnbm(
+        CentralPnbmConfig(
+            epochs=60, batch=None, learning_rate=0.5, regularisation=0.0, start="pearson"
+        )
     )
     assert rmse(learned, data) < 0.5 * floor
     assert (
-        rmse(Pnbm(PnbmConfig(epochs=30, batch=100, learning_rate=0.5, renormalise=True)), data)
+        rmse(
+            CentralPnbm(
+                CentralPnbmConfig(epochs=30, batch=100, learning_rate=0.5, renormalise=True)
+            ),
+            data,
+        )
         < 0.9 * floor
     )
     plain, positive = (rmse(Pcc(PccConfig(positive_only=flag)), data) for flag in (False, True))
@@ -61,7 +68,7 @@ def test_planted_neighbourhoods_are_found():
 
 def test_cosine_start_and_no_epochs_is_cosine():
     data = planted()
-    assert rmse(Pnbm(PnbmConfig(epochs=0, start="cosine")), data) == pytest.approx(
+    assert rmse(CentralPnbm(CentralPnbmConfig(epochs=0, start="cosine")), data) == pytest.approx(
         rmse(Cos(CosConfig()), data), abs=1e-12
     )
 
@@ -70,7 +77,9 @@ def test_without_noise_and_within_its_bounds_algorithm_one_is_plain_descent():
     """Step by step: the first K steps on all ratings; the scale is wide, so nothing is clamped."""
     train, _ = planted()
     for steps in (1, 2, 5):
-        plain = Pnbm(PnbmConfig(epochs=steps, batch=None, learning_rate=0.3, regularisation=0.01))
+        plain = CentralPnbm(
+            CentralPnbmConfig(epochs=steps, batch=None, learning_rate=0.3, regularisation=0.01)
+        )
         noisy = DpsgdPnbm(
             DpsgdPnbmConfig(
                 start="constant", epsilon=None, iterations=steps, learning_rate=0.3,
@@ -100,8 +109,8 @@ def test_fallback_and_clipping_by_hand():
     [
         (CosConfig, {"neighbours": 0}, "neighbours"),
         (PccConfig, {"scale": [5.0, 1.0]}, "scale"),
-        (PnbmConfig, {"start": "zero"}, "start"),
-        (PnbmConfig, {"epoch": 3}, "epoch"),
+        (CentralPnbmConfig, {"start": "zero"}, "start"),
+        (CentralPnbmConfig, {"epoch": 3}, "epoch"),
         (DpsgdPnbmConfig, {"floor": 0.0}, "floor"),
         (DpsgdPnbmConfig, {"epsilon": -1.0}, "epsilon"),
         (DpsgdPnbmConfig, {"sample": 1.5}, "sample"),
@@ -114,7 +123,7 @@ def test_wrong_settings_are_named(config, settings, match):
 
 def test_divergence_is_refused():
     train, _ = planted()
-    model = Pnbm(PnbmConfig(epochs=300, batch=10, learning_rate=1e300))
+    model = CentralPnbm(CentralPnbmConfig(epochs=300, batch=10, learning_rate=1e300))
     with pytest.raises(ExperimentError, match="diverged"), np.errstate(all="ignore"):
         model.fit_ratings(train)
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.neural.ae import Ae, AeConfig
-from fedrec.baselines.neural.vae import Vae, VaeConfig
+from fedrec.baselines.neural.ae import CentralAe, CentralAeConfig
+from fedrec.baselines.neural.vae import CentralVae, CentralVaeConfig
 from fedrec.errors import ExperimentError
 
 
-@pytest.fixture(params=[Vae, Ae])
+@pytest.fixture(params=[CentralVae, CentralAe])
 def fitted(request):
     def fit(taste, **settings):
-        beta = {"beta": 0.1} if request.param is Vae else {}
+        beta = {"beta": 0.1} if request.param is CentralVae else {}
         model = request.param(
             request.param.Config(
                 hidden=8, latent=2, epochs=60, learning_rate=0.01, **beta, **settings
@@ -48,10 +48,10 @@ def test_users_without_items_neither_train_nor_fail(taste, fitted):
 def test_an_autoencoder_has_no_distribution_of_codes(taste):
     """It has no divergence term, and its network has no layer of variances."""
     with pytest.raises(ExperimentError, match="beta"):
-        AeConfig.parse({"beta": 0.5})
-    model = Ae(AeConfig(hidden=8, latent=2, epochs=1))
+        CentralAeConfig.parse({"beta": 0.5})
+    model = CentralAe(CentralAeConfig(hidden=8, latent=2, epochs=1))
     model.fit(taste)
-    variational = Vae(VaeConfig(hidden=8, latent=2, epochs=1))
+    variational = CentralVae(CentralVaeConfig(hidden=8, latent=2, epochs=1))
     variational.fit(taste)
     assert set(variational.parameters) - set(model.parameters) == {
         "log-variance.weight",

@@ -7,7 +7,7 @@ import torch
 
 from clients.hosting.node import Node
 from clients.training.one_client import update_of
-from fedrec.baselines.neural.neumf import Neumf, NeumfConfig
+from fedrec.baselines.neural.neumf import CentralNeumf, CentralNeumfConfig
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.rng import stream
@@ -32,7 +32,7 @@ def pair(tiny_experiment):
         }
         node = Node(load(table), 0, 1, None)
         start = {name: value.double() for name, value in node.initial().items()}
-        central = Neumf(NeumfConfig(factors=factors, tower=tower))
+        central = CentralNeumf(CentralNeumfConfig(factors=factors, tower=tower))
         layers = range(max(0, len(tower) - 1))
         central.shared = {"h": start["output.weight"][:, 0], "b": start["output.bias"][0]}
         central.shared |= {f"W{n}": start[f"tower{n}.weight"].T for n in layers}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.sparse import csr_array
 
-from fedrec.baselines.factorisation.ials import IalsConfig, solved
+from fedrec.baselines.factorisation.ials import CentralIalsConfig, solved
 from fedrec.data.features import FeatureTable
 from fedrec.data.population import Population
 from fedrec.data.schema import Schema
@@ -50,7 +50,7 @@ def test_the_next_round_is_a_sweep_from_there(run_tiny, path):
     start = run_tiny(*SYSTEM, "rounds=1", output="start")
     result = run_tiny(*SYSTEM, "rounds=2", f"engine.path={path}", output="run")
     rows = csr_array(likes(result))
-    config = IalsConfig(factors=5, weight=4.0, regularisation=2.0)
+    config = CentralIalsConfig(factors=5, weight=4.0, regularisation=2.0)
     items = torch.from_numpy(start.parameters["item.factors"].astype(np.float64))
     users = solved(rows, items, config)
     expected = solved(rows.T.tocsr(), users, config)

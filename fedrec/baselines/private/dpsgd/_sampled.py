@@ -35,7 +35,7 @@ _KIND = "gradients"
 _WHY = "the clip norm of each step is chosen by algorithm 2 from private gradients"
 
 
-class SampledConfig(PrivateConfig):
+class DpSgdBaselineConfig(PrivateConfig):
     """Settings of systems that are trained by DP-SGD on users."""
 
     steps: int = Field(default=100, ge=1)
@@ -58,14 +58,14 @@ class SampledConfig(PrivateConfig):
         return self
 
 
-class SampledBaseline(PrivateBaseline):
+class DpSgdBaseline(PrivateBaseline):
     """Updates parameters by noisy sums of clipped gradients of users; a subclass defines the model.
 
     Attributes:
         stream: name of its random stream.
     """
 
-    config: SampledConfig
+    config: DpSgdBaselineConfig
     stream: str
 
     def parts(self) -> tuple[ReleaseKind, ...]:

@@ -28,13 +28,13 @@ from torch import Tensor
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private.dpsgd._outer import OuterGradients
-from fedrec.baselines.private.dpsgd._sampled import SampledBaseline, SampledConfig
+from fedrec.baselines.private.dpsgd._sampled import DpSgdBaseline, DpSgdBaselineConfig
 from fedrec.config import Width
 
 _INIT_STD = 0.1  # of the factors of items
 
 
-class DpSvdConfig(SampledConfig):
+class DpSvdConfig(DpSgdBaselineConfig):
     """Settings of matrix factorization by DP-SGD."""
 
     factors: Width = 100
@@ -45,7 +45,7 @@ class DpSvdConfig(SampledConfig):
     """Regularisation of x_u in the users' ridge regressions."""
 
 
-class DpSvd(SampledBaseline):
+class DpSvd(DpSgdBaseline):
     """Factors of items, trained on clipped gradients of users under noise."""
 
     Config = DpSvdConfig

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private.dpsgd._outer import OuterGradients
-from fedrec.baselines.private.dpsgd._sampled import SampledBaseline, SampledConfig
+from fedrec.baselines.private.dpsgd._sampled import DpSgdBaseline, DpSgdBaselineConfig
 from fedrec.config import Width
 from fedrec.data.features import FeatureTable
 from fedrec.data.schema import Schema
@@ -29,7 +29,7 @@ from fedrec.models.ae import Ae, AeConfig
 from fedrec.privacy.noise_source import NoiseSource
 
 
-class DpAeConfig(SampledConfig):
+class DpAeConfig(DpSgdBaselineConfig):
     """Settings of the private autoencoder."""
 
     hidden: Width = 80
@@ -40,7 +40,7 @@ class DpAeConfig(SampledConfig):
     """Share of a user's items that are hidden from the encoder while it trains."""
 
 
-class DpAe(SampledBaseline):
+class DpAe(DpSgdBaseline):
     """Trained on clipped gradients of users, under noise."""
 
     Config = DpAeConfig

@@ -7,14 +7,14 @@ import torch
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.neural.gmf import Gmf
-from fedrec.baselines.neural.mf import Mf
+from fedrec.baselines.neural.mf import CentralMf
 from fedrec.baselines.neural.mlp import Mlp
-from fedrec.baselines.neural.neumf import Neumf
+from fedrec.baselines.neural.neumf import CentralNeumf
 from fedrec.baselines.triples import Triples
 from fedrec.errors import ExperimentError
 from fedrec.rng import stream
 
-ALL = [Gmf, Mf, Mlp, Neumf]
+ALL = [Gmf, CentralMf, Mlp, CentralNeumf]
 LABELS = torch.tensor([1.0, 0, 0]).expand(5, -1)
 """Of three items, the first of which is liked."""
 
@@ -46,16 +46,18 @@ def test_it_finds_each_users_own_half(baseline, taste):
 
 
 def test_it_is_a_function_of_its_seed(taste):
-    assert torch.equal(fitted(Neumf, taste).scores(taste), fitted(Neumf, taste).scores(taste))
+    assert torch.equal(
+        fitted(CentralNeumf, taste).scores(taste), fitted(CentralNeumf, taste).scores(taste)
+    )
     assert not torch.equal(
-        fitted(Neumf, taste).scores(taste), fitted(Neumf, taste, seed=1).scores(taste)
+        fitted(CentralNeumf, taste).scores(taste), fitted(CentralNeumf, taste, seed=1).scores(taste)
     )
 
 
 def test_logits_by_hand(taste):
     """The formula in the module's head, one pair at a time, with the tower's first layer on the
     joined rows."""
-    model = fitted(Neumf, taste, factors=3, tower=(6, 5, 4), epochs=1)
+    model = fitted(CentralNeumf, taste, factors=3, tower=(6, 5, 4), epochs=1)
     values = {name: value.numpy() for name, value in model.shared.items()}
     p, q = model.own[7], values["items"][11]
     hidden = np.concatenate([p[3:], q[3:]])
@@ -67,7 +69,7 @@ def test_logits_by_hand(taste):
 
 def test_gmf_with_equal_weights_is_mf(taste):
     """With h = 1 the logits, and the gradients of rows, are those of MF."""
-    gmf, mf = (fitted(baseline, taste, epochs=1, factors=4) for baseline in (Gmf, Mf))
+    gmf, mf = (fitted(baseline, taste, epochs=1, factors=4) for baseline in (Gmf, CentralMf))
     gmf.shared |= {
         "h": torch.ones(4),
         "b": mf.shared["b"],
@@ -82,7 +84,7 @@ def test_gmf_with_equal_weights_is_mf(taste):
 
 
 def test_a_batchs_loss_is_cross_entropy(taste):
-    model = fitted(Neumf, taste, epochs=1, regularisation=0.3)
+    model = fitted(CentralNeumf, taste, epochs=1, regularisation=0.3)
     rows, items = torch.from_numpy(model.own[:2]), torch.tensor([[0, 5, 9], [11, 2, 3]])
     their = model.shared["items"][items]
     logits = model.logits(rows, items, np.arange(2))
@@ -99,14 +101,14 @@ def test_joined_with_one_parts_share_it_is_that_part(share, part, liked):
     """alpha = 1 is GMF, alpha = 0 is MLP, both compared with the baselines `gmf` and `mlp`, which
     have no pre-training."""
     shared = {"learning_rate": 0.01, "regularisation": 0.01, "seed": 3}
-    joined = fitted(Neumf, liked, epochs=0, pretrain_epochs=4, product_share=share, **shared)
+    joined = fitted(CentralNeumf, liked, epochs=0, pretrain_epochs=4, product_share=share, **shared)
     alone = fitted(Gmf if part == "product" else Mlp, liked, epochs=4, **shared)
     torch.testing.assert_close(joined.scores(liked), alone.scores(liked), atol=1e-5, rtol=1e-4)
 
 
 def test_joined_it_is_the_weighted_mean_of_both_parts_logits(liked):
     shared = {"learning_rate": 0.01, "factors": 6}
-    joined = fitted(Neumf, liked, epochs=0, pretrain_epochs=4, product_share=0.3, **shared)
+    joined = fitted(CentralNeumf, liked, epochs=0, pretrain_epochs=4, product_share=0.3, **shared)
     parts = [
         fitted(part, liked, epochs=4, learning_rate=0.01, **own)
         for part, own in ((Gmf, {"factors": 6}), (Mlp, {}))
@@ -123,7 +125,7 @@ def test_after_pre_training_gradient_descent_continues(liked):
     """One step of plain gradient descent over all pairs: each parameter less the rate times its
     gradient, at the parameters that were joined."""
     shared = {"pretrain_epochs": 2, "batch_size": 10_000}
-    start = fitted(Neumf, liked, epochs=0, **shared)
+    start = fitted(CentralNeumf, liked, epochs=0, **shared)
     users = torch.from_numpy(start.own).requires_grad_()
     start.shared = {k: v.clone().requires_grad_() for k, v in start.shared.items()}
     triples = Triples(liked.csr(), "pairs", stream(0, "baseline-joined-triples"))
@@ -131,7 +133,7 @@ def test_after_pre_training_gradient_descent_continues(liked):
     others = [other, *(triples.others(own) for _ in range(3))]
     items = torch.from_numpy(np.stack([good, *others], 1))
     start.batch_loss(users[own], items, LABELS, own).backward()
-    one = fitted(Neumf, liked, epochs=1, optimiser="sgd", learning_rate=0.001, **shared)
+    one = fitted(CentralNeumf, liked, epochs=1, optimiser="sgd", learning_rate=0.001, **shared)
     expected = users - 0.001 * users.grad
     torch.testing.assert_close(torch.from_numpy(one.own), expected.detach())
     weights = start.shared["W0"]
@@ -141,7 +143,7 @@ def test_after_pre_training_gradient_descent_continues(liked):
 
 def test_a_decay_of_almost_zero_gives_the_last_parameters(liked):
     scores = [
-        fitted(Neumf, liked, epochs=4, learning_rate=0.01, average=average).scores(liked)
+        fitted(CentralNeumf, liked, epochs=4, learning_rate=0.01, average=average).scores(liked)
         for average in (0.0, 1e-12, 0.9)
     ]
     torch.testing.assert_close(scores[1], scores[0])
@@ -169,7 +171,7 @@ def test_folded_in_users_are_served(planted):
 
 
 def test_users_without_items_get_the_mean_row(taste):
-    model = fitted(Neumf, taste)
+    model = fitted(CentralNeumf, taste)
     nobody = Histories(20, np.zeros(3, dtype=np.int64), np.zeros(0, dtype=np.int64))
     np.testing.assert_allclose(
         model.folded_in(nobody), np.tile(model.own.mean(0), (2, 1)), rtol=1e-6
@@ -179,13 +181,13 @@ def test_users_without_items_get_the_mean_row(taste):
 @pytest.mark.parametrize(
     ("baseline", "settings", "word"),
     [
-        (Neumf, {"factors": 0, "tower": []}, "factors or a tower"),
-        (Neumf, {"tower": [5, 3]}, "even width"),
-        (Neumf, {"tower": [8]}, "at least one layer"),
+        (CentralNeumf, {"factors": 0, "tower": []}, "factors or a tower"),
+        (CentralNeumf, {"tower": [5, 3]}, "even width"),
+        (CentralNeumf, {"tower": [8]}, "at least one layer"),
         (Mlp, {"factors": 4}, "factors"),
         (Gmf, {"tower": [8, 4]}, "tower"),
         (Gmf, {"pretrain-epochs": 2}, "both factors and a tower"),
-        (Neumf, {"epochs": 0}, "pretrain-epochs"),
+        (CentralNeumf, {"epochs": 0}, "pretrain-epochs"),
     ],
 )
 def test_shapes_that_are_refused(baseline, settings, word):
@@ -229,7 +231,7 @@ def test_it_ranks_as_well_as_cornac(name, planted):
         settings |= {"tower": [64, 32, 16, 8]} if name == "NeuMF" else {}
         ours.append(
             planted.recall(
-                fitted(Neumf if name == "NeuMF" else Gmf, known, **settings).scores(known)
+                fitted(CentralNeumf if name == "NeuMF" else Gmf, known, **settings).scores(known)
             )
         )
         reference = getattr(models, name)(**shared, **tower, backend="pytorch", seed=seed)
