@@ -2,8 +2,6 @@
 """The packages beside fedrec, whose names are common words: a file or folder of the same name
 beside a script or notebook would be imported in their place."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

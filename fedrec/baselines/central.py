@@ -16,8 +16,6 @@ server generates for each client, and those that are solved for in closed form, 
 training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Annotated

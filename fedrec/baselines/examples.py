@@ -7,8 +7,6 @@ of all users, on its liked items and as many drawn items as in training; all oth
 fixed.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import starmap

@@ -4,8 +4,6 @@
 The weight beta of a divergence from a prior rises linearly to its last value over all steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch

@@ -2,8 +2,6 @@
 """Training in one place: gradient descent over epochs of batches, moving averages, early
 stopping."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal

@@ -2,8 +2,6 @@
 """Triples for pairwise losses: a user, an item that the user likes, and an item that the user does
 not like."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -7,8 +7,6 @@ when they are scored, their row is computed from their known items with all othe
 A transductive system also folds in users that it does not know.
 """
 
-from __future__ import annotations
-
 import zlib
 from abc import abstractmethod
 from typing import Literal

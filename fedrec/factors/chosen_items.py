@@ -6,8 +6,6 @@ who like an item. Under noise, popular items would take most of a user's norm, s
 scaled by a negative power of these shares.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor

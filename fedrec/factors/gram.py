@@ -6,8 +6,6 @@ the noise edge (the semicircle law, s being that of the diagonal). Weights leave
 below it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

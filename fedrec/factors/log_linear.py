@@ -16,8 +16,6 @@ covariance C is the same for all users; in the eigenbasis of C it is diagonal. S
 those of Barzilai and Borwein (1988), and a step that lowers the objective is undone and halved.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

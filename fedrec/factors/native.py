@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient descent on factors in compiled code, one rating after the other."""
 
-from __future__ import annotations
-
 from fedrec.runtime.compilation import compiled
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of outer products of sparse vectors in compiled code."""
 
-from __future__ import annotations
-
 from fedrec.runtime.compilation import compiled
 
 

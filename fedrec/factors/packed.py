@@ -6,8 +6,6 @@ The L2 norm of the vector is the Frobenius norm of the matrix, so that clipping 
 are equivalent for both.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -13,8 +13,6 @@ sums and products):
 * *interactions*: each pair of a category and an ordered one, the latter at half the length scale.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

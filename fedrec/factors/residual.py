@@ -15,8 +15,6 @@ where k damps rare items, whose rows of G are nearly noise. All of this is post-
 release.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from pydantic import Field

@@ -17,8 +17,6 @@ in Frobenius norm); the others are set to zero. This is post-processing of one r
 data: it costs no privacy.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One layer of graph attention (Velickovic et al. 2018, equations 1 to 4, one head)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -12,8 +12,6 @@ Where this differs from the paper: a keyed hash replaces RSA on the ids. Both ar
 both can be reversed by a party with the key.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence

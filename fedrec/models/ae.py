@@ -9,8 +9,6 @@ Where this differs from the paper: Liang et al. have no layer between code and o
 2022 (tables 4 and 11) say of their autoencoder only that its code has 20 numbers.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

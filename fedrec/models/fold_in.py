@@ -18,8 +18,6 @@ In a history, an item that a user rated and that is not positive counts `low-rat
 film had chosen it, which says something of its taste, too.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor

@@ -22,8 +22,6 @@ each item; here, the same sum is computed from what is sent for liked items and 
 `factors`^2 numbers.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor

@@ -11,8 +11,6 @@ by their biases. Before any item has weights, all are ranked by their biases.
 With step and strategy `gram` the weights are found in one round.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -24,8 +24,6 @@ Where this differs from the paper and its published code:
 - Ranking: the same network, its output a logit.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -14,8 +14,6 @@ settings of the local step decide (`epochs`, `late-parameters`, `rates`). For ra
 is a logit. What toolkits call "SVD" is this with biases, and "MF" without (`biases = false`).
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch

@@ -13,8 +13,6 @@ Where this differs from the paper: items' rows of the product and of the tower a
 He et al.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Self
 

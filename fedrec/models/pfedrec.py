@@ -8,8 +8,6 @@ There is no user embedding: the score function is personal and never leaves the 
 `pfedrec`).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

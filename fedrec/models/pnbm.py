@@ -17,8 +17,6 @@ designed for noise on sums of users' updates (`clients/steps/pnbm.py`,
 `strategies/wrappers/means_start.py`).
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch

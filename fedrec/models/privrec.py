@@ -21,8 +21,6 @@ Where this differs from the paper:
   trained in its first stage.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -14,8 +14,6 @@ Where this differs from the paper:
   with fewer ratings.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ With a temperature other than 1 the sampled distribution is exp(-energy / temper
 epsilon of a guarantee for the sample is divided by the temperature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

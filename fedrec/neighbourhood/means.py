@@ -7,8 +7,6 @@ clipped sum by sqrt(2) S and not 2 S (`fedrec.privacy.adjacency`). This would no
 deviations in units of the rating scale, where r r' may be -4.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedrec.neighbourhood.profiles import Profiles

@@ -2,8 +2,6 @@
 """Sums over a user's own ratings in compiled code: predictions of a neighbourhood model and their
 gradients."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

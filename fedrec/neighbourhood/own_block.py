@@ -2,8 +2,6 @@
 """One user's part of the loss, a function of the similarities between this user's rated items
 only."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -10,8 +10,6 @@ both items (`co-raters`), or all who rated the item (`all`). Without co-raters, 
 among them, it is 0.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Initial similarities. The paper states that the initialisation matters, but does not specify
 it."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -12,8 +12,6 @@ the item's bias. The last layer of the MLP has one output. With one layer, no fe
 user's factors as its weight, y is a matrix factorization.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal

@@ -2,8 +2,6 @@
 """Layers with a leading cohort dimension: one table or weight per client, one operation for all of
 them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of clients' updates in compiled code, without large temporary tensors."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedrec.runtime.compilation import compiled

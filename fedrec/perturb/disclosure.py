@@ -16,8 +16,6 @@ the originals, and predicts the original of each row of the other half: top-1 an
 compared with predicting the most frequent originals of the first half.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 
 import numpy as np

@@ -8,8 +8,6 @@ itself; for every other perturbation they are trained here, with UPC-SDG's setti
 million steps.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -2,8 +2,6 @@
 """Batches and blocks that hold session views beside the usual examples, for self-supervised
 training in blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Self

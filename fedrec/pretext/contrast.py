@@ -12,8 +12,6 @@ Where this differs from the paper:
   SimCLR); 1 is the paper's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 

@@ -10,8 +10,6 @@ Where this differs from the paper: it gives no sizes. f_Psi has one hidden layer
 the GRU's state.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

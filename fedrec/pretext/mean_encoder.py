@@ -7,8 +7,6 @@ A recurrent network and a network for items (PrivRec's f_Sigma and f_Psi) can in
 own parameters what is common to items, so that the cosines of the embeddings are uninformative.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The self-supervised task on a client's sessions: training data and loss (PrivRec equation 10)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, Self
 

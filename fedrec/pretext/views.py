@@ -16,8 +16,6 @@ Where this differs from the paper:
   (`ViewLayout.empty`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

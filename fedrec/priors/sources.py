@@ -6,8 +6,6 @@ from a seed, and then each of the K numbers is rescaled to [0, 1] over the requi
 11 assumes that range, which GloVe vectors do not have. Words and their vectors are public.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -17,8 +17,6 @@ Where this differs from the paper:
   their range.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -7,8 +7,6 @@ matrix. Rows differ in length, so batched products would consist mostly of paddi
 product is small; here every row is one loop.
 """
 
-from __future__ import annotations
-
 import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -13,8 +13,6 @@ of 2,048). A user who is folded in gets the gradient of the objective at p_u = 0
 items' factors, each minus the mean of all.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -8,8 +8,6 @@ sum of the rows of B of the user's items. It has no user parameters, so it also 
 was not fitted to.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 

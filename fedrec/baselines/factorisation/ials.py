@@ -22,8 +22,6 @@ Where this differs from Hu et al.: c is a setting, where they have 1 + alpha r (
 libraries have alpha r, which is this); an item that a user has several times counts once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal

@@ -5,8 +5,6 @@ With X the binary `[users, items]` matrix and V its first right singular vectors
 (their equation 8). Only V is fitted, so new users can be scored from their items.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -12,8 +12,6 @@ For a new user, bias and factors start at zero and are found by the same steps o
 with the items fixed. Predictions are clipped to the range of the training ratings.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

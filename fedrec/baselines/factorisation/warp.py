@@ -19,8 +19,6 @@ only one thread, because results would not be reproducible with several; there i
 which LightFM switches off by default.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of WARP in native code."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared code of neighbourhood predictors of ratings: settings, means, fallback and clipping."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Literal, Self
 

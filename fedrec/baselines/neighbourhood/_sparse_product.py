@@ -5,8 +5,6 @@ scipy computes a sparse product first, whose non-zero entries it has to count, a
 dense one. If the result is dense anyway, adding into it directly takes about a third of the time.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

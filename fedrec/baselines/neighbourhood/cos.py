@@ -6,8 +6,6 @@ zeros; by default it is over the users who rated both items. The paper does not 
 uses.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedrec.baselines.neighbourhood._neighbours import Neighbours, NeighboursConfig

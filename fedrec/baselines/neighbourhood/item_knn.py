@@ -6,8 +6,6 @@ An item's score is the sum of its similarities to those of its nearest items tha
 Users are represented by their items only, so new users can be scored too.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -5,8 +5,6 @@ With negative similarities it is worse on MovieLens-100K than user and item bias
 `positive-only` it is better. The paper does not say which one it uses.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedrec.baselines.neighbourhood._neighbours import Neighbours, NeighboursConfig

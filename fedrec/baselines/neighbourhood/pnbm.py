@@ -19,8 +19,6 @@ Where this differs from the paper:
   settings.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

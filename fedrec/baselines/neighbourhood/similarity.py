@@ -12,8 +12,6 @@ the positions that both rows have, as between ratings, two binary rows would alw
 equally similar rows the one with the smaller index comes first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

@@ -7,8 +7,6 @@ compared with them by its known items. The fitted model contains the training us
 not private.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 

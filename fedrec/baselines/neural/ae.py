@@ -2,8 +2,6 @@
 """The central denoising autoencoder (Mult-DAE, Liang et al. 2018): `vae` without a distribution of
 codes."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fedrec.baselines.neural.vae import CentralVae, CentralVaeConfig

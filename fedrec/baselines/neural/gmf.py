@@ -2,8 +2,6 @@
 """GMF, generalised matrix factorization (He et al. 2017, section 3.2): `neumf` without its
 tower."""
 
-from __future__ import annotations
-
 from fedrec.baselines.neural.neumf import CentralNeumf, CentralNeumfConfig
 from fedrec.config import Width
 

@@ -24,8 +24,6 @@ propagates rows of half the size, and `final-rate` decreases the learning rate, 
 batches suffice.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -6,8 +6,6 @@ It is GMF (He et al. 2017) with all weights of the product equal to 1. The feder
 same product, and biases of users and items.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

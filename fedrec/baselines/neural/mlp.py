@@ -2,8 +2,6 @@
 """MLP, a tower of layers over the embeddings of a user and an item (He et al. 2017, section 3.3):
 `neumf` without its product."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fedrec.baselines.neural.neumf import CentralNeumf, CentralNeumfConfig

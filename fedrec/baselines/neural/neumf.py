@@ -20,8 +20,6 @@ the joined model by Adam also after pre-training (`optimiser = "sgd"` is the pap
 applies to the users' and items' rows in a batch.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Literal, Self
 

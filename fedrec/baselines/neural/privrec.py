@@ -12,8 +12,6 @@ side features only. The settings are those of the shipped experiment `privrec-ml
 describes all differences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

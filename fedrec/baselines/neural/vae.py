@@ -6,8 +6,6 @@ Where this differs from the papers: Fang et al. name plain gradient descent and 
 Liang et al. Beta rises linearly to its last value over all steps.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from fedrec.baselines.histories import HistoriesConfig, HistoryBaseline

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of users, and sums of what each user contributes, clipped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -8,8 +8,6 @@ the density and by the same factor in its normalisation: it is c B-DP. The paper
 4B, which is four times less than c = epsilon / B.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -36,8 +36,6 @@ Where this differs from the papers:
 Without noise, with k and G large and e = 0, this is iALS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

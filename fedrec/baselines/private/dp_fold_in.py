@@ -26,8 +26,6 @@ popularity, and EASE from a noisy Gram matrix; their combination is ours. Item f
 public, such as film titles and genres; user features are not used.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from pydantic import Field

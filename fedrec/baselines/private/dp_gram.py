@@ -30,8 +30,6 @@ Without noise, with c and m large and `exponent = 0` these are EASE and PureSVD.
 selected are ranked last, by their noisy counts.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

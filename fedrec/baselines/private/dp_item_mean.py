@@ -10,8 +10,6 @@ noisy sum over its noisy count. The mean of the user's own deviations, which the
 added.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

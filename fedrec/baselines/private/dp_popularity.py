@@ -7,8 +7,6 @@ for one round with all users. Counts are non-negative, so under replace-one Gaus
 calibrated to a sensitivity of sqrt(2) S (`fedrec.privacy.adjacency`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -33,8 +33,6 @@ Where this differs from the papers:
   factors are computed from the data of all users without noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -14,8 +14,6 @@ ratings on V and not those of the chain, so that new users can be scored; indivi
 users are not implemented.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 from scipy.sparse import csr_array

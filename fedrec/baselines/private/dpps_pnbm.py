@@ -17,8 +17,6 @@ Where this differs from the paper:
 - Start, number of steps and size of a batch are not in the paper; they are settings.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

@@ -15,8 +15,6 @@ are the means of all, of items and of users' deviations, with a third of `averag
 each. e_max is not given and is a setting.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

@@ -17,8 +17,6 @@ here it is enforced. Initial similarities, L and K are settings, and `start = "u
 depend on the ratings. The N_k neighbours are selected by the noisy S after training.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import numpy as np

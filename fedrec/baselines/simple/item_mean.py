@@ -5,8 +5,6 @@ The simplest baseline of rating predictors. With `damping` k, k ratings equal to
 are added to each item.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

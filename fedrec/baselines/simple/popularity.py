@@ -2,8 +2,6 @@
 """Popularity: every user gets the items that most training users like. The simplest baseline of
 recommenders."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

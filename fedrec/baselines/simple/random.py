@@ -5,8 +5,6 @@ Of M items a user with n known ones gets each held-out positive into the first k
 probability k / (M - n).
 """
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

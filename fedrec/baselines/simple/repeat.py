@@ -7,8 +7,6 @@ does nothing else, and should be reported with every such result. On data withou
 popularity.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -16,8 +16,6 @@ item's own embedding is added to the aggregated ones. Its public code weights ne
 attention without a softmax, which is used here.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

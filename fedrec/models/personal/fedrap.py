@@ -12,8 +12,6 @@ Where this differs from the paper's public code: D starts at zero and not at ran
 who was never in a round is ranked by the shared part only.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -13,8 +13,6 @@ Where this differs from the paper's public code: a device keeps the change and n
 of its last round, so that later updates of other users take effect.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import torch

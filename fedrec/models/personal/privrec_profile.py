@@ -12,8 +12,6 @@ Step `sgd-profile` trains the network as local SGD does and takes the profile on
 it stays. Without a profile, as before local training, the term is zero.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor

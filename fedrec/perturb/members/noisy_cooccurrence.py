@@ -12,8 +12,6 @@ Neighbours differ in all rows of one user (replace-one); the set of users is pub
 non-negative, so each of the two releases costs sqrt(2) S and not 2 S (`fedrec.privacy.adjacency`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -2,8 +2,6 @@
 """Replaces a share of each user's rows by random items: the baseline for generators of synthetic
 rows."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """k-ary randomised response over the catalogue, row by row (Warner 1965; Kairouz et al. 2016)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Targeted perturbation on the device (poster "targeted DP"); `fedrec.perturb.targeted` has its
 parts."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData

@@ -12,8 +12,6 @@ The paper's definition 1 calls the share that is *kept* the replacement ratio, b
 everywhere as the share that is replaced, as here. It claims privacy without a proof: see `words`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -11,8 +11,6 @@ share none, so minimising their sum is equivalent to minimising each separately,
 For the same reason the relative scale of L_D and L_I has no effect.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from pydantic import Field

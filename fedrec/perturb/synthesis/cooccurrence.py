@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Noisy counts of items and of pairs of items, and profiles drawn from them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

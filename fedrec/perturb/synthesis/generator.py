@@ -13,8 +13,6 @@ in training too. The paper does not say whether substitutes are sampled or the b
 11 samples, the public code takes the best.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -2,8 +2,6 @@
 """Users' preferences: the share of replaced rows (k), and the largest similarity of a substitute
 (gamma)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Selection of the rows to replace (UPC-SDG, equation 7), for all users at once."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedrec.data.interactions import Interactions

@@ -11,8 +11,6 @@ code: normalised by the substitute's row instead of the original's, always in [0
 the quantity a cosine, but its formula is not one; `cosine` is.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -5,8 +5,6 @@ an item that the user has, or that already replaced another of its rows, is draw
 equivalent to a draw from the distribution without it).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 

@@ -6,8 +6,6 @@ Weights are summed in blocks of consecutive items; a draw finds its block among 
 its item within the block. So each weight is read once, and no cumulative sums are stored.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the targeted perturbation."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -21,8 +21,6 @@ profile" means the set that is published, without the order of its rows; neighbo
 many interactions, all of different items.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

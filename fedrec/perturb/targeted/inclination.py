@@ -15,8 +15,6 @@ Where this differs from the paper:
 - An item without users has value 0, where the formula divides by zero.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

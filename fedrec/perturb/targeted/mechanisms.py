@@ -10,8 +10,6 @@ Where this differs from the paper: "unvisited" is judged by the client's trainin
 also avoided the held-out items would reveal them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ before the first round. The order of rows is kept: a row's item and rating chang
 do not.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

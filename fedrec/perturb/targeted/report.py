@@ -2,8 +2,6 @@
 """Statistics of a targeted perturbation over clients: its effect on the dataset and its
 guarantee."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

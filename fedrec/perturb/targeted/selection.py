@@ -6,8 +6,6 @@ The poster's argmax stands for the k largest values. Ties are broken at random, 
 a dataset's rows does not decide.
 """
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

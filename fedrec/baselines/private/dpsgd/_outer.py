@@ -7,8 +7,6 @@ weights, where g is the gradient with respect to its result (Goodfellow 2015). S
 in the L2 as in the L1 norm, and a sum over users with a factor each is one product of matrices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

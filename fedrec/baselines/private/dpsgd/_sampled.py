@@ -12,8 +12,6 @@ in every step among the norms of the cohort's gradients. It is computed from pri
 can be inferred from the noise, so such a system is charged as not private.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Literal, Self
 

@@ -20,8 +20,6 @@ toolkits is a model of ratings, which ranks unrated items poorly; here both mode
 solved for in closed form, and Adam updates the items.
 """
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor

@@ -12,8 +12,6 @@ norm from private gradients as an option); here one epsilon is for all steps and
 of a user. Adam instead of plain gradient descent.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from pydantic import Field
