@@ -7,6 +7,8 @@ predictions, where every parameter has a leading dimension C, one slice per clie
 client after the other is the case C = 1.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
