@@ -80,15 +80,7 @@ class Histories:
 
     def block(self, start: int, stop: int) -> Histories:
         """Users `start` to `stop - 1`."""
-        offsets = self.offsets[start : stop + 1]
-        users = None if self.users is None else self.users[start:stop]
-        return replace(
-            self,
-            offsets=offsets - offsets[0],
-            items=self.items[offsets[0] : offsets[-1]],
-            users=users,
-            low_rated=None if self.low_rated is None else self.low_rated.block(start, stop),
-        )
+        return self.take(np.arange(start, min(stop, self.num_users)))
 
     def take(self, places: np.ndarray) -> Histories:
         """The users at some places `int64 [n]`, in that order."""

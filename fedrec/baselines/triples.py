@@ -2,12 +2,12 @@
 """Triples for pairwise losses: a user, an item that the user likes, and an item that the user does
 not like."""
 
-import functools
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from fedrec.baselines._native import native
 from fedrec.baselines.base import Sparse
 from fedrec.errors import DataError
 
@@ -78,17 +78,10 @@ class Triples:
     def others(self, users: np.ndarray) -> np.ndarray:
         """An item that each user does not like, drawn uniformly, `int64 [users]`."""
         rank = self._random.integers(0, self._free[users])
-        return _compiled()(self._liked.indptr, self._liked.indices, users, rank)
+        return _ranked_others(self._liked.indptr, self._liked.indices, users, rank)
 
 
-@functools.cache
-def _compiled() -> Any:
-    """The compiled search; compiled when it is first needed."""
-    import numba
-
-    return numba.njit(nogil=True, cache=True)(_ranked_others)
-
-
+@native()
 def _ranked_others(offsets, liked, users, ranks) -> np.ndarray:
     """The item of a rank among those that a user does not like.
 

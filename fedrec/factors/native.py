@@ -6,9 +6,11 @@ from fedrec.runtime.compilation import compiled
 
 @compiled
 def descend_factors(
-    users, items, values, noise, order, user_factors, item_factors, rate, regularisation, most
-):
-    """One pass over ratings: e = r - p_u . q_i + noise, clamped; p_u and q_i are updated together.
+    users, items, values, noise, order, user_factors, item_factors, rate, regularisation, most,
+    user_biases, item_biases, biased, learn_items,
+):  # fmt: skip
+    """One pass over ratings: e = r - b_u - b_i - p_u . q_i + noise, clamped; p_u and q_i, and the
+    biases, are updated together.
 
     Args:
         users, items: `int64 [ratings]`.
@@ -20,16 +22,26 @@ def descend_factors(
         rate: step size.
         regularisation: lambda.
         most: largest magnitude of an error.
+        user_biases, item_biases: `float64 [users]` and `[items]`, changed in place if `biased`.
+        biased: whether biases learn.
+        learn_items: whether what belongs to items learns.
     """
     for step in range(len(order)):
         rating = order[step]
-        own = user_factors[users[rating]]
-        other = item_factors[items[rating]]
-        guess = 0.0
+        user = users[rating]
+        item = items[rating]
+        own = user_factors[user]
+        other = item_factors[item]
+        guess = user_biases[user] + item_biases[item]
         for k in range(len(own)):
             guess += own[k] * other[k]
         error = min(max(values[rating] - guess + noise[rating], -most), most)
+        if biased:
+            user_biases[user] += rate * (error - regularisation * user_biases[user])
+            if learn_items:
+                item_biases[item] += rate * (error - regularisation * item_biases[item])
         for k in range(len(own)):
             before = own[k]
             own[k] += rate * (error * other[k] - regularisation * before)
-            other[k] += rate * (error * before - regularisation * other[k])
+            if learn_items:
+                other[k] += rate * (error * before - regularisation * other[k])

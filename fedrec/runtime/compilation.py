@@ -15,7 +15,7 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,10 @@ def is_compiled() -> bool:
     return any(cache_folder().glob("*.nbi"))
 
 
-def compiled(function: Callable[..., Any]) -> Any:
-    """A function as compiled code that releases Python's global lock, cached between processes."""
-    made = numba.njit(nogil=True, **FAST)(function)
+def compiled(function: Callable[..., Any], flags: Mapping[str, Any] = FAST) -> Any:
+    """A function as compiled code that releases Python's global lock, cached between processes;
+    `flags` are those of `numba.njit`."""
+    made = numba.njit(nogil=True, **flags)(function)
     with contextlib.suppress(RuntimeError):  # no writable folder: each process compiles again
         made._cache = _Cache(made.py_func)  # type: ignore[attr-defined]
     return made

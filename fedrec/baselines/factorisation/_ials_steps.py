@@ -7,13 +7,10 @@ matrix. Rows differ in length, so batched products would consist mostly of paddi
 product is small; here every row is one loop.
 """
 
-import functools
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import numpy as np
 import torch
 
+from fedrec.baselines._native import native, over_rows, pointers
 from fedrec.baselines.base import Sparse
 
 
@@ -49,33 +46,18 @@ def improved(
     bounds = np.searchsorted(liked.indptr, np.linspace(0, liked.nnz, threads + 1), side="left")
     bounds[-1] = len(found)
     given = (
-        liked.indptr.astype(np.int64, copy=False),
-        liked.indices.astype(np.int64, copy=False),
+        *pointers(liked),
         np.ascontiguousarray(fixed),
         gram,
         kind(weight),
         penalty.astype(fixed.dtype),
         steps,
     )
-    compiled = _compiled()
-    compiled(*given, 0, 0, found)  # compiled by one thread
-    with ThreadPoolExecutor(threads) as pool:
-        parts = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-        list(pool.map(lambda part: compiled(*given, *part, found), parts))
-    return found
+    return over_rows(_improve, given, bounds, found)
 
 
-@functools.cache
-def _compiled() -> Any:
-    """`_improve` in native code, compiled when it is first needed.
-
-    Sums may be reordered for vector instructions; NaN and infinity keep their meaning.
-    """
-    import numba
-
-    return numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})(_improve)
-
-
+# Sums may be reordered for vector instructions; NaN and infinity keep their meaning.
+@native(fastmath={"reassoc", "contract", "nsz"})
 def _improve(offsets, columns, fixed, gram, weight, penalty, steps, start, stop, found) -> None:
     """Rows `start` to `stop - 1`, in place."""
     width = gram.shape[0]

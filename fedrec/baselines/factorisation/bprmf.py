@@ -13,14 +13,14 @@ of 2,048). A user who is folded in gets the gradient of the objective at p_u = 0
 items' factors, each minus the mean of all.
 """
 
-import functools
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
+from fedrec.baselines._native import native
 from fedrec.baselines.base import Histories
 from fedrec.baselines.triples import Triples
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig
@@ -118,7 +118,7 @@ class Bprmf(UserRowsBaseline):
                 new = keys[np.searchsorted(keys, pairs).clip(max=len(keys) - 1)] != pairs
                 order = order[new]
                 others = others[new]
-            _descend()(
+            _epoch(
                 self.own,
                 self.items,
                 self.biases,
@@ -142,14 +142,7 @@ class Bprmf(UserRowsBaseline):
         return rows
 
 
-@functools.cache
-def _descend() -> Any:
-    """The compiled epoch; compiled when it is first needed."""
-    import numba
-
-    return numba.njit(nogil=True, fastmath=True, cache=True)(_epoch)
-
-
+@native(fastmath=True)
 def _epoch(users, items, biases, own_users, own_items, others, rate, penalty, biased) -> None:
     """One step for each triple.
 

@@ -12,9 +12,6 @@ For a new user, bias and factors start at zero and are found by the same steps o
 with the items fixed. Predictions are clipped to the range of the training ratings.
 """
 
-import functools
-from typing import Any
-
 import numpy as np
 from pydantic import Field
 
@@ -93,50 +90,13 @@ class Svd(RatingBaseline):
         learn_items: bool,
     ) -> None:
         """All epochs; the tables change in place."""
-        order = np.argsort(ratings.users, kind="stable")
+        from fedrec.factors.native import descend_factors
+
         config = self.config
-        columns = (column[order] for column in (ratings.users, ratings.items, ratings.values))
-        steps = config.epochs, config.learning_rate, config.regularisation
-        _compiled()(
-            *columns, users, user_biases, items, item_biases, self._mean, learn_items, *steps
-        )
-
-
-@functools.cache
-def _compiled() -> Any:
-    """`_descend` in native code, compiled when it is first needed."""
-    import numba
-
-    return numba.njit(nogil=True, cache=True)(_descend)
-
-
-def _descend(
-    rated_by,
-    rated,
-    values,
-    users,
-    user_biases,
-    items,
-    item_biases,
-    mean,
-    learn_items,
-    epochs,
-    rate,
-    penalty,
-):
-    """One step for each rating, in order, `epochs` times."""
-    for _ in range(epochs):
-        for n in range(len(values)):
-            u = rated_by[n]
-            i = rated[n]
-            p = users[u]
-            q = items[i]
-            error = values[n] - mean - user_biases[u] - item_biases[i] - np.dot(p, q)
-            user_biases[u] += rate * (error - penalty * user_biases[u])
-            if learn_items:
-                item_biases[i] += rate * (error - penalty * item_biases[i])
-            for d in range(len(p)):
-                own = p[d]
-                p[d] += rate * (error * q[d] - penalty * own)
-                if learn_items:
-                    q[d] += rate * (error * own - penalty * q[d])
+        rates = (config.learning_rate, config.regularisation, np.inf)
+        order = np.argsort(ratings.users, kind="stable")
+        noise = np.zeros(len(order))
+        columns = (ratings.users, ratings.items, ratings.values - self._mean, noise, order)
+        biases = (user_biases, item_biases, True, learn_items)
+        for _ in range(config.epochs):
+            descend_factors(*columns, users, items, *rates, *biases)

@@ -27,6 +27,7 @@ import torch
 from pydantic import Field
 from scipy import sparse
 
+from fedrec.baselines._native import pointers
 from fedrec.baselines.base import Histories, Sparse
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig, own_seed
 from fedrec.config import Width
@@ -69,7 +70,7 @@ class Warp(UserRowsBaseline):
         self.fitted = histories
         liked = histories.csr()
         user_has, item_has = self._described(histories)
-        self._item_has = _pointers(item_has)
+        self._item_has = pointers(item_has)
         users, items = (
             ((random.random((part.shape[1], config.factors)) - 0.5) / config.factors).astype(
                 np.float32
@@ -89,7 +90,7 @@ class Warp(UserRowsBaseline):
         owner = np.repeat(np.arange(histories.num_users), np.diff(liked.indptr))
         for _ in range(config.epochs):
             order = random.permutation(len(owner))
-            self._epoch(order, owner, liked, _pointers(user_has), tables, True, state)
+            self._epoch(order, owner, liked, pointers(user_has), tables, True, state)
         self._features = users
         self._item_tables = tables[2:]
         self.own = np.asarray(user_has @ users, dtype=np.float32)
@@ -138,12 +139,12 @@ class Warp(UserRowsBaseline):
         )
 
         native: Any = descend  # pyright counts arguments that are unpacked as one each
-        pointers = (*_pointers(liked), *user_has, *self._item_has)
+        matrices = (*pointers(liked), *user_has, *self._item_has)
         config = self.config
         native(
             order,
             owner,
-            *pointers,
+            *matrices,
             *tables,
             learn_items,
             config.learning_rate,
@@ -181,12 +182,6 @@ class Warp(UserRowsBaseline):
         )
         users, items = (sparse.csr_array(sparse.hstack(parts)) for parts in ids_and_codes)
         return users, items
-
-
-def _pointers(table: Sparse) -> tuple[np.ndarray, np.ndarray]:
-    """Where each row begins and its columns, in one type of number: native code is compiled for
-    each."""
-    return table.indptr.astype(np.int64), table.indices.astype(np.int64)
 
 
 def _codes(

@@ -5,14 +5,12 @@ scipy computes a sparse product first, whose non-zero entries it has to count, a
 dense one. If the result is dense anyway, adding into it directly takes about a third of the time.
 """
 
-import functools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import torch
 
+from fedrec.baselines._native import native, over_rows, pointers
 from fedrec.baselines.base import Sparse
 
 
@@ -39,42 +37,16 @@ def overlaps(left: Sparse, right: Sparse) -> np.ndarray:
 
 
 def _in_threads(
-    native: Callable[..., None], left: Sparse, right: Sparse, *numbers: np.ndarray
+    function: Callable[..., None], left: Sparse, right: Sparse, *numbers: np.ndarray
 ) -> np.ndarray:
     """Run a function that adds to zeros, with the rows divided over threads."""
     found = np.zeros((left.shape[0], right.shape[1]), dtype=np.float32)
     threads = max(1, min(torch.get_num_threads(), left.shape[0]))
     bounds = np.linspace(0, left.shape[0], threads + 1).astype(np.int64)
-    matrices = (*_places(left), *_places(right), *numbers)
-    compiled = _compiled(native)
-
-    def work(place: int) -> None:
-        compiled(*matrices, bounds[place], bounds[place + 1], found)
-
-    if threads == 1:
-        work(0)
-        return found
-    compiled(*matrices, 0, 0, found)  # compiled by one thread
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, range(threads)))
-    return found
+    return over_rows(function, (*pointers(left), *pointers(right), *numbers), bounds, found)
 
 
-def _places(matrix: Sparse) -> tuple[np.ndarray, np.ndarray]:
-    return (
-        matrix.indptr.astype(np.int64, copy=False),
-        matrix.indices.astype(np.int64, copy=False),
-    )
-
-
-@functools.cache
-def _compiled(function: Callable[..., None]) -> Any:
-    """A function below in native code, compiled when it is first needed."""
-    import numba
-
-    return numba.njit(nogil=True, cache=True)(function)
-
-
+@native()
 def _add(offsets, places, other_offsets, columns, amounts, others, start, stop, found) -> None:
     """Rows `start` to `stop - 1` of the product, added to `found`."""
     for row in range(start, stop):
@@ -84,6 +56,7 @@ def _add(offsets, places, other_offsets, columns, amounts, others, start, stop, 
                 found[row, columns[m]] += amount * others[m]
 
 
+@native()
 def _count(offsets, places, other_offsets, columns, start, stop, found) -> None:
     """The same if all values are 1."""
     for row in range(start, stop):

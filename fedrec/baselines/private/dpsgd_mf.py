@@ -80,11 +80,13 @@ class DpsgdMf(RatingBaseline):
         self.items = random.normal(0, _INIT_STD, (ratings.num_items, config.factors))
         users = ratings.users.astype(np.int64)
         items = ratings.items.astype(np.int64)
+        rates = (config.learning_rate, config.regularisation, config.error_bound)
+        unbiased = (np.zeros(ratings.num_users), np.zeros(ratings.num_items), False, True)
         for _ in range(config.epochs):
             noise = self._noise(random, len(left), config.epochs / (1 - config.average_share))
             order = random.permutation(len(left))
-            rates = (config.learning_rate, config.regularisation, config.error_bound)
-            descend_factors(users, items, left, noise, order, self.users, self.items, *rates)
+            steps = (users, items, left, noise, order)
+            descend_factors(*steps, self.users, self.items, *rates, *unbiased)
         refuse_divergence(self.users, self.items)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ from torch import Tensor
 from fedrec.data.interactions import Interactions
 from fedrec.data.negatives import nth_outside
 from fedrec.errors import DataError
-from fedrec.perturb.synthesis.weighted_draw import drawn_by_weight
 from fedrec.rng import stream
 
 Draw = Literal["sample", "best"]
@@ -152,7 +151,27 @@ def _proposals(
             found[some, : items.shape[1]] = items.numpy()
         else:
             weights = table.sub_(table.amax(dim=1, keepdim=True)).exp_()
-            found[some] = drawn_by_weight()(weights.numpy(), uniform[some])
+            found[some] = drawn_by_weight(weights.numpy(), uniform[some])
+    return found
+
+
+def drawn_by_weight(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """Items, each with a probability in proportion to its weight in its row.
+
+    Args:
+        weights: `float32 [rows, items]`, finite, >= 0, in each row one above 0.
+        uniform: `float64 [rows, draws]`, uniform in [0, 1).
+
+    Returns:
+        `int64 [rows, draws]`: for each row and draw the first item whose cumulative weight exceeds
+        that share of the total; never one with weight 0.
+    """
+    found = np.empty(uniform.shape, dtype=np.int64)
+    for row, own in enumerate(weights):
+        sums = own.cumsum(dtype=np.float64)
+        drawn = np.searchsorted(sums, uniform[row] * sums[-1], side="right")
+        # rounding can move a draw beyond the last item with positive weight
+        found[row] = np.minimum(drawn, np.searchsorted(sums, sums[-1]))
     return found
 
 

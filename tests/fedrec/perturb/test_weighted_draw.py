@@ -5,16 +5,11 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from fedrec.perturb.synthesis.weighted_draw import _draw, drawn_by_weight
-
-
-@pytest.fixture(params=["compiled", "plain"])
-def draw(request):
-    return drawn_by_weight() if request.param == "compiled" else _draw
+from fedrec.perturb.synthesis.substitutes import drawn_by_weight
 
 
 @pytest.mark.parametrize("items", [1, 255, 256, 257, 900])
-def test_items_are_those_of_the_cumulative_sums(draw, items):
+def test_items_are_those_of_the_cumulative_sums(items):
     random = np.random.default_rng(items)
     weights = random.integers(0, 4, (6, items)).astype(np.float32)  # whole numbers: sums are exact
     weights[:, items // 2] = 1
@@ -24,7 +19,7 @@ def test_items_are_those_of_the_cumulative_sums(draw, items):
         np.searchsorted(own, shares * own[-1], side="right")
         for own, shares in zip(sums, uniform, strict=True)
     ]
-    assert (draw(weights, uniform) == np.array(wanted)).all()
+    assert (drawn_by_weight(weights, uniform) == np.array(wanted)).all()
 
 
 def test_counts_follow_the_weights():
@@ -32,23 +27,23 @@ def test_counts_follow_the_weights():
     random = np.random.default_rng(0)
     weights = random.exponential(1, (1, 1000)).astype(np.float32)
     weights[0, 256:512] = 0
-    found = drawn_by_weight()(weights, random.random((1, 200_000)))
+    found = drawn_by_weight(weights, random.random((1, 200_000)))
     seen, likely = np.bincount(found[0], minlength=1000), weights[0] > 0
     assert not seen[~likely].any()
     chance = weights[0, likely].astype(float)
     assert chisquare(seen[likely], chance / chance.sum() * 200_000).pvalue > 1e-3
 
 
-def test_nothing_without_weight_is_drawn_at_either_end(draw):
+def test_nothing_without_weight_is_drawn_at_either_end():
     """The smallest and the largest share, with weight in the middle alone."""
     weights = np.zeros((1, 800), dtype=np.float32)
     weights[0, [300, 310]] = 0.1, 0.3
-    found = draw(weights, np.array([[0.0, np.nextafter(1.0, 0.0)]]))
+    found = drawn_by_weight(weights, np.array([[0.0, np.nextafter(1.0, 0.0)]]))
     assert found.tolist() == [[300, 310]]
 
 
-def test_a_share_behind_the_last_weight_gets_the_last_item(draw):
+def test_a_share_behind_the_last_weight_gets_the_last_item():
     """As caused by rounding of the sums."""
     weights = np.zeros((1, 800), dtype=np.float32)
     weights[0, [300, 310]] = 0.1, 0.3
-    assert draw(weights, np.array([[1.0]])).tolist() == [[310]]
+    assert drawn_by_weight(weights, np.array([[1.0]])).tolist() == [[310]]
