@@ -19,6 +19,9 @@ Where this differs from the paper:
   settings.
 """
 
+from abc import abstractmethod
+from typing import ClassVar
+
 import numpy as np
 from pydantic import Field
 
@@ -26,7 +29,7 @@ from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.baselines.neighbourhood._neighbours import ScaleConfig, profiles_of
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.gradients import EVERY, Bounds, Examples, predicted
-from fedrec.neighbourhood.profiles import item_means
+from fedrec.neighbourhood.profiles import Profiles, item_means
 from fedrec.neighbourhood.similarity import nearest
 from fedrec.neighbourhood.start import Start, initial_similarity, renormalised
 from fedrec.rng import stream
@@ -49,6 +52,56 @@ class SimilarityConfig(ScaleConfig):
     """Seed of the initial similarities, the order of ratings and the noise."""
 
 
+class LearnedSimilarities(RatingBaseline):
+    """Predicts by similarities that a subclass learns.
+
+    Attributes:
+        stream: name of its random stream.
+        similarity: `float64 [items, items]`, after fitting.
+    """
+
+    config: SimilarityConfig
+    stream: ClassVar[str]
+    similarity: np.ndarray
+
+    def kept(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
+        """The ratings to learn from; all by default."""
+        return profiles
+
+    @abstractmethod
+    def learned(
+        self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
+    ) -> np.ndarray:
+        """The similarities `float64 [items, items]`.
+
+        Args:
+            start: initial ones, `float64 [items, items]`; may be changed.
+            profiles: the ratings to learn from.
+            random: source of randomness.
+        """
+
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Learn the similarities.
+
+        Raises:
+            ExperimentError: there is nothing to learn from, or it diverged.
+        """
+        random = stream(self.config.seed, self.stream)
+        profiles = self.kept(profiles_of(ratings), random)
+        self._means, _ = item_means(profiles)
+        start = initial_similarity(self.config.start, profiles, random)
+        self.similarity = self.learned(start, profiles, random)
+        refuse_divergence(self.similarity)
+
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`; the item's mean without neighbours."""
+        config = self.config
+        kept = nearest(self.similarity, config.neighbours or EVERY)
+        means = self._means
+        found = predicted(kept, profiles_of(known), means, users, items, prior=config.prior)
+        return config.within(np.where(np.isnan(found), means[items], found))
+
+
 class CentralPnbmConfig(SimilarityConfig):
     """Settings of the probabilistic neighbourhood model."""
 
@@ -62,42 +115,33 @@ class CentralPnbmConfig(SimilarityConfig):
     """Whether each row is rescaled to keep its sum of magnitudes."""
 
 
-class CentralPnbm(RatingBaseline):
+class CentralPnbm(LearnedSimilarities):
     """Neighbourhoods of learned similarity."""
 
     Config = CentralPnbmConfig
     paper = "PNBM, equations 1-4"
     config: CentralPnbmConfig
+    stream = "baseline-pnbm"
 
-    def fit_ratings(self, ratings: Ratings) -> None:
-        """Descend the loss.
-
-        Raises:
-            ExperimentError: it diverged.
-        """
+    def learned(
+        self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
+    ) -> np.ndarray:
+        """Descend the loss."""
         config = self.config
-        profiles = profiles_of(ratings)
-        random = stream(config.seed, "baseline-pnbm")
-        self._means, _ = item_means(profiles)
-        found = initial_similarity(config.start, profiles, random)
+        found = start
         sums = np.abs(found).sum(axis=1)
         examples = Examples(profiles, self._means)
         size = len(examples) if config.batch is None else config.batch
         for _ in range(config.epochs):
             order = random.permutation(len(examples))
-            for start in range(0, len(order), size):
+            for first in range(0, len(order), size):
                 gradient, _ = examples.gradient(
-                    found, order[start : start + size], Bounds(prior=config.prior)
+                    found, order[first : first + size], Bounds(prior=config.prior)
                 )
                 found = descended(found, gradient, config.learning_rate, config.regularisation)
             if config.renormalise:
                 found = renormalised(found, sums)
-        refuse_divergence(found)
-        self.similarity = found
-
-    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Predicted ratings, `float64 [rows]`."""
-        return predicted_from(self.config, self.similarity, self._means, known, users, items)
+        return found
 
 
 def descended(
@@ -108,21 +152,6 @@ def descended(
     gradient *= rate
     similarity -= gradient
     return similarity
-
-
-def predicted_from(
-    config: SimilarityConfig,
-    similarity: np.ndarray,
-    means: np.ndarray,
-    known: Ratings,
-    users: np.ndarray,
-    items: np.ndarray,
-) -> np.ndarray:
-    """Ratings `float64 [rows]` predicted from learned similarities; the item's mean without
-    neighbours."""
-    kept = nearest(similarity, config.neighbours or EVERY)
-    found = predicted(kept, profiles_of(known), means, users, items, prior=config.prior)
-    return config.within(np.where(np.isnan(found), means[items], found))
 
 
 def refuse_divergence(*learned: np.ndarray) -> None:

@@ -20,16 +20,13 @@ Where this differs from the paper:
 import numpy as np
 from pydantic import Field
 
-from fedrec.baselines.base import RatingBaseline, Ratings
-from fedrec.baselines.neighbourhood._neighbours import profiles_of
-from fedrec.baselines.neighbourhood.pnbm import SimilarityConfig, predicted_from, refuse_divergence
+from fedrec.baselines.neighbourhood.pnbm import LearnedSimilarities, SimilarityConfig
 from fedrec.baselines.private._posterior import PosteriorConfig
 from fedrec.neighbourhood.gradients import Bounds, Examples
 from fedrec.neighbourhood.langevin import Gradient
 from fedrec.neighbourhood.profiles import Profiles, item_means
-from fedrec.neighbourhood.start import FROM_DATA, Start, initial_similarity
+from fedrec.neighbourhood.start import FROM_DATA, Start
 from fedrec.privacy.stated import Stated
-from fedrec.rng import stream
 
 _START = (
     (
@@ -48,29 +45,25 @@ class DppsPnbmConfig(PosteriorConfig, SimilarityConfig):
     """Lambda; 0.02 or 0.002 in the paper."""
 
 
-class DppsPnbm(RatingBaseline):
+class DppsPnbm(LearnedSimilarities):
     """One posterior sample of the similarities."""
 
     Config = DppsPnbmConfig
     paper = "PNBM, algorithm 2"
     config: DppsPnbmConfig
+    stream = "baseline-dpps-pnbm"
 
-    def fit_ratings(self, ratings: Ratings) -> None:
-        """Run algorithm 2.
+    def kept(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
+        """At most `most-ratings` of each user."""
+        return profiles.at_most(self.config.most_ratings, random.random(len(profiles.items)))
 
-        Raises:
-            ExperimentError: it diverged.
-        """
-        config = self.config
-        random = stream(config.seed, "baseline-dpps-pnbm")
-        profiles = profiles_of(ratings)
-        profiles = profiles.at_most(config.most_ratings, random.random(len(profiles.items)))
-        self._means, _ = item_means(profiles)
-        start = initial_similarity(config.start, profiles, random)
-        found = config.chain().sample(start, self.gradient(profiles), random)
+    def learned(
+        self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
+    ) -> np.ndarray:
+        """Run algorithm 2."""
+        found = self.config.chain().sample(start, self.gradient(profiles), random)
         np.fill_diagonal(found, 0.0)
-        refuse_divergence(found)
-        self.similarity = found
+        return found
 
     def gradient(self, profiles: Profiles) -> Gradient:
         """Estimates of the gradient of the scaled energy, from batches."""
@@ -89,10 +82,6 @@ class DppsPnbm(RatingBaseline):
             return found
 
         return estimated
-
-    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Predicted ratings, `float64 [rows]`."""
-        return predicted_from(self.config, self.similarity, self._means, known, users, items)
 
     def stated(self) -> Stated | None:
         """Its stated and exact privacy after fitting; None without an epsilon."""

@@ -22,20 +22,16 @@ from typing import Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedrec.baselines.base import RatingBaseline, Ratings
-from fedrec.baselines.neighbourhood._neighbours import profiles_of
 from fedrec.baselines.neighbourhood.pnbm import (
+    LearnedSimilarities,
     SimilarityConfig,
     descended,
-    predicted_from,
-    refuse_divergence,
 )
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.gradients import Bounds, Examples
-from fedrec.neighbourhood.profiles import item_means
-from fedrec.neighbourhood.start import FROM_DATA, Start, initial_similarity
+from fedrec.neighbourhood.profiles import Profiles
+from fedrec.neighbourhood.start import FROM_DATA, Start
 from fedrec.privacy.stated import Stated, schedule_total
-from fedrec.rng import stream
 
 _CAVEATS = (
     (
@@ -98,41 +94,41 @@ class DpsgdPnbmConfig(SimilarityConfig):
         return self.scale[1] - self.scale[0]
 
 
-class DpsgdPnbm(RatingBaseline):
+class DpsgdPnbm(LearnedSimilarities):
     """Learned similarities whose gradients get Laplace noise."""
 
     Config = DpsgdPnbmConfig
     paper = "PNBM, algorithm 1"
     config: DpsgdPnbmConfig
+    stream = "baseline-dpsgd-pnbm"
 
-    def fit_ratings(self, ratings: Ratings) -> None:
-        """Run algorithm 1.
+    def kept(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
+        """The ratings of users who have enough.
 
         Raises:
-            ExperimentError: no user has enough ratings, or it diverged.
+            ExperimentError: no user has enough ratings.
         """
-        config = self.config
-        everyone = profiles_of(ratings)
-        random = stream(config.seed, "baseline-dpsgd-pnbm")
-        profiles = everyone.more_than(config.minimum_ratings)
-        if not len(profiles.values):
+        kept = profiles.more_than(self.config.minimum_ratings)
+        if not len(kept.values):
             raise ExperimentError(
                 "there are no users to learn from",
-                expected=f"users with more than minimum-ratings = {config.minimum_ratings} ratings",
-                got=f"at most {everyone.counts.max(initial=0)} ratings of a user",
+                expected=(
+                    f"users with more than minimum-ratings = {self.config.minimum_ratings} ratings"
+                ),
+                got=f"at most {profiles.counts.max(initial=0)} ratings of a user",
                 fix="lower minimum-ratings",
             )
-        self._means, _ = item_means(profiles)
-        examples = Examples(profiles, self._means)
-        found = config.rescale * initial_similarity(config.start, profiles, random)
-        for step in range(1, config.iterations + 1):
-            found = self._stepped(found, step, examples, random)
-        refuse_divergence(found)
-        self.similarity = found
+        return kept
 
-    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Predicted ratings, `float64 [rows]`."""
-        return predicted_from(self.config, self.similarity, self._means, known, users, items)
+    def learned(
+        self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
+    ) -> np.ndarray:
+        """Run algorithm 1."""
+        examples = Examples(profiles, self._means)
+        found = self.config.rescale * start
+        for step in range(1, self.config.iterations + 1):
+            found = self._stepped(found, step, examples, random)
+        return found
 
     def stated(self) -> Stated | None:
         """Its stated and exact privacy after fitting; None without an epsilon."""
