@@ -17,30 +17,19 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOME = "simulations.contracts"
-_CONTRACTS = (
-    "Attack",
-    "Baseline",
-    "Callback",
-    "Dataset",
-    "Mechanism",
-    "Metric",
-    "Model",
-    "Perturbation",
-    "Sampler",
-    "Split",
-    "Step",
-    "Strategy",
-)
+from fedrec.components.registry import KINDS
 
-__all__ = [f"{kind}Contract" for kind in _CONTRACTS]  # pyright: ignore[reportUnsupportedDunderAll]
+_MODULES = {f"{kind.name.capitalize()}Contract": kind.name for kind in KINDS}
+
+__all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module(_HOME), name)
+    if name in _MODULES:
+        home = importlib.import_module(f"simulations.contracts.{_MODULES[name]}")
+        return getattr(home, name)
     raise AttributeError(f"module 'fedrec.testing' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULES})

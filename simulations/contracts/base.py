@@ -5,16 +5,19 @@ and settings."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pytest
+import torch
 
+from fedrec.components.errors import Unchanged
 from fedrec.components.registry import Kind, resolve
 from fedrec.config import Config
+from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError, FedrecError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
@@ -97,19 +100,14 @@ class Contract:
     def test_it_is_found_by_its_name(self) -> None:
         """Its module can be imported, and it is a class of this kind with all methods of its
         contract."""
-        assert_that(
-            resolve(self.kind, self.section()["name"]) is self.cls,
-            "the name leads to another class",
-        )
+        found = resolve(self.kind, self.section()["name"])
+        assert_that(found is self.cls, "the name leads to another class")
 
     def test_every_setting_has_a_description(self) -> None:
         """Each field of the configuration has a docstring."""
-        config = getattr(self.cls, "Config", None)
-        fields = config.model_fields if config is not None else {}
-        bare = [name for name, field in fields.items() if not field.description]
-        assert_that(
-            not bare, f"no docstring below {', '.join(bare)} of {getattr(config, '__name__', '')}"
-        )
+        config = getattr(self.cls, "Config", Config)
+        bare = [name for name, field in config.model_fields.items() if not field.description]
+        assert_that(not bare, f"no docstring below {', '.join(bare)} of {config.__name__}")
 
     def test_an_unknown_setting_is_named(self) -> None:
         """The error names the key that is not known."""
@@ -123,10 +121,8 @@ class Contract:
         """The settings as saved in a run folder are read back unchanged."""
         config = self.config()
         if isinstance(config, Config):
-            assert_that(
-                type(config).parse(config.table()) == config,
-                f"{config!r} is not read back unchanged",
-            )
+            same = type(config).parse(config.table()) == config
+            assert_that(same, f"{config!r} is not read back unchanged")
 
 
 class RunContract(Contract):
@@ -146,9 +142,8 @@ class RunContract(Contract):
             assert_that(same_bits(whole, again), "two runs with one seed end with other parameters")
             fail("a resumed run ends with other parameters: what is not saved?")
         other = self.run(tmp_path / "other", "rounds=4", "seed=1").parameters
-        assert_that(
-            not same_bits(whole, other), "two runs with two seeds end with the same parameters"
-        )
+        differ = not same_bits(whole, other)
+        assert_that(differ, "two runs with two seeds end with the same parameters")
 
     def run(self, folder: Path, *overrides: str, callbacks: Any = ()) -> Result:
         """A run of the small experiment with this component."""
@@ -177,6 +172,41 @@ def assert_that(true: bool, otherwise: str) -> None:
         fail(otherwise)
 
 
+def assert_equal(found: Any, wanted: Any, what: str) -> None:
+    """Fail unless something is as it must be."""
+    assert_that(found == wanted, f"{what}: {found}, not {wanted}")
+
+
+def assert_numbers(found: torch.Tensor, shape: tuple[int, ...], what: str) -> None:
+    """Fail unless a tensor has a shape, and no NaN."""
+    assert_equal(tuple(found.shape), shape, f"shape of {what}")
+    assert_that(not bool(found.isnan().any()), f"a value of {what} is NaN")
+
+
+def assert_seeded(
+    made: Callable[[int], Any], same: Callable[[Any, Any], bool], random: bool = True
+) -> None:
+    """Fail unless one seed gives the same twice, and another seed something else.
+
+    Args:
+        made: what a seed gives.
+        same: whether two of these are equal.
+        random: whether the seed must make a difference.
+    """
+    first = made(0)
+    assert_that(same(first, made(0)), "one seed gives two results")
+    assert_that(not random or not same(first, made(1)), "the seed makes no difference")
+
+
+@contextmanager
+def unchanged(arrays: Mapping[str, Any]) -> Iterator[None]:
+    """The body must not change arrays, or tensors, in place; those that are None do not count."""
+    own = {name: np.asarray(value) for name, value in arrays.items() if value is not None}
+    untouched = Unchanged(own, np.copy)
+    yield
+    assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
+
+
 @contextmanager
 def refused(kind: type[FedrecError], word: str, what: str) -> Iterator[None]:
     """The body must raise an error that states what was expected and contains a word."""
@@ -190,6 +220,12 @@ def refused(kind: type[FedrecError], word: str, what: str) -> Iterator[None]:
     except Exception as error:
         fail(f"{what} raises {type(error).__name__} and not {kind.__name__}: {error}")
     fail(f"{what} is not refused")
+
+
+def columns_of(rows: Interactions) -> dict[str, np.ndarray]:
+    """The columns of interactions that there are."""
+    columns = {name: getattr(rows, name) for name in ("users", "items", "ratings", "times")}
+    return {name: values for name, values in columns.items() if values is not None}
 
 
 def same_bits(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

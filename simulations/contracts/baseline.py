@@ -10,11 +10,16 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
-from fedrec.components.errors import Unchanged
 from fedrec.components.registry import BASELINE
 from fedrec.data.population import Population
 from fedrec.evaluation.central import evaluate_baselines
-from simulations.contracts.base import Contract, assert_close, assert_that
+from simulations.contracts.base import (
+    Contract,
+    assert_close,
+    assert_numbers,
+    assert_that,
+    unchanged,
+)
 
 
 class BaselineContract(Contract):
@@ -31,11 +36,7 @@ class BaselineContract(Contract):
         """`[users, items]`, numbers, also for a user without a history."""
         histories = _histories()
         found = self._fitted(histories).scores(histories)
-        wanted = (histories.num_users, histories.num_items)
-        assert_that(
-            tuple(found.shape) == wanted, f"scores of shape {tuple(found.shape)}, not {wanted}"
-        )
-        assert_that(not bool(torch.isnan(found).any()), "a score is NaN")
+        assert_numbers(found, (histories.num_users, histories.num_items), "scores")
 
     def test_fitting_twice_gives_the_same_scores(self) -> None:
         """Two objects, and one object that is fitted again; of a predictor of ratings the same
@@ -53,9 +54,8 @@ class BaselineContract(Contract):
         together = baseline.scores(histories)
         for user in range(histories.num_users):
             alone = baseline.scores(histories.block(user, user + 1))
-            assert_close(
-                {"scores": alone[0]}, {"scores": together[user]}, f"user {user} alone against all"
-            )
+            what = f"user {user} alone against all"
+            assert_close({"scores": alone[0]}, {"scores": together[user]}, what)
 
     def test_unknown_users_are_scored(self) -> None:
         """A user who was not among the fitted ones, and one without an id."""
@@ -64,24 +64,17 @@ class BaselineContract(Contract):
         anonymous = replace(histories, users=None)
         for asked in (histories, anonymous):
             found = baseline.scores(asked)
-            assert_that(
-                tuple(found.shape) == (7, 11), f"scores of shape {tuple(found.shape)}, not (7, 11)"
-            )
-            assert_that(not bool(torch.isnan(found).any()), "a score is NaN")
+            assert_numbers(found, (7, 11), "scores")
             for user in range(4, 7):
                 alone = baseline.scores(asked.block(user, user + 1))
-                assert_close(
-                    {"scores": alone[0]},
-                    {"scores": found[user]},
-                    f"unknown user {user} alone against all",
-                )
+                what = f"unknown user {user} alone against all"
+                assert_close({"scores": alone[0]}, {"scores": found[user]}, what)
 
     def test_histories_are_unchanged(self) -> None:
         """Neither fitting nor scoring changes them."""
         histories = _histories()
-        untouched = Unchanged({"items": histories.items, "offsets": histories.offsets}, np.copy)
-        self._fitted(histories).scores(histories)
-        assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
+        with unchanged({"items": histories.items, "offsets": histories.offsets}):
+            self._fitted(histories).scores(histories)
 
     def test_it_is_evaluated_under_the_protocol(self) -> None:
         """As `evaluation.baselines` names it."""
@@ -121,7 +114,7 @@ def _learned(baseline: Baseline) -> torch.Tensor:
     baseline.fit_ratings(ratings)
     everything = np.divmod(np.arange(rows.num_users * rows.num_items), rows.num_items)
     found = torch.from_numpy(baseline.predict(ratings, *everything))
-    assert_that(not bool(torch.isnan(found).any()), "a prediction is NaN")
+    assert_numbers(found, (len(everything[0]),), "predictions")
     return found
 
 

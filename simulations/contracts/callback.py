@@ -28,10 +28,8 @@ class CallbackContract(Contract):
         """It may end a run early, and changes nothing else."""
         watched = self._run(tmp_path / "watched", rounds=3)
         unwatched = self._run(tmp_path / "unwatched", rounds=len(watched.rounds), callbacks=None)
-        assert_that(
-            same_bits(watched.parameters, unwatched.parameters),
-            "the run ends with other parameters",
-        )
+        same = same_bits(watched.parameters, unwatched.parameters)
+        assert_that(same, "the run ends with other parameters")
         assert_that(watched.metrics == unwatched.metrics, "the run ends with other metrics")
 
     def test_after_a_round_it_returns_whether_to_stop(self) -> None:
@@ -39,10 +37,8 @@ class CallbackContract(Contract):
         callback: Callback = self.cls(self.config())
         row = {"round": 1, "loss": 0.5, "hits@5": 0.25}
         found = callback.after_round(dict(row), 0.1)
-        assert_that(
-            isinstance(found, bool | np.bool_),
-            f"after_round gives {found!r}, neither True nor False",
-        )
+        right = isinstance(found, bool | np.bool_)
+        assert_that(right, f"after_round gives {found!r}, neither True nor False")
 
     def test_a_resumed_run_can_be_watched(self, tmp_path: Path) -> None:
         """It begins in the middle, with a fresh object."""

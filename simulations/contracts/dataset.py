@@ -43,10 +43,8 @@ class DatasetContract(Contract):
         """Indices, ids and features are consistent (`Interactions` checks them), and there are rows
         to train on."""
         data = self.read()
-        assert_that(
-            min(len(data), data.num_users, data.num_items) > 1,
-            "it has less than two rows, users or items",
-        )
+        least = min(len(data), data.num_users, data.num_items)
+        assert_that(least > 1, "it has less than two rows, users or items")
         assert_that(data.user_features.rows == data.num_users, "user features of other users")
 
     def test_reading_twice_gives_the_same(self) -> None:
@@ -57,15 +55,12 @@ class DatasetContract(Contract):
         again = self.read()
         assert_that(first.fingerprint() == again.fingerprint(), "two reads give other rows")
         same = np.array_equal(first.users, again.users) and np.array_equal(first.items, again.items)
-        assert_that(
-            same and list(first.item_ids) == list(again.item_ids),
-            "two reads give rows in another order",
-        )
+        same = same and list(first.item_ids) == list(again.item_ids)
+        assert_that(same, "two reads give rows in another order")
 
     def test_files_are_only_read(self) -> None:
         """The raw files are unchanged."""
-        if not self.has_files:
-            pytest.skip("has no files")
+        self._skip_without_files()
         path = self._path()
         before = _digests(path)
         self.read()
@@ -73,8 +68,7 @@ class DatasetContract(Contract):
 
     def test_missing_files_are_named(self, tmp_path: Path) -> None:
         """The error for a missing path names the path."""
-        if not self.has_files:
-            pytest.skip("has no files")
+        self._skip_without_files()
         gone = tmp_path / "gone"
         with refused(DataError, str(gone), "a missing path"):
             self.cls(self.kind.name, self.config(path=str(gone))).read()
@@ -87,11 +81,13 @@ class DatasetContract(Contract):
         result = runner.run(self.small(*changes), output=tmp_path / "run")
         assert_that(bool(np.isfinite(result.metrics["hits@5"])), f"metrics {result.metrics}")
 
+    def _skip_without_files(self) -> None:
+        if not self.has_files:
+            pytest.skip("has no files")
+
     def _path(self) -> Path:
-        reader = self.cls(
-            self.component if isinstance(self.component, str) else self.kind.name, self.config()
-        )
-        return reader.folder()
+        name = self.component if isinstance(self.component, str) else self.kind.name
+        return self.cls(name, self.config()).folder()
 
 
 def _digests(path: Path) -> dict[str, str]:

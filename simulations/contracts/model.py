@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from clients.hosting.node import Node
 from clients.training.round import train_clients
-from fedrec.components.errors import Unchanged
 from fedrec.components.registry import MODEL
 from fedrec.data.population import Population
 from fedrec.data.schema import Schema
@@ -23,7 +23,16 @@ from fedrec.models.base import HistoryModel, Model
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import from_record, to_record
-from simulations.contracts.base import RunContract, assert_close, assert_that, same_bits
+from simulations.contracts.base import (
+    RunContract,
+    assert_close,
+    assert_equal,
+    assert_numbers,
+    assert_seeded,
+    assert_that,
+    same_bits,
+    unchanged,
+)
 
 
 class ModelContract(RunContract):
@@ -49,9 +58,7 @@ class ModelContract(RunContract):
     def test_initial_parameters_are_a_function_of_the_generator(self) -> None:
         """float32 on the CPU, finite, tables with a row per item, the same for the same seed."""
         for model in self.models():
-            first, again, other = (
-                model.initial(torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
-            )
+            first = _initial(model)
             for name, value in first.items():
                 right = (
                     value.dtype == torch.float32
@@ -59,10 +66,7 @@ class ModelContract(RunContract):
                     and bool(value.isfinite().all())
                 )
                 assert_that(right, f"initial {name!r} is not finite float32 on the CPU")
-            assert_that(same_bits(first, again), "one seed gives two sets of initial parameters")
-            assert_that(
-                not self.random or not same_bits(first, other), "the seed makes no difference"
-            )
+            assert_seeded(partial(_initial, model), same_bits, self.random)
             for name in model.item_tables:
                 rows = first[name].shape[0] if name in first else 0
                 assert_that(rows >= model.schema.num_items, f"item table {name!r} has {rows} rows")
@@ -72,20 +76,13 @@ class ModelContract(RunContract):
         for model in self._item_models():
             slices, users, items = _inputs(model, 3, 5)
             found = model.predict(slices, users, items)
-            assert_that(
-                tuple(found.shape) == (3, 5),
-                f"predictions of shape {tuple(found.shape)}, not (3, 5)",
-            )
+            assert_numbers(found, (3, 5), "predictions")
             assert_that(bool(found.isfinite().all()), "predictions are not finite")
             for place in range(3):
                 part = slice(place, place + 1)
                 own = {name: value[part] for name, value in slices.items()}
                 alone = model.predict(own, tuple(u[part] for u in users), items[part])
-                assert_close(
-                    {"predictions": found[part]},
-                    {"predictions": alone},
-                    "a cohort against one client",
-                )
+                _assert_close(found[part], alone, "a cohort against one client")
 
     def test_compact_tables_give_the_same_predictions(self) -> None:
         """With `rows`, item tables hold the needed rows only."""
@@ -100,9 +97,7 @@ class ModelContract(RunContract):
             }
             found = model.predict(compact, users, items, rows=places)
             wanted = model.predict(slices, users, items)
-            assert_close(
-                {"predictions": found}, {"predictions": wanted}, "compact tables against whole ones"
-            )
+            _assert_close(found, wanted, "compact tables against whole ones")
 
     def test_its_kernel_declaration_is_correct(self) -> None:
         """A declared kernel names all parameters of the model, and its item tables."""
@@ -110,16 +105,9 @@ class ModelContract(RunContract):
             declared = model.declared_kernel()
             if declared is None:
                 continue
-            names = set(model.initial(torch.Generator().manual_seed(0)))
             named = {*declared.dense, *declared.item_tables}
-            assert_that(
-                named == names,
-                f"the kernel has parameters {sorted(named)}, the model {sorted(names)}",
-            )
-            assert_that(
-                set(declared.item_tables) == set(model.item_tables),
-                f"item tables {declared.item_tables}",
-            )
+            assert_equal(named, set(_initial(model)), "parameters of the kernel")
+            assert_equal({*declared.item_tables}, {*model.item_tables}, "item tables of the kernel")
 
     def test_scores_are_those_of_the_catalogue(self) -> None:
         """`[C, items]`, the predictions of every item."""
@@ -128,17 +116,11 @@ class ModelContract(RunContract):
             catalogue = torch.arange(model.schema.num_items).expand(2, -1)
             if isinstance(model, HistoryModel):
                 found = model.history_scores(slices, torch.ones(2, 3, model.schema.num_items))
-                assert_that(
-                    found.shape == (2, 3, model.schema.num_items),
-                    f"history scores {tuple(found.shape)}",
-                )
+                wanted = (2, 3, model.schema.num_items)
+                assert_equal(tuple(found.shape), wanted, "shape of history scores")
             else:
-                found = model.scores(slices, users)
-                assert_close(
-                    {"s": found},
-                    {"s": model.predict(slices, users, catalogue)},
-                    "scores against predict",
-                )
+                predicted = model.predict(slices, users, catalogue)
+                _assert_close(model.scores(slices, users), predicted, "scores against predict")
 
     def test_the_loss_is_one_number_per_client_with_finite_gradients(self) -> None:
         """Mean loss `[C]`; weighted by 1 / B it is the same; gradients are finite and not all
@@ -147,16 +129,11 @@ class ModelContract(RunContract):
             slices, users, items = _inputs(model, 2, 4)
             leaves = {name: value.clone().requires_grad_() for name, value in slices.items()}
             labels = torch.tensor([[1.0, 0.0, 1.0, 0.0]] * 2)
-            loss = model.loss(model.predict(leaves, users, items), labels)
-            weighted = model.loss(
-                model.predict(leaves, users, items), labels, torch.full((2, 4), 0.25)
-            )
-            assert_that(tuple(loss.shape) == (2,), f"loss of shape {tuple(loss.shape)}, not (2,)")
-            assert_close(
-                {"loss": weighted.detach()},
-                {"loss": loss.detach()},
-                "weights of 1 / B against the mean",
-            )
+            predicted = model.predict(leaves, users, items)
+            loss = model.loss(predicted, labels)
+            weighted = model.loss(predicted, labels, torch.full((2, 4), 0.25))
+            assert_equal(tuple(loss.shape), (2,), "shape of the loss")
+            _assert_close(weighted.detach(), loss.detach(), "weights of 1 / B against the mean")
             found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
             moving = [value for value in found if value is not None]
             assert_that(any(bool(v.any()) for v in moving), "no parameter has a gradient")
@@ -166,16 +143,13 @@ class ModelContract(RunContract):
         """Predicting changes nothing, and parameters after serialization predict the same."""
         for model in self._item_models():
             slices, users, items = _inputs(model, 2, 4)
-            untouched = Unchanged(slices, Tensor.clone)
-            wanted = model.predict(slices, users, items)
-            model.scores(slices, users)
-            assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
+            with unchanged(slices):
+                wanted = model.predict(slices, users, items)
+                model.scores(slices, users)
             sent = from_record(to_record({name: value.numpy() for name, value in slices.items()}))
             received = {name: torch.from_numpy(value) for name, value in sent.items()}
-            assert_that(
-                torch.equal(model.predict(received, users, items), wanted),
-                "serialized parameters predict differently",
-            )
+            same = torch.equal(model.predict(received, users, items), wanted)
+            assert_that(same, "serialized parameters predict differently")
 
     def test_training_many_clients_equals_one_by_one(self, tmp_path: Path) -> None:
         """Training in the kernel, if the model declares one, and in blocks equals the per-client
@@ -211,11 +185,19 @@ def _kept(node: Node) -> dict[str, np.ndarray]:
     }
 
 
+def _initial(model: Model, seed: int = 0) -> dict[str, Tensor]:
+    return model.initial(torch.Generator().manual_seed(seed))
+
+
+def _assert_close(found: Tensor, wanted: Tensor, what: str) -> None:
+    assert_close({"values": found}, {"values": wanted}, what)
+
+
 def _inputs(
     model: Model, clients: int, items: int
 ) -> tuple[dict[str, Tensor], tuple[Tensor, ...], Tensor]:
     """Different parameters, codes and items for each client."""
-    drawn = [model.initial(torch.Generator().manual_seed(seed)) for seed in range(clients)]
+    drawn = [_initial(model, seed) for seed in range(clients)]
     slices = {name: torch.stack([one[name] for one in drawn]) for name in drawn[0]}
     random = torch.Generator().manual_seed(9)
     sizes = [size for _, size in model.schema.user_features]

@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrec.components.errors import Unchanged
 from fedrec.components.registry import SPLIT
 from fedrec.data.population import read_interactions
 from fedrec.data.split import Partition
-from simulations.contracts.base import RunContract, assert_that
+from simulations.contracts.base import (
+    RunContract,
+    assert_seeded,
+    assert_that,
+    columns_of,
+    unchanged,
+)
 
 
 class SplitContract(RunContract):
@@ -21,42 +26,26 @@ class SplitContract(RunContract):
         """Rows and clients in range, no row in two parts, held-out rows, and clients that train."""
         data = read_interactions(self.small())
         partition = self._split(0)
-        rows = np.concatenate(
-            [partition.train_rows, partition.validation_rows, partition.test_rows]
-        )
+        parts = (partition.train_rows, partition.validation_rows, partition.test_rows)
+        rows = np.concatenate(parts)
         inside = rows.min() >= 0 and rows.max() < len(data) and len(np.unique(rows)) == len(rows)
         assert_that(bool(inside), "rows beyond the data, or in two parts")
         clients = partition.training_clients
         known = len(clients) and clients.min() >= 0 and clients.max() < data.num_users
-        assert_that(
-            bool(known) and len(np.unique(clients)) == len(clients),
-            f"training clients {clients[:10]}",
-        )
-        assert_that(
-            len(partition.train_rows) > 0 and len(partition.test_rows) > 0,
-            "no rows to train on, or none to test on",
-        )
+        distinct = len(np.unique(clients)) == len(clients)
+        assert_that(bool(known) and distinct, f"training clients {clients[:10]}")
+        both = len(partition.train_rows) > 0 and len(partition.test_rows) > 0
+        assert_that(both, "no rows to train on, or none to test on")
 
     def test_it_is_a_function_of_the_seed(self) -> None:
         """The same seed gives the same parts, another seed others."""
-        first = self._split(0)
-        again = self._split(0)
-        other = self._split(1)
-        assert_that(_same(first, again), "one seed gives two splits")
-        assert_that(not self.random or not _same(first, other), "the seed makes no difference")
+        assert_seeded(self._split, _same, self.random)
 
     def test_the_data_are_unchanged(self) -> None:
         """Splitting changes nothing in place."""
         data = read_interactions(self.small())
-        arrays = {
-            "users": data.users,
-            "items": data.items,
-            "ratings": data.ratings,
-            "times": data.times,
-        }
-        untouched = Unchanged({n: v for n, v in arrays.items() if v is not None}, np.copy)
-        self.cls(self.config(), 0).split(data)
-        assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
+        with unchanged(columns_of(data)):
+            self.cls(self.config(), 0).split(data)
 
     def _split(self, seed: int) -> Partition:
         return self.cls(self.config(), seed).split(read_interactions(self.small()))

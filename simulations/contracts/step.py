@@ -16,7 +16,6 @@ from clients.local.one_by_one import Update
 from clients.step import Step
 from clients.training.one_client import update_of
 from clients.training.round import train_clients
-from fedrec.components.errors import Unchanged
 from fedrec.components.registry import STEP
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
@@ -25,7 +24,16 @@ from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.sparse_update import dense_change
 from fedrec.rng import stream
-from simulations.contracts.base import RunContract, assert_close, assert_that, refused, same_bits
+from simulations.contracts.base import (
+    RunContract,
+    assert_close,
+    assert_equal,
+    assert_that,
+    fail,
+    refused,
+    same_bits,
+    unchanged,
+)
 
 CLIP_NORM = 0.01
 FEW = 5
@@ -48,15 +56,10 @@ class StepContract(RunContract):
         for client in node.training.tolist()[:FEW]:
             update = self._update(node, start, client)
             shapes = {name: tuple(value.shape) for name, value in update.delta.items()}
-            assert_that(
-                shapes == {n: tuple(v.shape) for n, v in start.items()},
-                f"shapes of client {client}: {shapes}",
-            )
-            finite = all(bool(torch.isfinite(value).all()) for value in update.delta.values())
-            assert_that(
-                finite and update.examples >= 0,
-                f"the update of client {client} is no finite update",
-            )
+            wanted = {name: tuple(value.shape) for name, value in start.items()}
+            assert_equal(shapes, wanted, f"shapes of client {client}")
+            right = _finite(update) and update.examples >= 0
+            assert_that(right, f"the update of client {client} is no finite update")
             moved |= any(bool(value.any()) for value in update.delta.values())
         assert_that(moved, "no client's update moves anything: choose settings under which it does")
 
@@ -67,41 +70,34 @@ class StepContract(RunContract):
         step = node.step(node.experiment.step).in_round(1)
         differ = False
         for client in node.training.tolist()[:FEW]:
-            first, again = (self._update(node, start, client, step=step).delta for _ in range(2))
-            assert_that(
-                same_bits(first, again), f"two updates of client {client} from one stream differ"
+            first, again, other = (
+                self._update(node, start, client, seed=seed, step=step).delta for seed in (0, 0, 1)
             )
-            differ |= not same_bits(
-                first, self._update(node, start, client, seed=1, step=step).delta
-            )
-        assert_that(
-            differ or not self.random,
-            "the stream makes no difference: set random = False if that is meant",
-        )
+            same = same_bits(first, again)
+            assert_that(same, f"two updates of client {client} from one stream differ")
+            differ |= not same_bits(first, other)
+        words = "the stream makes no difference: set random = False if that is meant"
+        assert_that(differ or not self.random, words)
 
     def test_its_inputs_are_unchanged(self) -> None:
         """Parameters and data are not changed in place."""
         node, start = self._node_and_start()
         for client in node.training.tolist()[:FEW]:
             data = node.population.client(client)
-            arrays = {name: value.numpy() for name, value in start.items()}
-            arrays |= {"items": data.items, "labels": data.labels, "positives": data.positives}
-            untouched = Unchanged(arrays, np.copy)
-            self._update(node, start, client, data)
-            assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
+            own = {"items": data.items, "labels": data.labels, "positives": data.positives}
+            with unchanged({**start, **own}):
+                self._update(node, start, client, data)
 
     def test_no_epochs_change_nothing(self) -> None:
         """`epochs = 0` is how the shared model is evaluated."""
         node, start = self._node_and_start()
-        section = node.experiment.step.model_copy(update={"epochs": 0})
-        step = node.step(
-            type(section).model_validate({"name": section.name, **section.options, "epochs": 0})
-        )
+        section = node.experiment.step
+        table = {"name": section.name, **section.options, "epochs": 0}
+        step = node.step(type(section).model_validate(table))
         for client in node.training.tolist()[:FEW]:
             delta = self._update(node, start, client, step=step).delta
-            assert_that(
-                not any(bool(v.any()) for v in delta.values()), "epochs = 0 moves parameters"
-            )
+            moved = any(bool(value.any()) for value in delta.values())
+            assert_that(not moved, "epochs = 0 moves parameters")
 
     def test_a_client_without_data_is_no_error(self) -> None:
         """A new user without any interaction."""
@@ -110,10 +106,8 @@ class StepContract(RunContract):
         real = node.population.client(int(node.training[0]))
         times = None if real.times is None else none
         data = ClientData(real.client, real.features, none, np.empty(0, np.float32), none, times)
-        delta = self._update(node, start, real.client, data).delta
-        assert_that(
-            all(bool(torch.isfinite(v).all()) for v in delta.values()), "the update is not finite"
-        )
+        update = self._update(node, start, real.client, data)
+        assert_that(_finite(update), "the update is not finite")
 
     def test_many_clients_at_once_equal_one_by_one(self, tmp_path: Path) -> None:
         """The fastest path, and blocks, equal the per-client reference, for every client of the
@@ -141,18 +135,13 @@ class StepContract(RunContract):
         norm = Clip(CLIP_NORM, 2).measure
         everyone = self._sums(node, clients, CLIP_NORM)
         lacking = [self._sums(node, np.delete(clients, place), CLIP_NORM) for place in range(3)]
-        for one in lacking:
-            moved = norm({name: one[name] - everyone[name] for name in one})
-            assert_that(
-                moved <= CLIP_NORM * (1 + 1e-4),
-                f"leaving a client out moves the sum by {moved / CLIP_NORM} S",
-            )
         bound = Clip(CLIP_NORM, 2, self.cls.contributions).sensitivity("replace-one")
-        for one in lacking[1:]:
-            moved = norm({name: one[name] - lacking[0][name] for name in one})
-            assert_that(
-                moved <= bound * (1 + 1e-4), f"replacing one moves the sum by {moved / CLIP_NORM} S"
-            )
+        changes = [("leaving a client out", CLIP_NORM, everyone, one) for one in lacking]
+        changes += [("replacing one", bound, lacking[0], one) for one in lacking[1:]]
+        for what, most, before, after in changes:
+            moved = norm({name: after[name] - before[name] for name in after})
+            within = moved <= most * (1 + 1e-4)
+            assert_that(within, f"{what} moves the sum by {moved / CLIP_NORM} S")
 
     def test_private_parameters_are_kept_and_never_sent(self, tmp_path: Path) -> None:
         """They are zero in the update, and stored in a file that only its owner can read."""
@@ -162,14 +151,13 @@ class StepContract(RunContract):
             pytest.skip("keeps nothing private")
         sums = self._sums(node, node.training)
         assert_that(not any(sums[name].any() for name in names), "private parameters are sent")
-        assert_that(node.private is not None, "the node has no private state")
-        if node.private is not None:
-            kept = node.private.load(int(node.training[0]), 2)
-            assert_that(set(kept) == set(names), f"kept {sorted(kept)} and not {sorted(names)}")
-            assert_that(
-                node.private.file.stat().st_mode & 0o777 == 0o600,
-                "others can read the private state",
-            )
+        private = node.private
+        if private is None:
+            fail("the node has no private state")
+        assert_equal(set(private.load(int(node.training[0]), 2)), set(names), "kept")
+        file = private.file
+        owned = file is not None and file.stat().st_mode & 0o777 == 0o600
+        assert_that(owned, "others can read the private state")
 
     def test_a_wrong_setting_is_named(self) -> None:
         """The error names the key and the valid values."""
@@ -203,3 +191,7 @@ class StepContract(RunContract):
         protection = None if clip_norm is None else Protection(clip_norm, 2, tuple(arrays))
         reply = train_clients(node, arrays, TrainOrder(1, clients, protection=protection))
         return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
+
+
+def _finite(update: Update) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in update.delta.values())

@@ -25,7 +25,7 @@ from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import to_record
 from server.privacy.phase_plans import refuse_own_rounds
-from simulations.contracts.base import RunContract, assert_close, assert_that
+from simulations.contracts.base import RunContract, assert_close, assert_equal, assert_that
 from simulations.engines.flwr_private import identify_server
 from strategies.base import Aggregate, CohortStrategy
 from strategies.dp import DpFedAvg
@@ -55,16 +55,12 @@ class StrategyContract(RunContract):
         from clients.hosting.node import Node
 
         result = self.run(tmp_path / "run")
-        start = {
-            name: value.numpy()
-            for name, value in Node(result.experiment, 0, 1, None).initial().items()
-        }
+        drawn = Node(result.experiment, 0, 1, None).initial()
+        start = {name: value.numpy() for name, value in drawn.items()}
         for name, before in start.items():
             after = result.parameters[name]
-            assert_that(
-                after.shape == before.shape and after.dtype == before.dtype,
-                f"{name!r} has another shape or type",
-            )
+            same = after.shape == before.shape and after.dtype == before.dtype
+            assert_that(same, f"{name!r} has another shape or type")
             assert_that(bool(np.isfinite(after).all()), f"{name!r} is not finite")
         moved = any(not np.array_equal(start[name], result.parameters[name]) for name in start)
         assert_that(moved, "two rounds move nothing")
@@ -78,15 +74,10 @@ class StrategyContract(RunContract):
     def test_the_distribution_over_nodes_makes_no_difference(self, tmp_path: Path) -> None:
         """One node and three nodes give the same parameters; Flower's own strategies see nodes, not
         clients."""
-        if not issubclass(self.cls, CohortStrategy):
-            pytest.skip("one of Flower's own, which sees nodes and not clients")
+        self._skip_flowers()
         one = self.run(tmp_path / "one", "engine.nodes=1").parameters
-        assert_close(
-            self.run(tmp_path / "three", "engine.nodes=3").parameters,
-            one,
-            "three nodes against one",
-            1e-3,
-        )
+        three = self.run(tmp_path / "three", "engine.nodes=3").parameters
+        assert_close(three, one, "three nodes against one", 1e-3)
 
     def test_privacy_is_bounded_or_refused(self, tmp_path: Path) -> None:
         """Replacing one client by any other moves the sum by at most 2 S and does not change the
@@ -108,20 +99,14 @@ class StrategyContract(RunContract):
             for other_name, (other, other_clients) in released.items():
                 squares = [float(np.square(one[n] - other[n]).sum()) for n in SHAPES]
                 moved = float(np.sqrt(sum(squares))) / CLIP_NORM
-                assert_that(
-                    moved <= 2 * (1 + 1e-4),
-                    f"{name!r} against {other_name!r} moves the sum by {moved:.3f} S",
-                )
-                assert_that(
-                    clients == other_clients,
-                    f"{name!r}: the denominator is {clients}, not {other_clients}",
-                )
+                words = f"{name!r} against {other_name!r} moves the sum by {moved:.3f} S"
+                assert_that(moved <= 2 * (1 + 1e-4), words)
+                assert_equal(clients, other_clients, f"{name!r}: the denominator")
 
     def test_a_private_run_is_charged_or_refused(self, tmp_path: Path) -> None:
         """Each round of a private run is charged to the ledger; or the strategy is refused, with
         the reason."""
-        if not issubclass(self.cls, CohortStrategy):
-            pytest.skip("one of Flower's own, which cannot be made private")
+        self._skip_flowers()
         try:
             result = self.run(tmp_path / "private", "privacy={clip-norm=1.0, noise-multiplier=1.0}")
         except ExperimentError as error:
@@ -134,8 +119,7 @@ class StrategyContract(RunContract):
 
     def test_the_sum_is_the_sum_of_the_nodes(self) -> None:
         """Clients on nodes of their own and all on one node give the rule the same sum."""
-        if not issubclass(self.cls, CohortStrategy):
-            pytest.skip("one of Flower's own, which sees nodes and not clients")
+        self._skip_flowers()
         try:
             sums = [self._released(_update(4), nodes=nodes)[0] for nodes in (1, CLIENTS)]
         except ExperimentError:
@@ -160,14 +144,15 @@ class StrategyContract(RunContract):
             reply for message in sent if (reply := _answer(message, theta, updates)) is not None
         ]
         strategy.aggregate_train(1, replies)
-        assert_that(
-            len(given) == 1,
-            "the rule was not given the private sum: `protect` has to refuse such a strategy",
-        )
-        whole = {
-            name: dense_change(change, theta[name]) for name, change in given[0].changes.items()
-        }
-        return {name: whole[name] for name in SHAPES}, given[0].clients
+        words = "the rule was not given the private sum: `protect` has to refuse such a strategy"
+        assert_that(len(given) == 1, words)
+        changes = given[0].changes
+        whole = {name: dense_change(changes[name], theta[name]) for name in SHAPES}
+        return whole, given[0].clients
+
+    def _skip_flowers(self) -> None:
+        if not issubclass(self.cls, CohortStrategy):
+            pytest.skip("one of Flower's own: it sees nodes, not clients, and is never private")
 
     def _private(self, nodes: int) -> tuple[CohortStrategy, list[Aggregate]]:
         """The strategy under a clip norm without noise, and a list to which the aggregates of its

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import lower_is_better
@@ -151,55 +151,23 @@ def _refuse_what_does_not_fit(
     optimise: Sequence[str],
     choose: Sequence[str],
 ) -> None:
-    both = bool(optimise and choose)
-    many = len(optimise or choose) > 2
-    rules = [
-        (
-            not 1 <= seeds <= MOST,
-            "the number of seeds",
-            f"1 to {MOST}",
-            str(seeds),
-            "--seeds 3",
-        ),
-        (
-            trials is not None and not 1 <= trials <= MOST,
-            "the number of trials",
-            f"1 to {MOST}",
-            str(trials),
-            "--trials 20",
-        ),
-        (
-            both,
-            "both --optimise and --choose",
-            "--optimise or --choose",
-            "both",
-            "leave --choose out",
-        ),
-        (
-            many,
-            "too many metrics",
-            "one metric, or two",
-            ", ".join(optimise or choose),
-            "leave some out",
-        ),
-        (
-            not space and trials is not None,
-            "nothing is varied",
-            "--vary KEY=...",
-            "none",
-            "--seeds 3 varies seeds",
-        ),
-        (
-            not space and bool(optimise),
-            "nothing is varied",
-            "--vary KEY=...",
-            "none",
-            "--vary KEY={low=.., high=..}",
-        ),
-    ]
-    for broken, problem, expected, got, fix in rules:
-        if broken:
-            raise ExperimentError(problem, expected=expected, got=got, fix=fix)
+    for what, number, fix in (("seeds", seeds, "--seeds 3"), ("trials", trials, "--trials 20")):
+        if number is not None and not 1 <= number <= MOST:
+            _refuse(f"the number of {what}", f"1 to {MOST}", str(number), fix)
+    aims = ", ".join(optimise or choose)
+    if optimise and choose:
+        _refuse(
+            "both --optimise and --choose", "--optimise or --choose", "both", "leave --choose out"
+        )
+    if len(optimise or choose) > 2:
+        _refuse("too many metrics", "one metric, or two", aims, "leave some out")
+    if not space and (optimise or trials is not None):
+        fix = "--vary KEY={low=.., high=..}" if trials is None else "--seeds 3 varies seeds"
+        _refuse("nothing is varied", "--vary KEY=...", "none", fix)
+
+
+def _refuse(problem: str, expected: str, got: str, fix: str) -> NoReturn:
+    raise ExperimentError(problem, expected=expected, got=got, fix=fix)
 
 
 def _refusal() -> ExperimentError:
