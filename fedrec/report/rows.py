@@ -45,11 +45,15 @@ def spent_epsilon(result: Result) -> float | None:
     return float(result.rounds["epsilon"].iloc[-1]) if len(result.rounds) else None
 
 
-def is_private(result: Result, label: str) -> bool:
-    """Whether a row of a table has a finite epsilon."""
+def epsilon_of(result: Result, label: str) -> float | None:
+    """Epsilon of a system in a table; None without differential privacy."""
     own = (marked(result.experiment), f"  {BEFORE}")
     if label in own and result.experiment.federated:
-        epsilon = spent_epsilon(result)
-    else:
-        epsilon = baseline_epsilon(result, label)
-    return epsilon is not None and math.isfinite(float(epsilon))
+        return spent_epsilon(result)
+    return baseline_epsilon(result, label)
+
+
+def is_private(result: Result, label: str) -> bool:
+    """Whether a row of a table has a finite epsilon."""
+    epsilon = epsilon_of(result, label)
+    return epsilon is not None and math.isfinite(epsilon)

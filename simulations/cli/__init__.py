@@ -16,7 +16,7 @@ import typer
 
 from fedrec.errors import DataError, FedrecError
 from simulations.cli import attacks, doctor
-from simulations.cli.data import datasets, glove, perturb, synthesise
+from simulations.cli.data import datasets, glove, perturb
 from simulations.cli.deployment import client, deploy, keys
 from simulations.cli.experiments import (
     compare,
@@ -90,7 +90,7 @@ app.command("perturb", short_help="Apply an experiment's perturbation without tr
 )
 app.command(
     "synthesise", short_help="Write synthetic training rows, and measure what they reveal."
-)(synthesise.synthesise)
+)(perturb.synthesise)
 app.command("doctor", short_help="Check the installation.")(doctor.doctor)
 
 DEBUG = "FEDREC_DEBUG"

@@ -7,17 +7,13 @@ It is accessible on phones, in print, in dark mode, by keyboard and with screen 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from importlib.resources import files
-from typing import Any
 
 from fedrec.attacks.leaky_negatives import marked
 from fedrec.errors import RunError
 from fedrec.report.naming import named
-from fedrec.report.page.costs import Reproduction, cost_table, reproductions
-from fedrec.report.page.parts import Note, PageTable
-from fedrec.report.page.privacy import PrivacyCard, privacy_cards
+from fedrec.report.page.costs import cost_table, reproductions
+from fedrec.report.page.privacy import privacy_cards
 from fedrec.report.page.results import (
     central_groups,
     curves,
@@ -35,29 +31,12 @@ _SHOWN_RESULTS = 4  # tables of single runs before the comparison of all
 _SHOWN_NOTES = 5  # notes shown above the first section; the others are collapsed
 
 
-@dataclass(frozen=True)
-class Page:
-    """The content of the template."""
+def report(results: Sequence[Result], *, title: str | None = None) -> str:
+    """One self-contained HTML page about some finished runs.
 
-    title: str
-    subtitle: str
-    version: str
-    notes: Sequence[Note]
-    what: PageTable
-    results: Sequence[PageTable]
-    lists: Sequence[PageTable]
-    tests: PageTable | None
-    curves: Sequence[str]
-    distributions: Sequence[str]
-    groups: Sequence[PageTable]
-    central_groups: Sequence[PageTable]
-    privacy: Sequence[PrivacyCard]
-    cost: PageTable
-    repeat: Sequence[Reproduction]
-
-
-def page_of(results: Sequence[Result], *, title: str | None = None) -> Page:
-    """The content of a page.
+    Args:
+        results: of finished runs.
+        title: of the page; default: from the experiments.
 
     Raises:
         RunError: there is no run.
@@ -69,6 +48,8 @@ def page_of(results: Sequence[Result], *, title: str | None = None) -> Page:
             got="none",
             fix="name folders of finished runs",
         )
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     import fedrec
 
     names = list(dict.fromkeys(marked(result.experiment) for result in results))
@@ -76,60 +57,30 @@ def page_of(results: Sequence[Result], *, title: str | None = None) -> Page:
     count = f"{len(results)} run{'s' if len(results) > 1 else ''}"
     runs = named(results)
     stamp = datetime.now().strftime("%Y-%m-%d %H:%M")
-    return Page(
-        title=title or results[0].experiment.title * (len(results) == 1) or shown,
-        subtitle=f"{count}, reported by fedrec {fedrec.__version__} on {stamp}",
-        version=fedrec.__version__,
-        notes=notes(runs),
-        what=what(runs),
-        results=results_tables(runs),
-        lists=lists_tables(runs),
-        tests=tests_table(results),
-        curves=curves(runs),
-        distributions=distributions(runs),
-        groups=groups(runs),
-        central_groups=central_groups(runs),
-        privacy=privacy_cards(runs),
-        cost=cost_table(runs),
-        repeat=reproductions(runs),
-    )
-
-
-def render(page: Page) -> str:
-    """The page as HTML text."""
-    from jinja2 import DictLoader, Environment, StrictUndefined
-    from markupsafe import Markup
-
-    folder = files(__package__ or "fedrec.report.page")
-    names = ("page.html.j2", "table.html.j2")
-    sources = {name: (folder / name).read_text(encoding="utf-8") for name in names}
+    page = {
+        "title": title or results[0].experiment.title * (len(results) == 1) or shown,
+        "subtitle": f"{count}, reported by fedrec {fedrec.__version__} on {stamp}",
+        "version": fedrec.__version__,
+        "notes": notes(runs),
+        "what": what(runs),
+        "results": results_tables(runs),
+        "lists": lists_tables(runs),
+        "tests": tests_table(results),
+        "curves": curves(runs),
+        "distributions": distributions(runs),
+        "groups": groups(runs),
+        "central_groups": central_groups(runs),
+        "privacy": privacy_cards(runs),
+        "cost": cost_table(runs),
+        "repeat": reproductions(runs),
+    }
     environment = Environment(
-        loader=DictLoader(sources),
+        loader=PackageLoader("fedrec.report", "page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = (folder / "page.css").read_text(encoding="utf-8")
-    values: dict[str, Any] = {name: getattr(page, name) for name in Page.__dataclass_fields__}
-    for name in ("curves", "distributions"):  # from charts.py, which escapes its texts
-        values[name] = [Markup(chart) for chart in values[name]]
-    values["privacy"] = [
-        {**card.__dict__, "chart": Markup(card.chart)} for card in values["privacy"]
-    ]
     return environment.get_template("page.html.j2").render(
-        page=values, style=Markup(style), shown_notes=_SHOWN_NOTES, shown_results=_SHOWN_RESULTS
+        page=page, shown_notes=_SHOWN_NOTES, shown_results=_SHOWN_RESULTS
     )
-
-
-def report(results: Sequence[Result], *, title: str | None = None) -> str:
-    """One self-contained HTML page about some finished runs.
-
-    Args:
-        results: of finished runs.
-        title: of the page; default: from the experiments.
-
-    Raises:
-        RunError: there is no run.
-    """
-    return render(page_of(results, title=title))

@@ -26,7 +26,7 @@ from fedrec.report.page.parts import (
     number_cell,
 )
 from fedrec.report.privacy_total import shown_together
-from fedrec.report.rows import baseline_epsilon, is_private, spent_epsilon, system_rows
+from fedrec.report.rows import epsilon_of, is_private, system_rows
 from fedrec.report.summary import deciding_metric, early_stopping_line, summary_notes
 from fedrec.runs.result import Result
 
@@ -296,6 +296,5 @@ def _values(table: pd.DataFrame, metric: str) -> np.ndarray:
 
 
 def _epsilon(result: Result, label: str) -> Cell:
-    own = label == marked(result.experiment) and result.experiment.federated
-    value = spent_epsilon(result) if own else baseline_epsilon(result, label)
+    value = epsilon_of(result, label)
     return Cell("∞") if value is None or value == float("inf") else number_cell(value)
