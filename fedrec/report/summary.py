@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import lower_is_better, main_metric
 from fedrec.experiment.phases import last_phase
 from fedrec.experiment.tables import EvaluationConfig
@@ -96,8 +97,7 @@ def summary_notes(result: Result) -> list[str]:
     name = deciding_metric(result)
     if name is None or not result.experiment.federated:
         return []
-    private = result.experiment.privacy is not None
-    if private and last_phase(result.experiment) == _POPULARITY:
+    if result.experiment.privacy is not None and _is_popularity(result):
         return _against_chance(result, name)
     return _below_popularity(result, name) + _without_private_popularity(result)
 
@@ -131,6 +131,14 @@ def deciding_metric(result: Result) -> str | None:
             return name
     metric = main_metric(result.metrics)
     return metric if metric is not None and metric.startswith("hits@") else None
+
+
+def _is_popularity(result: Result) -> bool:
+    """Whether the run ended with the first round of `popularity-start`."""
+    try:
+        return last_phase(result.experiment) == _POPULARITY
+    except ExperimentError:  # a component that is not installed here, or no longer has a setting
+        return False
 
 
 def _against_chance(result: Result, metric: str) -> list[str]:

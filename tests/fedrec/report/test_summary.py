@@ -8,12 +8,14 @@ import pytest
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
+from fedrec.experiment.sections import Section
 from fedrec.report.summary import deciding_metric, summary_notes, summary_table
 from simulations.own_data import linear_system
 
 
-@pytest.mark.parametrize(("best", "fewer"), [(1, False), (2, True)])
-def test_fewer_items_are_advised_only_where_items_have_weights(best, fewer):
+@pytest.fixture
+def result() -> Any:
+    """A private run whose system is worse than private popularity."""
     experiment = load(
         {
             "name": "private",
@@ -23,12 +25,17 @@ def test_fewer_items_are_advised_only_where_items_have_weights(best, fewer):
             **linear_system(1.0, 100),
         }
     )
-    result: Any = SimpleNamespace(
+    return SimpleNamespace(
         experiment=experiment,
         metrics={"hits@10": 0.1},
         baselines={"dp-popularity": {"hits@10": 0.2}},
-        early_stopping={"best-round": best},
+        early_stopping={},
     )
+
+
+@pytest.mark.parametrize(("best", "fewer"), [(1, False), (2, True)])
+def test_fewer_items_are_advised_only_where_items_have_weights(result, best, fewer):
+    result.early_stopping = {"best-round": best}
     said = " ".join(summary_notes(result))
     assert "a larger epsilon" in said and ("model.items" in said) == fewer
 
@@ -50,3 +57,9 @@ def test_the_printed_table_has_the_metrics_that_the_experiment_names(run_tiny, s
 def test_unknown_metrics_of_the_printed_table_are_refused(run_tiny):
     with pytest.raises(ExperimentError, match=r"evaluation.shown(.*\n)*.*did you mean 'recall'"):
         run_tiny("evaluation.shown=['recal@20']")
+
+
+def test_a_run_whose_strategy_is_not_installed_has_its_remarks(result):
+    gone = Section(name="gone.package:Strategy")
+    result.experiment = result.experiment.model_copy(update={"strategy": gone})
+    assert "is not better than dp-popularity" in summary_notes(result)[0]
