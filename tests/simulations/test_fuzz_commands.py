@@ -119,9 +119,6 @@ def run_command(line, monkeypatch, capfd):
     assert not end.value.code or text.strip(), line
 
 
-ENTRY = st.sampled_from([0, -1, 2**70, 1.5, "x", None, [], [1], {}, True, "float32", "object"])
-
-
 @fuzzed(200)
 @given(st.data())
 def test_packed_arrays(data):
