@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 from pydantic import Field
-from scipy import sparse
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.errors import ExperimentError
+from fedrec.perturb.disclosure import binary
 from fedrec.perturb.synthesis.cooccurrence import noisy_release, profiles
 from fedrec.perturb.synthesis.preferences import refuse_missing_rows
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
@@ -87,7 +87,7 @@ class NoisyCooccurrence(Perturbation):
         real = np.flatnonzero(np.diff(rows.user_offsets))
         plan = self.plan(len(real))
         release = noisy_release(
-            _matrix(rows, real),
+            binary(rows)[real],
             plan.noise_scale,
             most_items=self.config.items,
             clip_items=self.config.clip_items,
@@ -123,14 +123,6 @@ class NoisyCooccurrence(Perturbation):
                 " the experiment's seed: a simulation, not a release."
             ),
         ]
-
-
-def _matrix(rows: Interactions, users: np.ndarray) -> sparse.csr_array:
-    """Binary `float64 [users, items]` of some users."""
-    pairs = np.unique(rows.users * rows.num_items + rows.items)
-    user, item = np.divmod(pairs, rows.num_items)
-    whole = sparse.csr_array((np.ones(len(pairs)), (user, item)), (rows.num_users, rows.num_items))
-    return whole[users]
 
 
 def _table(rows: Interactions, users: np.ndarray, items: np.ndarray) -> Interactions:

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """k-ary randomised response over the catalogue, row by row (Warner 1965; Kairouz et al. 2016)."""
 
-import dataclasses
+import math
 
 import numpy as np
 from pydantic import Field
 
 from fedrec.config import Config
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
-from fedrec.perturb.targeted.mechanisms import Interaction, keep_probability, randomised_response
+from fedrec.perturb.targeted.mechanisms import (
+    RandomisedRows,
+    keep_probability,
+    randomised_response,
+)
 from fedrec.rng import stream
 
 
@@ -31,29 +35,19 @@ class RandomisedResponse(Perturbation):
         """Randomise every row; it keeps its user and time. Where ratings are learned from, its
         rating is drawn too."""
         rows = data.rows
-        scale = None
-        codes = None
-        if data.rated and rows.ratings is not None:
-            scale, codes = np.unique(rows.ratings, return_inverse=True)
-        items = rows.items.copy()
-        ratings = None if rows.ratings is None else rows.ratings.copy()
-        sizes = {"num_items": rows.num_items, "num_values": 1 if scale is None else len(scale)}
+        found = RandomisedRows(data)
+        epsilon = self.config.epsilon
         for user in np.flatnonzero(np.diff(rows.user_offsets)).tolist():
             own = rows.rows_of(user)
-            real = Interaction(rows.items[own], None if codes is None else codes[own])
             random = stream(self.seed, "perturb", user)
-            new = randomised_response(real, epsilon=self.config.epsilon, random=random, **sizes)
-            items[own] = new.items
-            if ratings is not None and scale is not None and new.values is not None:
-                ratings[own] = scale[new.values]
-        kept = keep_probability(self.config.epsilon, rows.num_items * sizes["num_values"])
+            real = found.real(own)
+            new = randomised_response(real, epsilon=epsilon, random=random, **found.sizes)
+            found.write(own, new)
         figures = {
-            "chance that a row stays": kept,
-            "replaced rows": int((items != rows.items).sum()),
+            "chance that a row stays": keep_probability(epsilon, math.prod(found.sizes.values())),
+            "replaced rows": int((found.items != rows.items).sum()),
         }
-        return Perturbed(
-            dataclasses.replace(rows, items=items, ratings=ratings), np.arange(len(rows)), figures
-        )
+        return Perturbed(found.table(), np.arange(len(rows)), figures)
 
     def words(self) -> list[str]:
         """What is guaranteed: a row, and how rows add up."""

@@ -10,12 +10,15 @@ Where this differs from the paper: "unvisited" is judged by the client's trainin
 also avoided the held-out items would reveal them.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedrec.data.interactions import Interactions
 from fedrec.data.negatives import nth_outside
+from fedrec.data.perturbation import TrainingData
 from fedrec.errors import DataError
 
 
@@ -31,6 +34,45 @@ class Interaction:
 
     items: np.ndarray
     values: np.ndarray | None
+
+
+class RandomisedRows:
+    """Training rows, of which some become other interactions; each keeps its user and time.
+
+    Args:
+        data: the rows, and whether ratings are learned from; otherwise a row keeps its rating.
+
+    Attributes:
+        items: `int64 [rows]`.
+        sizes: sizes of the catalogue and of the rating scale, as the mechanisms take them.
+    """
+
+    def __init__(self, data: TrainingData) -> None:
+        rows = data.rows
+        self._rows = rows
+        self.items = rows.items.copy()
+        self._ratings = None if rows.ratings is None else rows.ratings.copy()
+        self._rated = data.rated and rows.ratings is not None
+        rated = rows.ratings if data.rated and rows.ratings is not None else np.zeros(1, np.float32)
+        self._scale = np.unique(rated)
+        self.sizes = {"num_items": rows.num_items, "num_values": len(self._scale)}
+
+    def real(self, rows: np.ndarray) -> Interaction:
+        """The interactions in some rows `int64 [k]`."""
+        values = None
+        if self._rated and self._ratings is not None:
+            values = np.searchsorted(self._scale, self._ratings[rows])
+        return Interaction(self.items[rows], values)
+
+    def write(self, rows: np.ndarray, new: Interaction) -> None:
+        """Put other interactions into some rows `int64 [k]`."""
+        self.items[rows] = new.items
+        if new.values is not None and self._ratings is not None:
+            self._ratings[rows] = self._scale[new.values]
+
+    def table(self) -> Interactions:
+        """All rows as they are now."""
+        return dataclasses.replace(self._rows, items=self.items, ratings=self._ratings)
 
 
 def keep_probability(epsilon: float, outcomes: int = 2) -> float:

@@ -6,7 +6,6 @@ before the first round. The order of rows is kept: a row's item and rating chang
 do not.
 """
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,12 @@ from fedrec.errors import ExperimentError
 from fedrec.perturb.targeted.config import TargetedConfig
 from fedrec.perturb.targeted.guarantee import Guarantee, guarantee
 from fedrec.perturb.targeted.inclination import inclination, stereotypicality
-from fedrec.perturb.targeted.mechanisms import Interaction, coin_flip, randomised_response
+from fedrec.perturb.targeted.mechanisms import (
+    Interaction,
+    RandomisedRows,
+    coin_flip,
+    randomised_response,
+)
 from fedrec.perturb.targeted.selection import at_random, most_stereotypical, protected_count
 from fedrec.rng import stream
 
@@ -58,43 +62,30 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
     interactions = data.rows
     groups, num_groups = _groups(interactions, config.attribute)
     scores = _stereotypes(data, groups, num_groups)
-    work = _Perturber(
-        interactions, config, seed, groups, scores, data.rated and interactions.ratings is not None
-    )
+    work = _Perturber(data, config, seed, groups, scores)
     clients = np.flatnonzero(np.diff(interactions.user_offsets))
     guarantees = [work.perturb(client, interactions.rows_of(client)) for client in clients.tolist()]
-    learned = dataclasses.replace(interactions, items=work.items, ratings=work.ratings)
-    return PerturbedProfiles(
-        config, learned, np.flatnonzero(work.is_protected), clients, tuple(guarantees)
-    )
+    protected = np.flatnonzero(work.is_protected)
+    return PerturbedProfiles(config, work.table(), protected, clients, tuple(guarantees))
 
 
-class _Perturber:
-    """Perturbs clients one by one into new arrays."""
+class _Perturber(RandomisedRows):
+    """Perturbs clients one by one."""
 
     def __init__(
         self,
-        interactions: Interactions,
+        data: TrainingData,
         config: TargetedConfig,
         seed: int,
         groups: np.ndarray,
         scores: np.ndarray,
-        with_ratings: bool,
     ) -> None:
+        super().__init__(data)
         self.config = config
         self.seed = seed
         self.groups = groups
         self.scores = scores
-        self.num_items = interactions.num_items
-        self.items = interactions.items.copy()
-        self.ratings = None if interactions.ratings is None else interactions.ratings.copy()
         self.is_protected = np.zeros(len(self.items), dtype=bool)
-        self._scale = (
-            np.unique(interactions.ratings)
-            if interactions.ratings is not None and with_ratings
-            else np.zeros(1, np.float32)
-        )
-        self._with_ratings = with_ratings
 
     def perturb(self, client: int, rows: np.ndarray) -> Guarantee:
         """Perturb the rows of one client in the arrays."""
@@ -102,10 +93,10 @@ class _Perturber:
         items = self.items[rows]
         chosen = rows[self._chosen(client, items, random)]
         own = np.unique(items)
-        self._write(chosen, self._randomised(chosen, own, random))
+        self.write(chosen, self._randomised(chosen, own, random))
         self.is_protected[chosen] = True
-        sizes = {"num_items": self.num_items, "own_items": len(own), "num_values": len(self._scale)}
-        return guarantee(self.config, rows=len(rows), protected=len(chosen), **sizes)
+        sizes = {"own_items": len(own), "rows": len(rows), "protected": len(chosen)}
+        return guarantee(self.config, **sizes, **self.sizes)
 
     def _chosen(self, client: int, items: np.ndarray, random: np.random.Generator) -> np.ndarray:
         count = protected_count(len(items), self.config.budget)
@@ -118,20 +109,11 @@ class _Perturber:
     def _randomised(
         self, rows: np.ndarray, own: np.ndarray, random: np.random.Generator
     ) -> Interaction:
-        values = None
-        if self._with_ratings and self.ratings is not None:
-            values = np.searchsorted(self._scale, self.ratings[rows])
-        real = Interaction(self.items[rows], values)
-        epsilon = self.config.epsilon
-        sizes = {"num_items": self.num_items, "num_values": len(self._scale)}
+        real = self.real(rows)
+        given = {"epsilon": self.config.epsilon, "random": random, **self.sizes}
         if self.config.mechanism == "randomised-response":
-            return randomised_response(real, epsilon=epsilon, random=random, **sizes)
-        return coin_flip(real, own, epsilon=epsilon, random=random, **sizes)
-
-    def _write(self, rows: np.ndarray, new: Interaction) -> None:
-        self.items[rows] = new.items
-        if new.values is not None:
-            self.ratings[rows] = self._scale[new.values]  # type: ignore[index]
+            return randomised_response(real, **given)
+        return coin_flip(real, own, **given)
 
 
 def _groups(interactions: Interactions, attribute: str) -> tuple[np.ndarray, int]:
