@@ -30,11 +30,6 @@ PUBLIC_FLWR = {
     "flwr.serverapp.exception",
     "flwr.clientapp",
 }
-_BOTH = ("Ae", "Ials", "Mf", "Neumf", "Pnbm", "Vae")
-SHARED_NAMES = {  # of a model and of the centralised system that trains it, and others
-    *(f"{name}{end}" for name in _BOTH for end in ("", "Config")),
-    *("EarlyStopping", "EarlyStoppingConfig", "Examples", "NeighbourConfig", "Profiles"),
-}
 FLWR_IN_CORE = Path("fedrec/protocol")
 FLWR_PRIVATE = (Path("simulations/engines/flwr_private.py"), Path("simulations/deployment/flower"))
 
@@ -177,8 +172,7 @@ def test_no_two_files_have_a_class_of_one_name():
             if file.parent.name != "templates":
                 places.setdefault(name, []).append(str(file))
     assert len(places) > 500
-    shared = {name: files for name, files in places.items() if len(files) > 1}
-    assert not {name: files for name, files in shared.items() if name not in SHARED_NAMES}
+    assert not {name: files for name, files in places.items() if len(files) > 1}
 
 
 @pytest.fixture(scope="module")
