@@ -192,7 +192,7 @@ class SumLoop:
         self.step = step
         self.start = start
         products = isinstance(step, GramStep)
-        self.name = step.products if products else str(step.config.parameter)
+        self.name = step.products if products else BIAS
         bias = torch.from_numpy(start[BIAS][:, 0]) if BIAS in start else None
         size = len(start[self.name])
         chosen = torch.arange(size) if bias is None or not products else chosen_items(bias, size)
