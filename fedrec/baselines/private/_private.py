@@ -212,7 +212,7 @@ class NoisyReleases:
         return noisy[name]
 
     def tensor(self, name: str, total: Tensor) -> Tensor:
-        """The same of a tensor, `float64` on its device."""
+        """The same of a tensor `[...]`, `float64` on its device."""
         noisy = self.release(name, total.cpu().numpy())
         return torch.from_numpy(noisy).to(total.device).double()
 
