@@ -252,7 +252,7 @@ def test_reasons_are_of_settings_that_need_one():
         ),
         (
             {"evaluation": {"every": 1, "baselines": ["ease", {"name": "ials", "factors": 8}]}},
-            {"Experiment.evaluation", "EvaluationConfig.baselines", "IalsConfig.factors"},
+            {"Experiment.evaluation", "EvaluationConfig.baselines", "CentralIalsConfig.factors"},
         ),
     ],
 )  # fmt: skip

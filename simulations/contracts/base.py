@@ -178,7 +178,13 @@ def assert_equal(found: Any, wanted: Any, what: str) -> None:
 
 
 def assert_numbers(found: torch.Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Fail unless a tensor has a shape, and no NaN."""
+    """Fail unless a tensor `[*shape]` has no NaN.
+
+    Args:
+        found: the tensor.
+        shape: which it must have.
+        what: it is, for the explanation.
+    """
     assert_equal(tuple(found.shape), shape, f"shape of {what}")
     assert_that(not bool(found.isnan().any()), f"a value of {what} is NaN")
 

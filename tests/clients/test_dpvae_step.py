@@ -125,7 +125,8 @@ def test_drawn_budgets_stay_the_same_in_every_round(made):
     multipliers = {client: step.config.noise_multiplier(client) for client in range(5)}
     assert len(set(multipliers.values())) == 5
     assert all(
-        step.in_round(7).noise_multiplier(client) == value for client, value in multipliers.items()
+        step.in_round(7).config.noise_multiplier(client) == value
+        for client, value in multipliers.items()
     )
 
 

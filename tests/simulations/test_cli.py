@@ -388,7 +388,8 @@ def test_options_of_settings_have_their_meaning_range_and_errors(fedrec, experim
     words = " ".join(out.split())
     assert "Number of nodes that host the clients;" in words and "(integer, >= 1)" in words
     _, out, _ = fedrec("privacy", "epsilon", "--help")
-    assert "Clients that may be drawn (N). (integer, >= 1)" in " ".join(out.split())
+    words = " ".join(out.split())
+    assert "--clients INTEGER Clients that may be drawn (N)." in words and "[>= 1]" in words
     for value in ("0", "1.5", "many"):
         code, _, err = fedrec("run", experiment, "--nodes", value)
         assert code == 2 and "'engine.nodes'" in err and value in err
