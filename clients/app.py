@@ -11,6 +11,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from clients.device.policy import Policy
+from clients.device.reply_times import at_multiples_of
 from clients.device.time_limit import ended_after, seconds_left
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.generated import requested_items
@@ -53,11 +54,12 @@ def _at_the_border(message: Message, context: Context, call_next: ClientAppCalla
     try:
         if real:
             policy = Policy.of(context.node_config)
-        if message.has_content():
-            _refuse_strange_keys(message)
-            from_the_network(message.content)
-        with ended_after(*(_limits(message, policy) if real else (0.0, 0.0))):
-            answer = call_next(message, context)
+        with at_multiples_of(policy.reply_seconds if real else 0.0):
+            if message.has_content():
+                _refuse_strange_keys(message)
+                from_the_network(message.content)
+            with ended_after(*(_limits(message, policy) if real else (0.0, 0.0))):
+                answer = call_next(message, context)
     except RefusalError:
         raise
     except Exception as error:

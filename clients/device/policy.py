@@ -68,6 +68,10 @@ class Policy(Config):
     """Largest `engine.threads`; default: the number of processors."""
     most_seconds: float = Field(default=3600.0, gt=0)
     """Processor seconds after which the process that works on a message is ended."""
+    reply_interval: float | None = Field(default=None, ge=0, le=3600)
+    """Seconds: a reply leaves only at a multiple of this after its message arrived, so that its
+    time does not tell how many rows the users have; 0: at once. Default: 1 with `least-noise` or
+    `least-nodes`, otherwise 0."""
     opted_in: bool = False
     """Whether its users take part in phases without noise that train only on volunteers."""
 
@@ -83,6 +87,12 @@ class Policy(Config):
             ExperimentError: a value is wrong.
         """
         return cls.parse({key: settings[key] for key in set(cls.keys()) & set(settings)}, at="node")
+
+    @property
+    def reply_seconds(self) -> float:
+        """`reply_interval`, or its default."""
+        default = 1.0 if self.least_noise or self.least_nodes else 0.0
+        return default if self.reply_interval is None else self.reply_interval
 
     @property
     def largest_rho(self) -> float | None:

@@ -5,7 +5,9 @@ messages."""
 import json
 import signal
 import sys
+from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 from typing import get_args
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients.app import app
+from clients.device import reply_times
 from clients.device.device_node import own_node
 from fedrec.components import registry
 from fedrec.config import Config
@@ -658,6 +661,39 @@ def test_noise_of_a_step_has_a_cost(victim, setting, uploads):
     node = victim(*step, setting, **{"most-epsilon": 2.5, "most-rounds": 9})
     sent = [node.train(node.order(), run=f"{run:016x}").clients for run in range(4)]
     assert sent == [18] * uploads + [0] * (4 - uploads)
+
+
+@pytest.mark.parametrize(
+    ("owner", "ends"),
+    [
+        ({"reply-interval": 5.0}, [5.0, 10.0, 5.0]),
+        ({"least-noise": 1.0}, [3.0, 8.0, 1.0]),
+        ({"least-noise": 1.0, "reply-interval": 0.0}, [2.5, 7.25, 0.5]),
+        ({}, [2.5, 7.25, 0.5]),
+    ],
+)
+def test_replies_leave_at_multiples_of_the_owners_interval(victim, monkeypatch, owner, ends):
+    """Also those to an order that fails."""
+    clock = SimpleNamespace(now=100.0, work=0.0)
+    clock.monotonic = lambda: clock.now
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(reply_times, "time", clock)
+
+    @contextmanager
+    def work(*_):
+        clock.now += clock.work
+        yield
+
+    monkeypatch.setattr("clients.app.ended_after", work)
+    node = victim(LOCAL, "sampler.name=full", **owner)
+    theta, found = node.theta(), []
+    order = node.order(protection=local(names=theta))
+    for clock.work, given in ((2.5, order), (7.25, order), (0.5, node.order())):
+        before = clock.now
+        with suppress(RefusalError):
+            node.ask("train", pack_train(to_record(theta), given))
+        found.append(clock.now - before)
+    assert found == pytest.approx(ends)
 
 
 def test_participations_of_a_step_are_counted_over_all_runs(victim):
