@@ -32,7 +32,7 @@ class UserHoldoutConfig(Config):
     """Settings of the split by users."""
 
     test_users: float = Field(0.2, gt=0, lt=1)
-    """Share of test users, in (0, 1); their number is rounded."""
+    """Share of test users, in (0, 1); their number is rounded. Without effect with `folds`."""
     folds: int | None = Field(None, ge=2)
     """Number of folds of users; seed s tests those of fold s modulo this number. The validation
     users are then the same for all seeds, and in no fold. Default: test users are drawn for each
@@ -52,7 +52,8 @@ class UserHoldoutConfig(Config):
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> Self:
-        if self.folds is not None and "test_users" in self.model_fields_set:
+        default = type(self).model_fields["test_users"].default
+        if self.folds is not None and self.test_users != default:
             raise ValueError("test-users or folds, not both: a fold is all test users of a seed")
         if self.test_users + self.validation_users >= 1:
             raise ValueError("test-users + validation-users below 1")
