@@ -45,6 +45,14 @@ def free_ports(count):
     raise AssertionError("no free ports on 127.0.0.1")
 
 
+def allow_any_number_of_runs(deployment):
+    """Shards allow ten runs of their experiment; several tests share a deployment."""
+    for folder in deployment.node_folders():
+        file = folder / "node.toml"
+        many = {"most-rounds": 100_000, "most-evaluations": 100_000}
+        file.write_text(tomli_w.dumps(tomllib.loads(file.read_text()) | many))
+
+
 class Federation:
     """A deployment whose nodes hold the shards of an experiment's dataset."""
 
@@ -59,10 +67,7 @@ class Federation:
         self.experiment_file.write_text(tomli_w.dumps(table))
         # so that a malicious node can send false replies
         self.deployment = cut_for(self.deployment, load(table)).changed(most_clients=100)
-        for folder in self.deployment.node_folders():  # for any number of runs
-            file = folder / "node.toml"
-            many = {"most-rounds": 100_000, "most-evaluations": 100_000}
-            file.write_text(tomli_w.dumps(tomllib.loads(file.read_text()) | many))
+        allow_any_number_of_runs(self.deployment)
         self.others = []
 
     def up(self):
