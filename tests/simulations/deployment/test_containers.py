@@ -35,7 +35,13 @@ def composed(small, tmp_path_factory):
 def test_a_run_gives_the_parameters_of_a_simulation(composed, tmp_path):
     status, output = composed.run("first")
     assert status == 0 and "hits@5" in output.lower(), output
+    page = f"{RUNS}/first/report.html"  # as the operator is told to call it
+    status, output = composed.compose(
+        "run", "--rm", "-T", "operator", "report", f"{RUNS}/first", "-o", page
+    )
+    assert status == 0, output
     found = parameters_in(composed.copy("first", tmp_path / "first"))
+    assert (tmp_path / "first" / "report.html").stat().st_size > 10_000
     assert_close(found, composed.simulated(tmp_path / "simulated"), **CLOSE)
 
 
