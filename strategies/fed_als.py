@@ -20,9 +20,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedrec.config import Config
+from fedrec.factors.gram import semi_definite
 from fedrec.factors.packed import unpacked
 from strategies.base import Aggregate, CohortStrategy
 from strategies.fcf import GRAM, MOMENTS, RIGHT, refuse_other_models, summed, with_factors
@@ -59,24 +59,19 @@ class FedAls(CohortStrategy):
             for name, value in summed(aggregate, theta, len(self.cohorts.clients)).items()
         }
         noisy = self.privacy is not None
-        gram = _semidefinite((sums[GRAM] + sums[GRAM].T) / 2, noisy)
+        gram = (sums[GRAM] + sums[GRAM].T) / 2
+        if noisy:
+            gram = semi_definite(gram)
         width = len(gram)
         at_once = max(1, _NUMBERS_AT_ONCE // width**2)
         found = []
         for start in range(0, len(sums[RIGHT]), at_once):
             part = slice(start, start + at_once)
-            moments = _semidefinite(unpacked(sums[MOMENTS][part]), noisy)
+            moments = unpacked(sums[MOMENTS][part])
+            if noisy:
+                moments = semi_definite(moments)
             matrix = gram + (self.config.weight - 1) * moments
             matrix.diagonal(dim1=1, dim2=2).add_(self.config.regularisation)
             right = self.config.weight * sums[RIGHT][part].unsqueeze(-1)
             found.append(torch.cholesky_solve(right, torch.linalg.cholesky(matrix)).squeeze(-1))
         return with_factors(theta, torch.cat(found).numpy())
-
-
-def _semidefinite(matrices: Tensor, noisy: bool) -> Tensor:
-    """The nearest positive semi-definite matrices to symmetric `[..., d, d]`; without noise they
-    are unchanged."""
-    if not noisy:
-        return matrices
-    values, vectors = torch.linalg.eigh(matrices)
-    return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.transpose(-1, -2)

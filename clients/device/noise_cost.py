@@ -40,7 +40,7 @@ def rho_of(protection: Protection | None, own: PersonalNoise | None) -> float | 
         own: noise of the step, which counts instead.
     """
     if own is not None:
-        cost = own.model_copy(update={"budgets": "equal"}).cost(0, "replace-one", 1)
+        cost = own.of_largest_budget().cost(0, "replace-one", 1)
         return cost / 2 if math.isfinite(cost) else None
     if protection is None or protection.noise_scale <= 0:
         return None

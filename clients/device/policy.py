@@ -28,7 +28,6 @@ from fedrec.experiment.loading import from_run_config
 from fedrec.experiment.phases import Phase, phase_at, phases_of, step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, sections_within
-from fedrec.privacy.personal.noise import PersonalNoise
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 
 RUN_KEY = re.compile("[0-9a-f]{16}")
@@ -285,7 +284,10 @@ class Policy(Config):
         privacy = experiment.privacy
         if privacy is not None and privacy.covers(phase.name) and privacy.placement != "central":
             return  # the noise scale is checked in each order
-        if own is None or own.mode != "sound" or _least_multiplier(own) < self.least_noise:
+        added = 0.0
+        if own is not None and own.mode == "sound":
+            added = own.of_largest_budget().gradient_multiplier(0)
+        if added < self.least_noise:
             raise self._too_little("less, or noise added by the server")
 
     def _too_little(self, got: str) -> RefusalError:
@@ -371,8 +373,3 @@ def _no_step(step: Mapping[str, Any], expected: str) -> RefusalError:
         got=json.dumps(step)[:300],
         fix="start a separate run for another step",
     )
-
-
-def _least_multiplier(settings: PersonalNoise) -> float:
-    """Noise / clip norm of the user with the largest budget."""
-    return settings.model_copy(update={"budgets": "equal"}).gradient_multiplier(0)

@@ -72,15 +72,8 @@ class Metrics:
             for metric in (*(_made(Section(name=name), task) for name in lists), *own)
             if isinstance(metric, ListMetric)
         ]
-        names = {*available_names(METRIC), *(metric.name for metric in own)}
-        for column in settings.shown or ():
-            if column.partition("@")[0] not in names:
-                raise ExperimentError(
-                    "unknown metric in evaluation.shown",
-                    expected="a metric, with its length, such as recall@20",
-                    got=repr(column),
-                    fix=did_you_mean(column.partition("@")[0], names),
-                )
+        if settings.shown is not None:
+            _refuse_unknown(settings.shown, {metric.name for metric in own})
 
     def of_block(self, block: RankedBlock) -> dict[str, np.ndarray]:
         """The columns of a table of users, `float64 [users]` each."""
@@ -163,6 +156,21 @@ def main_metric(columns: Iterable[str]) -> str | None:
     hits = [name for name in known if name.startswith("hits@")]
     preferred = [name for name in ("hits@10", *hits, "rmse") if name in known]
     return next(iter([*preferred, *known]), None)
+
+
+def _refuse_unknown(columns: Iterable[str], own: set[str]) -> None:
+    """Refuse a column of `evaluation.shown` that is of no metric, and of none of the experiment's
+    own."""
+    known = own | set(available_names(METRIC))
+    for column in columns:
+        name = column.partition("@")[0]
+        if name not in known:
+            raise ExperimentError(
+                "unknown metric in evaluation.shown",
+                expected="a metric, with its length, such as recall@20",
+                got=repr(column),
+                fix=did_you_mean(name, known),
+            )
 
 
 def _of(task: str, settings: EvaluationConfig) -> Sequence[Sequence[str]]:

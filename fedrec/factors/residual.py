@@ -112,7 +112,9 @@ def learned_embeddings(
     rest.fill_diagonal_(0)
     values, vectors = torch.linalg.eigh((rest + rest.T) / 2)
     kept = min(int((values > max(edge, 0.0)).sum()), factors)
-    values, vectors = values[len(values) - kept :], vectors[:, len(values) - kept :]
+    first = len(values) - kept
+    values = values[first:]
+    vectors = vectors[:, first:]
     damped = profile / (profile.square() + (damping * profile.mean()) ** 2)
     return damped[:, None] * vectors * shrunk(values, max(edge, 0.0)).sqrt()
 

@@ -102,6 +102,10 @@ class PersonalNoise(Config):
             return PersonalBudget(self.epsilon, self.delta)
         return drawn_budget(self.own_seed, client, self.epsilon, self.delta)
 
+    def of_largest_budget(self) -> Self:
+        """The same settings, with the largest budget for every user."""
+        return self.model_copy(update={"budgets": "equal"})
+
     def noise_multiplier(self, client: int) -> float:
         """Standard deviation / S of noise that uses the cost of a whole upload."""
         budget = self.budget(client)

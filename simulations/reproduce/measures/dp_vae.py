@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from fedrec.evaluation.central import evaluate_baselines
 from fedrec.evaluation.lists import ranking_metrics
 from fedrec.privacy.accounting.gdp import gdp_parameter
 from fedrec.protocol.orders import EvaluateOrder
+from fedrec.runs.folder import RunFolder
 from simulations.recommending import with_parameters
 from simulations.study.runs import SYSTEM, finished, values
 from simulations.study.study import Found, TaskJob
@@ -58,8 +58,7 @@ def noisy(
         yield Found(dataset, row, "diverged in round", float(after.group(1)))
         return
     yield from values(result, dataset, {SYSTEM: row, **(rows or {})}, metrics)
-    kept = json.loads((result.folder / "result.json").read_text(encoding="utf-8"))
-    users = kept.get("personal", {}).get("users", {})
+    users = RunFolder(result.folder).summary().get("personal", {}).get("users", {})
     for (kind, word), place in itertools.product(_PERSONAL.items() if users else (), _PLACES):
         yield Found(dataset, row, f"{word} epsilon, {place}", float(users[kind][place]))
     if histories:
