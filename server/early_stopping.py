@@ -220,8 +220,8 @@ def _refuse_what_does_not_fit(
             " least two different items"
             if asked
             else f"split.name = {experiment.split.name!r} without any",
-            "a larger share of validation rows, data with more items per user, or an experiment"
-            " without [early-stopping]"
+            "a larger share of validation rows, split.validation-role = 'held-out', data with more"
+            " items per user, or an experiment without [early-stopping]"
             if asked
             else "--set split.validation-users=0.1, or --set split.validation=0.1 with split"
             " 'ratio'",

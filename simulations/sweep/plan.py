@@ -176,5 +176,6 @@ def _refusal() -> ExperimentError:
         expected="evaluation.held-out = 'validation' in a sweep that chooses",
         got="'test', on which the selected setting could then no longer be evaluated",
         fix="--set evaluation.held-out=validation, with validation rows in the split, such as "
-        "--set split.validation-users=0.1",
+        "--set split.validation-users=0.1; where validation users train, "
+        "--set split.validation-role=held-out",
     )

@@ -10,7 +10,9 @@ held out for validation.
 
 With random test users, two seeds share some, and validation users of one seed are test users of
 another. With `folds` they do not: the folds of all seeds are disjoint, so that results of seeds are
-of different users, and the validation users are the same for all seeds and in no fold.
+of different users, and the validation users are the same for all seeds and in no fold. They are
+those of seed 0 without folds and with the default share of test users. Once settings are chosen on
+them they may train like others (`validation-role`), but are never tested.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ class UserHoldoutConfig(Config):
     seed."""
     validation_users: float = Field(0.0, ge=0, lt=1)
     """Share of validation users, in [0, 1), in addition to the test users."""
+    validation_role: Literal["held-out", "training"] = "held-out"
+    """What validation users do: "held-out" (one half of their rows is for validation), or
+    "training" (they train with all of their rows, and there are no validation rows)."""
     halves: Order = "random"
     """How a held-out user's rows are halved: "random", or "temporal" (the earlier half is for
     training)."""
@@ -107,23 +112,32 @@ class UserHoldout(Split):
         # One permutation, test users first, so that test users do not depend on the share of
         # validation users.
         shuffled = stream(self.seed, "split", USERS).permutation(present)
-        return shuffled[:test], shuffled[test + validation :]
+        return shuffled[:test], shuffled[test + self._not_training(validation) :]
+
+    def _not_training(self, validation: int) -> int:
+        """How many of the validation users do not train."""
+        return 0 if self.config.validation_role == "training" else validation
 
     def _fold(
         self, interactions: Interactions, present: np.ndarray, validation: int, folds: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Test and training users of this seed's fold; one permutation is for all seeds."""
-        shuffled = stream(0, "user-folds").permutation(present)[validation:]
-        if len(shuffled) < folds:
+        shuffled = stream(0, "split", USERS).permutation(present)
+        # Validation users first; in seed 0 without folds they follow the default share of test
+        # users.
+        default = type(self.config).model_fields["test_users"].default
+        shuffled = np.roll(shuffled, -_rounded(default * len(present)))
+        tested = shuffled[validation:]
+        if len(tested) < folds:
             raise DataError(
                 f"{interactions.name} has too few users for {folds} folds",
                 expected=f"at least {folds} users who are not validation users",
-                got=f"{len(shuffled)}",
+                got=f"{len(tested)}",
                 fix="data of more users, or smaller split.folds or split.validation-users",
             )
-        parts = np.array_split(shuffled, folds)
+        parts = np.array_split(tested, folds)
         test = parts.pop(self.seed % folds)
-        return test, np.concatenate(parts)
+        return test, np.concatenate([shuffled[self._not_training(validation) : validation], *parts])
 
     def _second_half(self, interactions: Interactions, rows: np.ndarray) -> np.ndarray:
         """`bool [rows]`: which of some users' `rows` (all rows of these users) are held out."""

@@ -162,6 +162,22 @@ class TestUserHoldout:
         assert not validation[0] & set.union(*tested)
         for split, users in zip(splits, tested, strict=True):
             assert set(range(43)) - users - validation[0] == set(split.training_clients.tolist())
+        of_seed_0 = make("user-holdout", **{"validation-users": 0.1}).split(table)
+        assert set(table.users[of_seed_0.validation_rows].tolist()) == validation[0]
+
+    @pytest.mark.parametrize("folds", [{}, {"folds": 5}])
+    def test_validation_users_may_train_and_are_never_tested(self, folds):
+        table = interactions(np.repeat(np.arange(43), 4))
+        of = {"validation-users": 0.1, **folds}
+        for seed in range(5):
+            held_out = make("user-holdout", seed, **of).split(table)
+            training = make("user-holdout", seed, **of, **{"validation-role": "training"}).split(table)
+            assert np.array_equal(training.test_rows, held_out.test_rows)
+            assert len(training.validation_rows) == 0
+            validated = np.unique(table.users[held_out.validation_rows])
+            others = np.concatenate([held_out.training_clients, validated])
+            assert sorted(others) == sorted(training.training_clients)
+            assert np.isin(table.users[training.train_rows], validated).sum() == 4 * len(validated)
 
     def test_too_few_users_for_folds(self):
         with pytest.raises(DataError, match="too few users for 3 folds"):
