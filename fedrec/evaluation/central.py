@@ -69,8 +69,8 @@ class CentralEvaluation:
                 f"{population.interactions.name} has nothing to rank",
                 expected=f"at least one positive {held_out} row",
                 got="none",
-                fix="hold out a larger share (validation users: split.validation-role = 'held-out'),"
-                " or lower the rating above which a row is positive",
+                fix="hold out a larger share (split.validation-role = 'held-out' for validation"
+                " users), or lower the rating above which a row is positive",
             )
         self._population = population
         self._settings = settings

@@ -171,7 +171,9 @@ class TestUserHoldout:
         of = {"validation-users": 0.1, **folds}
         for seed in range(5):
             held_out = make("user-holdout", seed, **of).split(table)
-            training = make("user-holdout", seed, **of, **{"validation-role": "training"}).split(table)
+            training = make("user-holdout", seed, **of, **{"validation-role": "training"}).split(
+                table
+            )
             assert np.array_equal(training.test_rows, held_out.test_rows)
             assert len(training.validation_rows) == 0
             validated = np.unique(table.users[held_out.validation_rows])
