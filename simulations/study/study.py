@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -17,6 +20,7 @@ from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
+from fedrec.runs.environment import commit, installed_version
 from fedrec.runtime.atomic_files import write_atomically
 from server.callbacks.base import Callback
 from simulations.study.job import Job
@@ -143,7 +147,7 @@ class TaskJob(Job):
         started = time.perf_counter()
         found = self.task.work(replace(self, callbacks=callbacks))
         seconds = round(time.perf_counter() - started, 1)
-        table = {"found": [asdict(one) for one in found], "seconds": seconds}
+        table = {"found": [asdict(one) for one in found], "seconds": seconds, **made()}
         write_atomically(self.folder / "found.json", json.dumps(table, indent=1) + "\n")
 
     def table(self, source: str | Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -175,6 +179,16 @@ class TaskJob(Job):
             return [Found(**one) for one in table["found"]], float(table.get("seconds", 0.0))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{file} is damaged", got=str(error), fix="remove it") from None
+
+
+def made() -> dict[str, Any]:
+    """With what code, when and on what class of machine numbers were made."""
+    return {
+        "fedrec": installed_version("fedrec"),
+        "commit": commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,11 @@ def reproduce(
     ] = None,
     listed: Annotated[
         bool,
-        typer.Option("--list", help="List all tables and figures with their expected duration."),
+        typer.Option(
+            "--list",
+            help="List all tables and figures: what they show, our numbers, command and expected "
+            "duration, or why they are not here.",
+        ),
     ] = False,
     quick: Annotated[
         bool, typer.Option(help="Test that it runs, with few rounds on synthetic data.")
@@ -133,13 +137,22 @@ def _print(study: Study, found: Tables) -> None:
 
 
 def _print_list(studies: list[Study]) -> None:
-    from simulations.reproduce.catalogue import NOT_HERE
+    from simulations.reproduce.catalogue import NOT_HERE, UNRECORDED
+    from simulations.reproduce.recorded import command, key, recorded
     from simulations.study.tables import duration
 
+    numbers = recorded()
     for study in studies:
+        typer.echo(f"{study.paper:12} {study.item:15} {study.title}")
+        found = numbers.get(key(study))
+        if found is not None:
+            typer.echo(f"{'':28} {found.headline} ({found.date}, fedrec {found.fedrec})")
+        else:
+            why = UNRECORDED.get(study.name, "not measured with this version")
+            typer.echo(f"{'':28} no numbers: {why}")
         time = duration(study.seconds(study.seeds))
         seeds = f"{study.seeds} seed{'s' if study.seeds > 1 else ''}"
-        typer.echo(f"{study.paper:12} {study.item:15} {time:>7}, {seeds:8} {study.title}")
+        typer.echo(f"{'':28} {command(study)} ({seeds}, about {time})")
     for name, why in NOT_HERE.items():
         if name.partition(" ")[0] in {study.paper for study in studies}:
             paper, item = name.split()

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our numbers of the papers' tables and figures, and of further studies: `results.json`. The pages
+of the documentation are filled from it (`docs/fill_results.py`), and `fedrec reproduce --list`
+prints its headlines.
+
+By study (`privrec/table2`), each with the command that prints it, version and commit of fedrec, the
+day, the class of machine, the number of seeds, and its rows: by metric the mean, then the ends of
+the 95 % interval where there is one, then the value of each seed where there are several, rounded
+to four decimals.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrec.errors import RunError
+from fedrec.runtime.atomic_files import write_atomically
+from simulations.reproduce.catalogue import PAPERS, find
+from simulations.reproduce.published import published
+from simulations.study.folder import StudyFolder
+from simulations.study.study import Cell, Study, TaskJob, made
+from simulations.study.tables import comparison, differences
+
+FILE = Path(__file__).with_name("results.json")
+_HEADLINES = ("Hits@10", "Hits@20", "NDCG@100", "Recall@20")
+_BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+_DECIMALS = 4
+
+
+@dataclass(frozen=True)
+class Number:
+    """A mean over seeds with its interval, see `simulations.study.tables.comparison`.
+
+    Attributes:
+        mean: over the seeds.
+        low: lower end of the 95 % interval; NaN where there is none.
+        high: its upper end.
+        values: of each seed; none where there is one.
+    """
+
+    mean: float
+    low: float = math.nan
+    high: float = math.nan
+    values: tuple[float, ...] = ()
+
+    def text(self, digits: int = 3, *, interval: bool = True) -> str:
+        """The number, as in `.205 ± .004`; with `.190 to .220` for its users where it is of one
+        seed.
+
+        Args:
+            digits: decimals.
+            interval: whether to add it, where there is one.
+        """
+        mean = decimal(self.mean, digits)
+        if not interval or math.isnan(self.low):
+            return mean
+        half = (self.high - self.low) / 2
+        even = math.isclose(self.mean, (self.high + self.low) / 2, abs_tol=2 * 10**-_DECIMALS)
+        if self.values and even:
+            return f"{mean} ± {decimal(half, digits)}"
+        return f"{mean} ({decimal(self.low, digits)} to {decimal(self.high, digits)})"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A study's numbers.
+
+    Attributes:
+        command: that prints them.
+        fedrec: version of it.
+        commit: of its source; empty where it was not run from a checkout.
+        date: when the last task ended, as in 2026-01-31.
+        machine: its class.
+        seeds: number of them.
+        rows: by row and metric; a row's name begins with its data set where there are several.
+        differences: of two rows paired by seed, by metric: mean, ends of the 95 % interval, p of
+            the t-test, number of seeds.
+    """
+
+    command: str
+    fedrec: str
+    commit: str
+    date: str
+    machine: str
+    seeds: int
+    rows: Mapping[str, Mapping[str, Number]]
+    differences: Mapping[str, Mapping[str, tuple[float, ...]]]
+
+    @property
+    def headline(self) -> str:
+        """One of the numbers, of the first row."""
+        row, numbers = next(iter(self.rows.items()))
+        finite = [name for name, number in numbers.items() if math.isfinite(number.mean)]
+        metric = next((name for name in _HEADLINES if name in finite), [*finite, *numbers][0])
+        return f"{row} {metric} {numbers[metric].text()}".strip()
+
+    @property
+    def source(self) -> str:
+        """Command, seeds, version, machine and day, for below a table."""
+        seeds = f", {self.seeds} seeds" if self.seeds > 1 else ""
+        commit = f" ({self.commit})" if self.commit else ""
+        return f"`{self.command}`{seeds}; fedrec {self.fedrec}{commit}, {self.machine}, {self.date}"
+
+
+def decimal(value: float, digits: int) -> str:
+    """A number as in papers: without the zero before the point, large whole ones with commas."""
+    if not math.isfinite(value):
+        return "infinite" if math.isinf(value) else "-"
+    if value == round(value) and abs(value) >= 10:
+        return f"{value:,.0f}"
+    text = f"{value:.{digits}f}"
+    return text.replace("0.", ".", 1) if text.lstrip("-").startswith("0.") else text
+
+
+def recorded(file: Path = FILE) -> dict[str, Recorded]:
+    """All that is recorded, by study.
+
+    Args:
+        file: where it is.
+    """
+    tables = json.loads(file.read_text(encoding="utf-8"))
+    return {name: _read(table) for name, table in tables.items()}
+
+
+def _read(table: dict[str, Any]) -> Recorded:
+    def number(parts: list[Any]) -> Number:
+        numbers = [_float(part) for part in parts]
+        return Number(*numbers[:3], values=tuple(numbers[3:]))
+
+    rows = {
+        row: {metric: number(parts) for metric, parts in own.items()}
+        for row, own in table["rows"].items()
+    }
+    apart = {
+        rows: {metric: tuple(map(_float, parts)) for metric, parts in own.items()}
+        for rows, own in table.get("differences", {}).items()
+    }
+    return Recorded(**{**table, "rows": rows, "differences": apart})
+
+
+def record(folder: Path, file: Path = FILE) -> str:
+    """Put the finished tasks of a study into the file, in place of what it had of that study.
+
+    Args:
+        folder: of the study, as `fedrec reproduce ... --output` made it.
+        file: the file; made unless it is there.
+
+    Returns:
+        The study's name there.
+
+    Raises:
+        RunError: the folder has no finished task, or is of the small version of a study.
+    """
+    study, jobs = _of(folder)
+    done = [(job, own[0]) for job in jobs if (own := job.found()) is not None]
+    if not done:
+        raise RunError(f"{folder} has no finished task", fix="run the study, see its study.json")
+    found = [(job.seed, one) for job, numbers in done for one in numbers]
+    values: dict[Cell, list[float]] = {}
+    for _, one in found:
+        values.setdefault(one.cell, []).append(one.value)
+    names = row_names(values)
+    rows: dict[str, dict[str, list[Any]]] = {}
+    for row in comparison({}, (one for _, one in found)).to_dict("records"):
+        cell = row["dataset"], row["model"], row["metric"]
+        several = len(values[cell]) > 1
+        ends = [row["low"], row["high"]] if several or not math.isnan(row["low"]) else []
+        numbers = [row["ours"], *ends, *(values[cell] if several else [])]
+        rows.setdefault(names[cell], {})[row["metric"]] = list(map(_short, numbers))
+    seeds = len({job.seed for job, _ in done})
+    table = {"command": command(study, seeds), **_made([job for job, _ in done])}
+    table |= {"seeds": seeds, "rows": rows}
+    apart: dict[str, dict[str, list[Any]]] = {}
+    for row in differences(study.compared, found).to_dict("records"):
+        own = [row[key] for key in ("difference", "low", "high", "t", "seeds")]
+        apart.setdefault(row["rows"], {})[row["metric"]] = list(map(_short, own))
+    name = key(study)
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    known[name] = {**table, **({"differences": apart} if apart else {})}
+    write_atomically(file, text_of(dict(sorted(known.items()))))
+    return name
+
+
+def key(study: Study) -> str:
+    """The name of a study in the file."""
+    return f"{study.paper}/{study.item}"
+
+
+def study_of(name: str) -> Study:
+    """The study of a name in the file.
+
+    Raises:
+        ExperimentError: there is none.
+    """
+    paper, _, item = name.partition("/")
+    (study,) = find(paper if paper in PAPERS else str(_BENCHMARKS / f"{paper}.toml"), item)
+    return study
+
+
+def command(study: Study, seeds: int | None = None) -> str:
+    """The command that prints a study's table.
+
+    Args:
+        study: the study.
+        seeds: number of seeds; None: that of the study.
+    """
+    paper = study.paper if study.paper in PAPERS else f"{_BENCHMARKS.name}/{study.paper}.toml"
+    seeded = any(task.seeded for task in study.tasks)
+    more = f" --seeds {seeds}" if seeded and seeds not in (None, study.seeds) else ""
+    return f"fedrec reproduce {paper} {study.item}{more}"
+
+
+def row_names(cells: Mapping[Cell, Any], datasets: set[str] | None = None) -> dict[Cell, str]:
+    """The names of rows: their model, after the data set where there are several.
+
+    Args:
+        cells: of a study.
+        datasets: those that there are; None: those of the cells.
+    """
+    several = len(datasets or {dataset for dataset, _, _ in cells}) > 1
+    return {
+        (dataset, model, metric): ", ".join(
+            filter(None, (dataset if several or not model else "", model))
+        )
+        for dataset, model, metric in cells
+    }
+
+
+def printed(name: str) -> dict[tuple[str, str], float]:
+    """What the paper prints, by row and metric as they are named here."""
+    study = study_of(name)
+    if study.paper not in PAPERS:
+        return {}
+    known = published(study.paper, study.item, study.published)
+    ours = {str(task.options.get("dataset", "")) for task in study.tasks}
+    cells = {cell: value for cell, value in known.items() if cell[0] in ours}
+    names = row_names(cells, ours)
+    return {(names[cell], cell[2]): value for cell, value in cells.items()}
+
+
+def text_of(tables: Mapping[str, Any]) -> str:
+    """The file's text: a line for each row."""
+    parts = []
+    for name, table in tables.items():
+        lines = []
+        for key, value in table.items():
+            if isinstance(value, dict):
+                own = [f"   {_json(row)}: {_json(numbers)}" for row, numbers in value.items()]
+                lines.append(f"  {_json(key)}: {{\n" + ",\n".join(own) + "\n  }")
+            else:
+                lines.append(f"  {_json(key)}: {_json(value)}")
+        parts.append(f" {_json(name)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _of(folder: Path) -> tuple[Study, list[TaskJob]]:
+    told = StudyFolder(folder, "study.json", "study").read("study.json")
+    if told["quick"]:
+        raise RunError(f"{folder} is of the small version of a study", got="quick in study.json")
+    study = study_of(f"{told['paper']}/{told['item']}")
+    seeds = [int(path.name.rpartition("-seed")[2]) for path in (folder / "tasks").glob("*-seed*")]
+    return study, study.jobs(folder, max(seeds, default=0) - study.first_seed + 1, quick=False)
+
+
+def _made(jobs: list[TaskJob]) -> dict[str, str]:
+    """Of the last of the tasks; of those of an earlier version all but the commit is known."""
+    found = [
+        {
+            **made(),
+            "commit": None,
+            **json.loads((job.folder / "found.json").read_text(encoding="utf-8")),
+        }
+        for job in jobs
+    ]
+    last = max(found, key=lambda table: str(table["date"]))
+    return {key: last[key] or "" for key in made()}
+
+
+def _short(value: float) -> float | str | None:
+    if not math.isfinite(value):
+        return None if math.isnan(value) else "inf"
+    if value == round(value):
+        return round(value)
+    small = abs(value) < 10**-3
+    return float(f"{value:.{_DECIMALS}g}") if small else round(float(value), _DECIMALS)
+
+
+def _float(value: float | str | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

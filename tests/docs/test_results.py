@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded numbers: pages are filled from them, what a page tells to run has numbers, entries are
+of studies that exist, and what is quick comes out as recorded."""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedrec.errors import RunError
+from simulations.reproduce.catalogue import NOT_HERE, UNRECORDED, studies
+from simulations.reproduce.recorded import Number, key, printed, record, recorded
+from simulations.study.declaration import declared
+from simulations.study.execution import folder_of, run_study
+from simulations.study.study import TaskJob
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = runpy.run_path(str(ROOT / "docs" / "fill_results.py"))
+PAGES = SCRIPT["pages"]()
+RESULTS = recorded()
+BENCHMARKS = [study for file in (ROOT / "benchmarks").glob("*.toml") for study in declared(file)]
+STUDIES = {key(study): study for study in [*studies(), *BENCHMARKS]}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_has_the_numbers_that_are_recorded(page):
+    text = page.read_text(encoding="utf-8")
+    assert text == SCRIPT["filled"](text, RESULTS)
+
+
+@pytest.mark.parametrize("name", list(RESULTS))
+def test_an_entry_is_of_a_study_with_such_rows_and_says_where_it_comes_from(name):
+    found = RESULTS[name]
+    study = STUDIES[name]
+    assert found.command.startswith("fedrec reproduce ") and study.item in found.command
+    assert found.fedrec and found.date and found.machine and found.rows
+    numbers = [number for row in found.rows.values() for number in row.values()]
+    assert all(len(number.values) in range(found.seeds + 1) for number in numbers)
+    for number in numbers:
+        if number.values:
+            mean = sum(number.values) / len(number.values)
+            assert number.mean == pytest.approx(mean, abs=2e-4, rel=1e-3)
+
+
+def again(name, tmp_path, count=1, only=None):
+    """The numbers of a study, run now for the first of its seeds."""
+    study = STUDIES[name]
+    if only is not None:
+        study = replace(study, tasks=tuple(task for task in study.tasks if task.name == only))
+        assert study.tasks
+    folder = folder_of(study, tmp_path / "study", quick=False)
+    jobs = study.jobs(folder.path, count, quick=False)
+    assert not run_study(folder, jobs)
+    file = tmp_path / "results.json"
+    assert record(folder.path, file) == name
+    return recorded(file)[name].rows
+
+
+def same(rows, recorded_rows, tolerance):
+    """Rows of one seed beside recorded ones of one or several."""
+    for row, numbers in rows.items():
+        for metric, number in numbers.items():
+            known = recorded_rows[row][metric]
+            first = known.values[0] if known.values else known.mean
+            assert number.mean == pytest.approx(first, abs=tolerance), (row, metric)
+    return len(rows)
+
+
+ARITHMETIC = ["dp-vae/table2", "dp-vae/table3", "privrec/figure2", "upc-sdg/table1"]
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_what_is_counted_comes_out_as_recorded(name, tmp_path):
+    assert same(again(name, tmp_path), RESULTS[name].rows, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["privrec/table4", "privrec/table5"])
+def test_epsilons_come_out_as_recorded(name, tmp_path):
+    """Those of the smallest cohort."""
+    job = TaskJob(tmp_path / "job", 0, True, STUDIES[name].tasks[0])
+    found = job.task.work(job)
+    assert len(found) == 12
+    for one in found:
+        known = RESULTS[name].rows[one.model][one.metric].mean
+        assert one.value == pytest.approx(known, rel=1e-3) or one.value == known == math.inf
+
+
+def test_a_recorded_study_fills_a_table_and_numbers(tmp_path):
+    study = STUDIES["privrec/table4"]
+    folder = folder_of(study, tmp_path / "study", quick=False)
+    job = study.jobs(folder.path, 1, quick=False)[0]
+    found = [
+        {"dataset": "MovieLens-1M", "model": model, "metric": metric, "value": value}
+        for model, value in (("DP-PrivRec", 1.7439), ("other", math.inf))
+        for metric in ("epsilon, q=5/4800, delta=1e-08", "b")
+    ]
+    made = {"fedrec": "0.1.0", "commit": "abc", "date": "2026-01-31", "machine": "x86_64, 2 cores"}
+    (job.folder).mkdir(parents=True)
+    (job.folder / "found.json").write_text(json.dumps({"found": found, "seconds": 1.0, **made}))
+    file = tmp_path / "results.json"
+    name = record(folder.path, file)
+    page = (
+        '<!-- results privrec/table4 rows="other;DP*" columns="epsilon*" digits=2 paper -->\n'
+        "stale\n<!-- end -->\n<!-- r privrec/table4; DP-PrivRec; b -->.9<!-- /r -->"
+    )
+    filled = SCRIPT["filled"](page, {name: recorded(file)[name]})
+    assert "| other | infinite | - |\n| DP-PrivRec | 1.74 | *1.74* |\n" in filled
+    assert "-->1.744<!-- /r -->" in filled and "stale" not in filled
+    assert "`fedrec reproduce privrec table4`; fedrec 0.1.0 (abc), x86_64, 2 cores, 2026-01-31" in (
+        filled
+    )
+    assert SCRIPT["filled"](filled, recorded(file)) == filled
+    for unknown in ("privrec/table9; a; b", "privrec/table4; a; b", "privrec/table4; other; c"):
+        with pytest.raises(LookupError):
+            SCRIPT["filled"](f"<!-- r {unknown} -->.2<!-- /r -->", recorded(file))
+
+
+def test_small_versions_and_empty_folders_are_not_recorded(tmp_path):
+    study = STUDIES["privrec/table4"]
+    for quick in (True, False):
+        folder_of(study, tmp_path / str(quick), quick=quick)
+        with pytest.raises(RunError):
+            record(tmp_path / str(quick), tmp_path / "results.json")
+    assert not (tmp_path / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "bare"),
+    [
+        (Number(0.2051, 0.2011, 0.2091, (0.2, 0.21)), ".205 ± .004", ".205"),
+        (Number(0.2051, 0.19, 0.22), ".205 (.190 to .220)", ".205"),
+        (Number(0.004, 0.0, 0.011, (0.001, 0.007)), ".004 (.000 to .011)", ".004"),
+        (Number(-0.004), "-.004", "-.004"),
+        (Number(275802.0), "275,802", "275,802"),
+        (Number(math.inf), "infinite", "infinite"),
+    ],
+)
+def test_a_number_is_written_as_in_papers(number, text, bare):
+    assert number.text() == text
+    assert number.text(interval=False) == bare
+
+
+def test_the_list_says_of_each_item_what_it_has_or_why_not(fedrec):
+    code, out, _ = fedrec("reproduce", "--list")
+    assert code == 0
+    for study in studies():
+        _, _, own = out.partition(f"{study.paper:12} {study.item:15} {study.title}\n")
+        number, command = own.split("\n")[:2]
+        if key(study) in RESULTS:
+            assert RESULTS[key(study)].headline in number
+        else:
+            assert UNRECORDED.get(study.name, "not measured with this version") in number
+        assert f"fedrec reproduce {study.paper} {study.item}" in command
+    for name, why in NOT_HERE.items():
+        assert f"{name.split()[1]:15} not here: {why}" in out
+
+
+def test_rows_of_papers_are_named_as_ours():
+    assert printed("privrec/table2")["PrivRec", "Hits@10"] == 0.168
+    assert printed("privrec/table6")["Frappe, PrivRec", "MIA accuracy"]
+    assert printed("central/ml100k") == {}
