@@ -12,7 +12,7 @@ SOURCES := pyproject.toml constraints.txt
 help:  ## Show what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
-demo: $(VENV)/.installed  ## A federated system beside popularity and EASE, the same under differential privacy, a report; offline
+demo: $(VENV)/.installed  ## PrivRec on Ray in one and two stages and under differential privacy, beside linear systems and popularity, and a report; offline
 	$(BIN)/fedrec demo
 
 test: $(VENV)/.installed-test  ## The test suite in two processes; FEDREC_DATA=FOLDER adds the tests on real data

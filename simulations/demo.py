@@ -1,23 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demonstration: a federated recommender without and with differential privacy, and a report of
-both.
+"""The demonstration: PrivRec by REPTILE on Ray, in one stage, in two, and under user-level
+differential privacy, beside linear systems and popularity, in one table and a report.
 
-Both runs are of the linear item-to-item model on synthetic data: one without privacy beside
-popularity and centralised EASE, one at epsilon 5 for each user beside private popularity.
+All runs are of the same synthetic users, and test the same of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedrec.report.page.page import report
+from fedrec.report.rows import epsilon_of, system_rows
 from fedrec.runs.result import Result
 from fedrec.runtime.atomic_files import write_atomically
 from server.callbacks.base import Callback
 from simulations.runner import run
 
-EXPERIMENTS = ("linear-synthetic", "linear-private-synthetic")
+
+@dataclass(frozen=True)
+class Row:
+    """One system of the demonstration.
+
+    Attributes:
+        system: its name in the table.
+        experiment: the shipped experiment that has it.
+        label: of the baseline; None: the federated system.
+        what: what it is, in one line.
+    """
+
+    system: str
+    experiment: str
+    label: str | None
+    what: str
+
+
+ROWS = (
+    Row("popularity", "linear-synthetic", "popularity", "one list for everybody"),
+    Row("PrivRec", "privrec-synthetic", None, "REPTILE, adapted on each device"),
+    Row("PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervised rounds"),
+    Row("linear", "linear-synthetic", None, "two sums over devices"),
+    Row("EASE, centralised", "linear-synthetic", "ease", "the same, all data in one place"),
+    Row("private popularity", "linear-private-synthetic", "dp-popularity", "noisy counts"),
+    Row("DP-PrivRec", "dp-privrec-synthetic", None, "two stages, noisy averages"),
+    Row("linear, private", "linear-private-synthetic", None, "two noisy sums over devices"),
+)
 
 
 def demo(
@@ -26,26 +55,38 @@ def demo(
     callbacks: Callable[[], Sequence[Callback]] = list,
     overrides: Sequence[str] = (),
     show: Callable[[Result], None] = lambda result: None,
-) -> Path:
-    """Run both experiments and write the report.
+) -> tuple[dict[str, dict[str, Any]], Path]:
+    """Run the experiments and write the report.
 
     Args:
         output: a folder; each run gets a folder below it.
         callbacks: makes those of a run.
-        overrides: texts such as `"dataset.users=400"`, for both.
+        overrides: texts such as `"dataset.users=400"`, for all experiments.
         show: called with each result.
 
     Returns:
-        The page, `report.html` in `output`.
+        Metrics of each row of `ROWS`, with `epsilon` (None: not private), by system; and the page,
+        `report.html` in `output`.
 
     Raises:
         RunError: there are runs in `output` already.
     """
-    results = []
-    for name in EXPERIMENTS:
-        results.append(run(name, overrides, output=output / name, callbacks=callbacks()))
-        show(results[-1])
+    results: dict[str, Result] = {}
+    for name in dict.fromkeys(row.experiment for row in ROWS):
+        results[name] = run(name, overrides, output=output / name, callbacks=callbacks())
+        show(results[name])
     page = output / "report.html"
-    title = "A federated recommender, with and without differential privacy"
-    write_atomically(page, report(results, title=title))
-    return page
+    title = "Federated recommenders, with and without differential privacy"
+    write_atomically(page, report(list(results.values()), title=title))
+    return table(results), page
+
+
+def table(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
+    """Metrics of each row of `ROWS`, with `epsilon`, by system; results are by experiment."""
+    found = {}
+    for row in ROWS:
+        result = results[row.experiment]
+        label = row.label or result.experiment.name
+        values = system_rows(result)[label]
+        found[row.system] = {**values, "epsilon": epsilon_of(result, label)}
+    return found

@@ -74,7 +74,7 @@ def test_explain_takes_options_or_an_experiment(fedrec):
     settings = ("privacy.clip-norm=1", "privacy.noise-multiplier=2", "rounds=10")
     question = ("privacy", "explain", "privrec-synthetic")
     code, out, _ = fedrec(*question, sets=settings)
-    assert code == 0 and "from all 480 clients" in out
+    assert code == 0 and "from all 2800 clients" in out
     code, out, _ = fedrec(*question, "--clients", 1234, sets=settings)
     assert code == 0 and "from all 1234 clients" in out
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec demo`: two runs and a report, offline."""
+"""`fedrec demo`: five runs, one table and a report, offline."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,18 +17,21 @@ from simulations.cli import options
 if TYPE_CHECKING:
     from fedrec.runs.result import Result
 
+_METRICS = ("hits@10",)
+
 
 def demo(
     output: Annotated[Path | None, options.output("Folder of the runs and the report.")] = None,
 ) -> None:
-    """Train a federated recommender without and with differential privacy on synthetic data,
-    compare it with baselines, and write a report; works offline."""
+    """Train PrivRec on Ray, in one stage, in two, and under differential privacy, beside linear
+    systems and popularity on synthetic data; print one table and write a report. Works offline."""
     from server.callbacks.progress import Progress
     from simulations.demo import demo as demonstrate
 
     base = Path(os.environ.get("FEDREC_RUNS", "runs")).expanduser()
     folder = output or base / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
     shown: list[Progress] = []
+    results: list[Result] = []
 
     def watched() -> list[Progress]:
         shown.append(Progress())
@@ -34,19 +39,32 @@ def demo(
 
     def show(result: Result) -> None:
         shown[-1].close()
-        _print(result)
+        results.append(result)
 
-    page = demonstrate(folder, callbacks=watched, show=show)
+    rows, page = demonstrate(folder, callbacks=watched, show=show)
+    _print(rows, results)
     typer.echo(f"report: {page}")
 
 
-def _print(result: Result) -> None:
+def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None:
     from rich.console import Console
+    from rich.table import Table
 
-    from fedrec.report.summary import summary_notes, summary_table
+    from fedrec.report.privacy_total import shown_together
+    from simulations.demo import ROWS
 
+    table = Table("system", *_METRICS, "epsilon", "what it is")
+    for row in ROWS:
+        values = rows[row.system]
+        epsilon = values["epsilon"]
+        private = epsilon is not None and math.isfinite(epsilon)
+        cells = [f"{values[name]:.3f}" for name in _METRICS]
+        table.add_row(row.system, *cells, f"{epsilon:.2f}" if private else "-", row.what)
     console = Console()
-    console.print(result.experiment.title, highlight=False)
-    console.print(summary_table(result))
-    for line in [*summary_notes(result), *result.privacy[:3]]:
+    console.print(table)
+    private = next(result for result in results if result.privacy)
+    count = len(results[0].users)
+    seed = results[0].experiment.seed
+    console.print(f"The same {count} test users in each row, seed {seed}.", highlight=False)
+    for line in [*private.privacy[:1], *shown_together([one.folder for one in results])]:
         console.print(line, highlight=False)
