@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,8 @@ class Recorded:
     Attributes:
         command: that prints them.
         fedrec: version of it.
-        commit: of its source; empty where it was not run from a checkout.
+        commit: of its source, with a plus if files differed from it; empty where it was not run
+            from a checkout.
         date: when the last task ended, as in 2026-01-31.
         machine: its class.
         seeds: number of them.
@@ -192,14 +194,22 @@ def key(study: Study) -> str:
 
 
 def study_of(name: str) -> Study:
-    """The study of a name in the file.
+    """The study of a name in the file: of a paper, or of `benchmarks/`.
 
     Raises:
         ExperimentError: there is none.
     """
     paper, _, item = name.partition("/")
-    (study,) = find(paper if paper in PAPERS else str(_BENCHMARKS / f"{paper}.toml"), item)
+    (study,) = find(_source(paper, item), item)
     return study
+
+
+def _source(paper: str, item: str) -> str:
+    """What `fedrec reproduce` calls the paper, or the file of the benchmarks that has the item."""
+    file = _BENCHMARKS / f"{paper}.toml"
+    if paper in PAPERS and (not file.is_file() or item in {one.item for one in find(paper, None)}):
+        return paper
+    return str(file)
 
 
 def command(study: Study, seeds: int | None = None) -> str:
@@ -209,7 +219,8 @@ def command(study: Study, seeds: int | None = None) -> str:
         study: the study.
         seeds: number of seeds; None: that of the study.
     """
-    paper = study.paper if study.paper in PAPERS else f"{_BENCHMARKS.name}/{study.paper}.toml"
+    paper = _source(study.paper, study.item)
+    paper = paper if paper in PAPERS else f"{_BENCHMARKS.name}/{study.paper}.toml"
     seeded = any(task.seeded for task in study.tasks)
     more = f" --seeds {seeds}" if seeded and seeds not in (None, study.seeds) else ""
     return f"fedrec reproduce {paper} {study.item}{more}"
@@ -234,8 +245,6 @@ def row_names(cells: Mapping[Cell, Any], datasets: set[str] | None = None) -> di
 def printed(name: str) -> dict[tuple[str, str], float]:
     """What the paper prints, by row and metric as they are named here."""
     study = study_of(name)
-    if study.paper not in PAPERS:
-        return {}
     known = published(study.paper, study.item, study.published)
     ours = {str(task.options.get("dataset", "")) for task in study.tasks}
     cells = {cell: value for cell, value in known.items() if cell[0] in ours}
@@ -278,7 +287,21 @@ def _made(jobs: list[TaskJob]) -> dict[str, str]:
         for job in jobs
     ]
     last = max(found, key=lambda table: str(table["date"]))
-    return {key: last[key] or "" for key in made()}
+    commit = _ancestor(last["commit"]) if last["commit"] else ""
+    return {**{key: last[key] or "" for key in made()}, "commit": commit}
+
+
+def _ancestor(commit: str) -> str:
+    """A commit as those know it who have this checkout: if it is not in its history, such as one of
+    a branch that was rebased, the newest one before it that is, with a plus."""
+    name = commit.removesuffix("+")
+    git = ["git", "-C", str(FILE.parent)]
+    asked = [*git, "merge-base", name, "HEAD"], [*git, "rev-parse", name]
+    try:
+        base, own = (subprocess.check_output(words, text=True).strip() for words in asked)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return commit if base == own else f"{base[: len(name)]}+"
 
 
 def _short(value: float) -> float | str | None:
