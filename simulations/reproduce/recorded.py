@@ -298,7 +298,10 @@ def _ancestor(commit: str) -> str:
     git = ["git", "-C", str(FILE.parent)]
     asked = [*git, "merge-base", name, "HEAD"], [*git, "rev-parse", name]
     try:
-        base, own = (subprocess.check_output(words, text=True).strip() for words in asked)
+        base, own = (
+            subprocess.check_output(words, text=True, stderr=subprocess.DEVNULL).strip()
+            for words in asked
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return commit if base == own else f"{base[: len(name)]}+"
