@@ -17,19 +17,17 @@ from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.components.contract_check import covers_overrides
 from fedrec.data.client_data import ClientData
+from fedrec.data.low_rated import LowRatedConfig
 from fedrec.data.population import Population
 from fedrec.models.base import Parameters
 
 
-class SufficientStatisticsConfig(StepConfig):
+class SufficientStatisticsConfig(StepConfig, LowRatedConfig):
     """Settings of what counts in a history; with `epochs = 0` nothing is sent, with any other
     number once."""
 
     epochs: int = Field(default=1, ge=0)
     """0 sends nothing, any other number sends the statistics once."""
-    low_rated: float = Field(default=0.0, ge=0, le=1)
-    """What a rated item that is not positive counts, where a positive one counts 1; 0 leaves them
-    out."""
 
 
 class SufficientStatistics(Step):

@@ -106,13 +106,17 @@ class Histories:
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return Histories(len(items), offsets, new[new >= 0])
 
-    def sums(self, rows: torch.Tensor) -> torch.Tensor:
-        """Sum of the rows `float [items, width]` of each user's items, `[users, width]`; an item
-        that a user has twice counts twice."""
-        items, offsets = (
-            torch.from_numpy(part).to(rows.device) for part in (self.items, self.offsets[:-1])
+    def sums(self, rows: torch.Tensor, low_rated: float = 0.0) -> torch.Tensor:
+        """Sum of the rows `float [items, width]` of each user's distinct items, `[users, width]`,
+        with the weights of `csr`."""
+        own = self.csr(low_rated=low_rated)
+        items, offsets, weights = (
+            torch.from_numpy(part).to(rows.device)
+            for part in (own.indices.astype(np.int64), own.indptr[:-1].astype(np.int64), own.data)
         )
-        return torch.nn.functional.embedding_bag(items, rows, offsets, mode="sum")
+        return torch.nn.functional.embedding_bag(
+            items, rows, offsets, mode="sum", per_sample_weights=weights.to(rows)
+        )
 
     def places(self, others: Histories) -> np.ndarray:
         """`int64 [others]`: the position of each of the other users among these; -1 if absent or
@@ -144,12 +148,18 @@ class Histories:
             low_rated=None if self.low_rated is None else self.low_rated.distinct(),
         )
 
-    def csr(self, dtype: type[np.floating] = np.float32) -> Sparse:
-        """Binary sparse `[users, items]` with sorted columns; an item that a user has several times
-        counts once."""
+    def csr(self, dtype: type[np.floating] = np.float32, low_rated: float = 0.0) -> Sparse:
+        """Sparse `[users, items]` with sorted columns: 1 for liked items, `low_rated`, in [0, 1],
+        for other rated ones, 0 elsewhere; an item that a user has several times counts once."""
         once = self.distinct()
         ones = np.ones(len(once.items), dtype)
-        return sparse.csr_array((ones, once.items, once.offsets), (self.num_users, self.num_items))
+        shape = self.num_users, self.num_items
+        liked = sparse.csr_array((ones, once.items, once.offsets), shape)
+        if self.low_rated is None or low_rated == 0:
+            return liked
+        rated = sparse.csr_array(liked.maximum(self.low_rated.csr(dtype) * dtype(low_rated)))
+        rated.sort_indices()
+        return rated
 
 
 class Baseline(ABC):

@@ -42,8 +42,8 @@ class FoldInConfig(PublicPriorConfig, ProductsConfig):
     factors: Width = 64
     """Largest number of learned coordinates."""
     low_rated: float = Field(default=0.3, ge=0, le=1)
-    """What a rated item that is not positive counts in a user's history, where a positive one
-    counts 1; 0 leaves them out. Of no use where the data have no ratings."""
+    """Weight of a rated item that is not positive in a user's history, where a positive one has 1;
+    0 leaves these items out. Of no use where the data have no ratings."""
 
 
 class FoldIn(ProductsModel):

@@ -6,7 +6,9 @@ It has no user parameters and needs no features, so it can score any user with a
 `items` most popular items, by the items' biases, have weights; all others are ranked below these,
 by their biases. Before any item has weights, all are ranked by their biases.
 
-    s_uj = sum over i in the history of u of B_ij
+    s_uj = sum over i in the history of u of x_ui B_ij
+
+with x_ui = 1 for liked items and `low-rated` for other rated ones.
 
 With step and strategy `gram` the weights are found in one round.
 """
@@ -14,13 +16,14 @@ With step and strategy `gram` the weights are found in one round.
 import torch
 from torch import Tensor
 
+from fedrec.data.low_rated import LowRatedConfig
 from fedrec.factors.chosen_items import BIAS, chosen_items
 from fedrec.models.base import Parameters, ProductsConfig, ProductsModel
 
 WEIGHTS = "item.weights"
 
 
-class ItemWeightsConfig(ProductsConfig):
+class ItemWeightsConfig(ProductsConfig, LowRatedConfig):
     """Settings of the linear item-to-item model; its `items` are those with weights."""
 
 
@@ -31,6 +34,11 @@ class ItemWeights(ProductsModel):
     paper = "SLIM (Ning and Karypis 2011), EASE (Steck 2019)"
     products = WEIGHTS
     config: ItemWeightsConfig
+
+    @property
+    def low_rated(self) -> float:
+        """The weight in histories of a rated item that is not positive."""
+        return self.config.low_rated
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Zero biases and weights; nothing is drawn."""
@@ -57,7 +65,7 @@ class ItemWeights(ProductsModel):
         if not weights.any():
             return popularity.expand(len(histories), -1)
         chosen = chosen_items(bias, self.size)
-        known = (histories[:, chosen] > 0).to(weights.dtype)
+        known = histories[:, chosen].to(weights.dtype)
         found = known @ weights
         scores = found.amin(1, keepdim=True) - 1 + popularity.expand(len(histories), -1)
         scores[:, chosen] = found

@@ -272,27 +272,31 @@ class DpVae(OneByOne, dpvae.DpVae):
 class Als(OneByOne, als.Als):
     def alone(self, parameters, data, random):
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        if not len(data.positives) or not self.config.epochs:
-            return Update(delta, 0, math.nan)
         items = parameters["item.factors"].double()
-        liked = torch.from_numpy(data.positives)
         target = torch.zeros(len(items), dtype=torch.float64, device=items.device)
-        target[liked] = 1.0
+        target[data.items] = self.config.low_rated
+        target[data.positives] = 1.0
+        liked = target.nonzero()[:, 0].cpu()
+        if not len(liked) or not self.config.epochs:
+            return Update(delta, 0, math.nan)
+        own_shares = target[liked, None]
         weights = 1 + (self.config.weight - 1) * target
         penalty = self.config.regularisation * torch.eye(items.shape[1]).to(items)
         matrix = items.T @ (weights[:, None] * items) + penalty
-        own = torch.linalg.solve(matrix, items.T @ (weights * target))
+        own = torch.linalg.solve(matrix, self.config.weight * (items.T @ target))
         outer = torch.outer(own, own)
         fitted = items @ own
         delta["user.factors"] = own.to(parameters["user.factors"]) - parameters["user.factors"]
         delta["user.gram"] = outer.to(delta["user.gram"])
         if MOMENTS in parameters:
-            delta[MOMENTS][liked] = packed(outer).to(delta[MOMENTS])
-            delta["item.right"][liked] = own.to(delta["item.right"])
+            delta[MOMENTS][liked] = (own_shares * packed(outer)).to(delta[MOMENTS])
+            delta["item.right"][liked] = (own_shares * own).to(delta["item.right"])
         else:
             shares = self.config.weight - (self.config.weight - 1) * fitted[liked]
-            delta["item.right"][liked] = torch.outer(shares, own).to(delta["item.right"])
-        loss = (weights * (target - fitted).square()).mean()
+            sent = own_shares * torch.outer(shares, own)
+            delta["item.right"][liked] = sent.to(delta["item.right"])
+        loss = target * self.config.weight * (1 - fitted).square() + (1 - target) * fitted.square()
+        loss = loss.mean()
         return Update(delta, len(liked), float(loss))
 
 

@@ -11,12 +11,15 @@ from clients.hosting.node import Node
 from clients.training.one_client import to_device, update_of
 from fedrec.baselines.base import Histories
 from fedrec.baselines.factorisation.ials import CentralIalsConfig, solved
+from fedrec.cohort.block import Block
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.factors.packed import packed, unpacked
+from fedrec.protocol.sparse_update import SparseAccumulator, dense_change
 from simulations import runner
 from strategies.base import Aggregate
 from strategies.fcf import Fcf, FcfConfig
+from tests.clients.oracles import Als
 
 SETTINGS = {"weight": 5.0, "regularisation": 0.7}
 
@@ -25,12 +28,12 @@ SETTINGS = {"weight": 5.0, "regularisation": 0.7}
 def table(tiny_experiment):
     """Makes the tiny experiment with implicit matrix factorization, all clients in each round."""
 
-    def make(moments: bool, rounds: int = 3) -> dict:
+    def make(moments: bool, rounds: int = 3, low_rated: float = 0.0) -> dict:
         strategy = {"name": "fed-als", **SETTINGS} if moments else {"name": "fcf"}
         return tiny_experiment() | {
             "rounds": rounds,
             "model": {"name": "ials", "factors": 5, "moments": moments, "spread": 2.0},
-            "step": {"name": "als", **SETTINGS},
+            "step": {"name": "als", "low-rated": low_rated, **SETTINGS},
             "strategy": strategy,
             "sampler": {"name": "full"},
         }
@@ -46,17 +49,21 @@ def histories(node: Node) -> Histories:
         clients,
         data.user_features,
         data.item_features,
+        Histories(data.num_items, *node.population.low_rated(clients)),
     )
 
 
+@pytest.mark.parametrize("low_rated", [0.0, 0.4])
 @pytest.mark.parametrize("path", ["blocks", "reference"])
-def test_rounds_of_solving_are_sweeps_of_the_centralised_one(table, tmp_path, path):
+def test_rounds_of_solving_are_sweeps_of_the_centralised_one(table, tmp_path, path, low_rated):
     """After each round, the item factors are those of iALS from the same start; and so are its
     scores."""
-    result = runner.run(table(True), [f"engine.path={path}"], output=tmp_path / "run")
+    result = runner.run(
+        table(True, low_rated=low_rated), [f"engine.path={path}"], output=tmp_path / "run"
+    )
     node = Node(result.experiment, 0, 1, tmp_path / "run" / "private")
     config = CentralIalsConfig(factors=5, **SETTINGS)
-    liked = histories(node).csr()
+    liked = histories(node).csr(low_rated=low_rated)
     items = node.initial()["item.factors"].double()
     for _ in range(3):
         items = solved(liked.T.tocsr(), solved(liked, items, config), config)
@@ -71,18 +78,54 @@ def test_rounds_of_solving_are_sweeps_of_the_centralised_one(table, tmp_path, pa
     np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=2e-3, atol=2e-4)
 
 
-def test_what_clients_send_adds_up_to_the_gradient_of_the_loss(table):
+@pytest.mark.parametrize("moments", [False, True])
+def test_a_block_of_users_sends_what_each_would_alone(table, moments):
+    """Sums, norms and losses with rows rated low, against plain linear algebra for one user."""
+    experiment = load(table(moments, low_rated=0.4))
+    node = Node(experiment, 0, 1, None)
+    step = node.step(experiment.step)
+    parameters = node.initial()
+    clients = node.training
+    data = node.population.clients(clients)
+    batches = [step.batches(one, np.random.default_rng(0)) for one in data]
+    order = np.argsort([-len(one.sizes) for one in batches], kind="stable")
+    block = Block.of([data[n].features for n in order], [batches[n] for n in order], step.device)
+    found = step.train_block(parameters, block)
+    alone = Als(step.config, node.model, step.device)
+    expected = [alone.alone(parameters, data[n], np.random.default_rng(0)) for n in order]
+    names = ["user.gram", "item.right", *(["item.moments"] if moments else [])]
+    shares = torch.arange(1.0, len(order) + 1, dtype=torch.float64)
+    norms = found.norms(names)
+    for place, one in enumerate(expected):
+        whole = torch.cat([one.delta[name].flatten() for name in names]).double()
+        assert float(norms[place]) == pytest.approx(float(whole.norm()), rel=1e-5, abs=1e-9)
+        own = found.parameters_of(place)
+        for name in names:
+            torch.testing.assert_close(own[name][0], one.delta[name], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found.losses(), [one.loss for one in expected], rtol=1e-5)
+    for name in names[1:]:
+        total = SparseAccumulator(tuple(parameters[name].shape))
+        found.add_rows(name, total, shares)
+        table = parameters[name].numpy()
+        wanted = sum(s * one.delta[name].double() for s, one in zip(shares, expected, strict=True))
+        summed_up = dense_change(total.change(table), table)
+        np.testing.assert_allclose(summed_up, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("low_rated", [0.0, 0.4])
+def test_what_clients_send_adds_up_to_the_gradient_of_the_loss(table, low_rated):
     """Against automatic differentiation of the loss over every user and item."""
-    experiment = load(table(False))
+    experiment = load(table(False, low_rated=low_rated))
     node = Node(experiment, 0, 1, None)
     start = node.initial()
     arrays = {name: value.numpy() for name, value in start.items()}
     config, weight = CentralIalsConfig(factors=5, **SETTINGS), SETTINGS["weight"]
-    liked = histories(node).csr()
+    liked = histories(node).csr(low_rated=low_rated)
     items = start["item.factors"].double().requires_grad_()
     users = solved(liked, items.detach(), config)
     target = torch.from_numpy(liked.toarray()).double()
-    errors = (1 + (weight - 1) * target) * (target - users @ items.T).square()
+    fitted = users @ items.T
+    errors = target * weight * (1 - fitted).square() + (1 - target) * fitted.square()
     (errors.sum() + 0.3 * items.square().sum()).backward()
 
     class Everybody:

@@ -2,6 +2,7 @@
 """The federated linear item-to-item model against the centralised EASE and PureSVD."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 import fedrec
 from clients.steps.gram import GramStep, GramStepConfig
+from fedrec.baselines.base import Histories
+from fedrec.baselines.factorisation.ease import Ease, EaseConfig
 from fedrec.data.cache import POPULATIONS
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
@@ -53,6 +56,32 @@ def test_weights_are_those_of_centralised_ease(table, tmp_path, path):
     np.testing.assert_allclose(result.parameters["item.weights"], expected, atol=1e-5)
     shares = np.maximum(likes.mean(0), 0.001)
     np.testing.assert_allclose(result.parameters["item.bias"][:, 0], np.log(shares), rtol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["auto", "reference"])
+def test_rows_rated_low_count_as_in_the_centralised_system(table, tmp_path, path):
+    """Weights and scores, of users who trained and who did not; against plain numpy, too."""
+    low = {"low-rated": 0.4}
+    experiment = table(model=low, step=low, engine={"path": path})
+    result = fedrec.run(experiment, output=tmp_path / "run")
+    population = POPULATIONS.population(load(experiment))
+    everybody = np.arange(population.interactions.num_users)
+    rows = population.histories(everybody, low_rated=0.4).astype(np.float64)
+    assert set(np.unique(rows.astype(np.float32))) == {0, np.float32(0.4), 1}
+    own = rows[population.training_clients]
+    weights = item_weights(torch.from_numpy(own.T @ own), 5.0).numpy()
+    np.testing.assert_allclose(result.parameters["item.weights"], weights, atol=1e-6)
+    known = (rows > 0).any(1)
+    scores = result.scores().to_numpy()
+    np.testing.assert_allclose(scores[known], (rows @ weights)[known], atol=2e-6)
+    baseline = Ease(EaseConfig(regularisation=5.0, low_rated=0.4))
+    items = population.interactions.num_items
+    histories = replace(
+        Histories(items, *population.liked(everybody)),
+        low_rated=Histories(items, *population.low_rated(everybody)),
+    )
+    baseline.fit(histories.take(population.training_clients))
+    np.testing.assert_allclose(scores[known], baseline.scores(histories).numpy()[known], atol=2e-6)
 
 
 def test_weights_are_those_of_centralised_puresvd(table, tmp_path):

@@ -15,8 +15,9 @@ is x x^T for the whole catalogue (`user.gram`) and, for each liked item i, eithe
 * or, with `model.moments`, `item.right`: x and `item.moments`: x x^T, so that the server can solve
   for y_i (strategy `fed-als`).
 
-For items that the device does not like, nothing is sent, and the device needs no row of the
-catalogue.
+For other items nothing is sent, and the device needs no row of them. With `low-rated` = r, an item
+that was rated and is not positive counts r times in every sum over liked items, and what is sent
+for it is r times the above.
 
 Where this differs from the paper: it weighs a liked item by 1 + alpha r; here c is a setting (with
 alpha r, as in the `implicit` library, c = alpha r). Widely used code for FCF gives unobserved items
@@ -40,6 +41,7 @@ from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
 from fedrec.data.client_data import ClientData
+from fedrec.data.low_rated import LowRatedConfig
 from fedrec.factors.packed import packed
 from fedrec.models.base import Parameters
 from fedrec.models.ials import Ials
@@ -48,7 +50,7 @@ from fedrec.protocol.sparse_update import SparseAccumulator
 MOMENTS = "item.moments"
 
 
-class AlsConfig(StepConfig):
+class AlsConfig(StepConfig, LowRatedConfig):
     """Settings of solving for a user; with `epochs = 0` nothing is done, any other number solves
     once."""
 
@@ -65,10 +67,12 @@ class SolvedUsers(Trained):
     """A block of users that were solved for; their moments are not copied for each of their items.
 
     Attributes:
-        moments: `[C, d (d + 1) / 2]`, what each sends for each of its items; None where none are
-            sent.
+        shares: `[C, R]`, the weight of each item in its history; 0 for padding.
+        moments: `[C, d (d + 1) / 2]`, of which each sends a share for each of its items; None where
+            none are sent.
     """
 
+    shares: Tensor
     moments: Tensor | None = None
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
@@ -76,7 +80,7 @@ class SolvedUsers(Trained):
         found = super().norms(names, order)
         if self.moments is None or (names is not None and MOMENTS not in names):
             return found
-        counts = torch.tensor(self.block.touched_counts, dtype=torch.float64)
+        counts = (self.shares.double().cpu() ** order).sum(1)
         own = torch.linalg.vector_norm(self.moments.double().cpu(), order, dim=1)
         return (found**order + counts * own**order) ** (1 / order)
 
@@ -86,17 +90,15 @@ class SolvedUsers(Trained):
         if name != MOMENTS or self.moments is None:
             super().add_rows(name, total, shares)
             return
-        touched = self.block.touched.numpy(force=True)
-        counts = np.array(self.block.touched_counts)
+        own = self.shares.double().numpy(force=True)
         # a client of weight 0 must not add NaN
-        counts = np.where(shares.numpy() != 0, counts, 0)
-        items = touched[np.arange(touched.shape[1]) < counts[:, None]]
-        if not len(items):
+        users, rows = np.nonzero((own > 0) & (shares.numpy() != 0)[:, None])
+        if not len(users):
             return
-        users = np.repeat(np.arange(len(counts)), counts)
+        items = self.block.touched.numpy(force=True)[users, rows]
         distinct, places = np.unique(items, return_inverse=True)
-        shape = (len(distinct), len(counts))
-        liked = csr_array((shares.numpy()[users], (places, users)), shape=shape)
+        amounts = shares.numpy()[users] * own[users, rows]
+        liked = csr_array((amounts, (places, users)), shape=(len(distinct), len(own)))
         total.add(distinct, liked @ self.moments.double().numpy(force=True))
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
@@ -104,9 +106,9 @@ class SolvedUsers(Trained):
         own = super().parameters_of(place)
         if self.moments is not None:
             table = own[MOMENTS].clone()
-            table[0, self.block.touched[place, : self.block.touched_counts[place]]] = self.moments[
-                place
-            ]
+            count = self.block.touched_counts[place]
+            shares = self.shares[place, :count, None]
+            table[0, self.block.touched[place, :count]] = shares * self.moments[place]
             own[MOMENTS] = table
         return own
 
@@ -122,10 +124,11 @@ class Als(Step):
     config: AlsConfig
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """One batch, of the liked items, whose rows the step needs."""
-        liked = data.positives if self.config.epochs else data.positives[:0]
-        epochs = [(liked, np.ones(len(liked), dtype=np.float32))] if len(liked) else []
-        return Batches.whole(epochs)
+        """One batch, of the items that count and their weights, whose rows the step needs."""
+        if not self.config.epochs:
+            return Batches.whole([])
+        items, weights = data.weighted_items(self.config.low_rated)
+        return Batches.whole([(items, weights)] if len(items) else [])
 
     def train_block(
         self, parameters: Parameters, block: Block, own: Parameters | None = None
@@ -133,37 +136,40 @@ class Als(Step):
         """Train every client of a block. The linear systems of all users are solved together."""
         solved = self._solve(parameters, block)
         factors = solved.factors
-        some = solved.some.unsqueeze(-1)
+        own_shares = solved.shares.unsqueeze(-1)
         outer = factors.unsqueeze(2) * factors.unsqueeze(1)
         kept = (
             factors if own is None else torch.where(self._idle(block), own["user.factors"], factors)
         )
         values = {"user.factors": kept, "user.gram": outer}
         if MOMENTS in parameters:
-            values["item.right"] = factors.unsqueeze(1) * some
+            values["item.right"] = factors.unsqueeze(1) * own_shares
         else:
-            shares = self.config.weight - (self.config.weight - 1) * solved.fitted
-            values["item.right"] = shares.unsqueeze(-1) * factors.unsqueeze(1) * some
+            pulls = self.config.weight - (self.config.weight - 1) * solved.fitted
+            values["item.right"] = pulls.unsqueeze(-1) * factors.unsqueeze(1) * own_shares
         untouched = torch.ones(len(block), device=factors.device)
         losses = self._losses(solved, parameters, block)
         moments = packed(outer) if MOMENTS in parameters else None
-        return SolvedUsers(parameters, block, values, ("item.right",), untouched, losses, moments)
+        return SolvedUsers(
+            parameters, block, values, ("item.right",), untouched, losses, solved.shares, moments
+        )
 
     def _solve(self, parameters: Mapping[str, Tensor], block: Block) -> _Solved:
-        places = torch.arange(block.touched.shape[1], device=block.touched.device)
-        counts = torch.tensor(block.touched_counts, device=block.touched.device)
-        some = (places < counts[:, None]).to(parameters["item.factors"])
-        rows = parameters["item.factors"][block.touched] * some.unsqueeze(-1)
+        shares = torch.zeros(block.touched.shape).to(parameters["item.factors"])
+        if block.active:  # items are distinct and ascending, so that these are the table's rows
+            shares = block.labels[0, :, : shares.shape[1]].to(shares)
+        rows = parameters["item.factors"][block.touched]
+        own = rows * shares.unsqueeze(-1)
         gram = parameters["item.gram"]
         extra = self.config.weight - 1
         matrix = torch.baddbmm(
-            gram.expand(len(rows), -1, -1), rows.transpose(1, 2), rows, alpha=extra
+            gram.expand(len(rows), -1, -1), own.transpose(1, 2), rows, alpha=extra
         )
         matrix.diagonal(dim1=1, dim2=2).add_(self.config.regularisation)
-        right = self.config.weight * rows.sum(1, keepdim=True).transpose(1, 2)
+        right = self.config.weight * own.sum(1, keepdim=True).transpose(1, 2)
         factors = torch.cholesky_solve(right, torch.linalg.cholesky(matrix)).squeeze(-1)
         fitted = torch.bmm(rows, factors.unsqueeze(-1)).squeeze(-1)
-        return _Solved(factors, fitted, some)
+        return _Solved(factors, fitted, shares)
 
     def _losses(
         self, solved: _Solved, parameters: Mapping[str, Tensor], block: Block
@@ -172,9 +178,9 @@ class Als(Step):
         likes nothing."""
         factors = solved.factors.double()
         fitted = solved.fitted.double()
-        some = solved.some.double()
+        shares = solved.shares.double()
         every = ((factors @ parameters["item.gram"].double()) * factors).sum(1)
-        liked = (some * (self.config.weight * (1 - fitted).square() - fitted.square())).sum(1)
+        liked = (shares * (self.config.weight * (1 - fitted).square() - fitted.square())).sum(1)
         means = (every + liked) / self.model.schema.num_items
         return torch.where(self._idle(block)[:, 0], math.nan, means).numpy(force=True)
 
@@ -189,10 +195,10 @@ class _Solved:
 
     Attributes:
         factors: `[C, d]`.
-        fitted: `[C, R]`, products with the rows of the liked items; 0 for padding.
-        some: `[C, R]`, 1 for a row of a liked item, 0 for padding.
+        fitted: `[C, R]`, products with the rows of the items; of no meaning for padding.
+        shares: `[C, R]`, the weight of each item: 1 if it is liked; 0 for padding.
     """
 
     factors: Tensor
     fitted: Tensor
-    some: Tensor
+    shares: Tensor

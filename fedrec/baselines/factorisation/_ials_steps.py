@@ -25,11 +25,12 @@ def improved(
 ) -> np.ndarray:
     """Each row's factors after some steps towards the solution of A x = b; zero for an empty row.
 
-    A = Y^T Y + (weight - 1) sum over liked of y y^T + penalty, and b = weight times the sum over
-    liked of y. Rows do not depend on each other, nor on the number of threads.
+    A = Y^T Y + (weight - 1) sum over liked of r y y^T + penalty, and b = weight times the sum over
+    liked of r y, r being how much a pair is liked. Rows do not depend on each other, nor on the
+    number of threads.
 
     Args:
-        liked: binary `[rows, columns]`.
+        liked: `[rows, columns]`, in (0, 1]; 0 elsewhere.
         fixed: Y, `float [columns, factors]`; its precision is that of the computation.
         start: `[rows, factors]`, initial values of the iteration.
         weight: of a liked pair, >= 1.
@@ -47,6 +48,7 @@ def improved(
     bounds[-1] = len(found)
     given = (
         *pointers(liked),
+        liked.data.astype(fixed.dtype, copy=False),
         np.ascontiguousarray(fixed),
         gram,
         kind(weight),
@@ -58,7 +60,9 @@ def improved(
 
 # Sums may be reordered for vector instructions; NaN and infinity keep their meaning.
 @native(fastmath={"reassoc", "contract", "nsz"})
-def _improve(offsets, columns, fixed, gram, weight, penalty, steps, start, stop, found) -> None:
+def _improve(
+    offsets, columns, shares, fixed, gram, weight, penalty, steps, start, stop, found
+) -> None:
     """Rows `start` to `stop - 1`, in place."""
     width = gram.shape[0]
     nothing = gram[0, 0] * 0
@@ -84,7 +88,7 @@ def _improve(offsets, columns, fixed, gram, weight, penalty, steps, start, stop,
             product = nothing
             for j in range(width):
                 product += other[j] * own[j]
-            amount = weight - extra * product
+            amount = shares[n] * (weight - extra * product)
             for j in range(width):
                 rest[j] += amount * other[j]
         length = nothing
@@ -102,7 +106,7 @@ def _improve(offsets, columns, fixed, gram, weight, penalty, steps, start, stop,
                 product = nothing
                 for j in range(width):
                     product += other[j] * direction[j]
-                amount = extra * product
+                amount = shares[n] * extra * product
                 for j in range(width):
                     moved[j] += amount * other[j]
             product = nothing

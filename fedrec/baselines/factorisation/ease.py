@@ -2,18 +2,19 @@
 """EASE, the shallow linear autoencoder (Steck, Embarrassingly Shallow Autoencoders for Sparse Data,
 WWW 2019).
 
-With X the binary `[users, items]` matrix of positives and P = (X^T X + lambda I)^-1, the
-item-to-item weights are B_ij = -P_ij / P_jj and B_jj = 0 (equation 8), and a user's scores are the
-sum of the rows of B of the user's items. It has no user parameters, so it also scores users that it
-was not fitted to.
+With X the `[users, items]` matrix of positives, of ones and zeros, and P = (X^T X + lambda I)^-1,
+the item-to-item weights are B_ij = -P_ij / P_jj and B_jj = 0 (equation 8), and a user's scores are
+the sum of the rows of B of the user's items. It has no user parameters, so it also scores users that
+it was not fitted to. With `low-rated`, X has that weight for rated items that are not positive, in
+the Gram matrix and in the histories that are scored.
 """
 
 import torch
 from pydantic import Field
 
 from fedrec.baselines.base import Baseline, Histories
-from fedrec.baselines.neighbourhood._sparse_product import overlaps
-from fedrec.config import Config
+from fedrec.baselines.neighbourhood._sparse_product import dense_product
+from fedrec.data.low_rated import LowRatedConfig
 from fedrec.errors import ExperimentError
 from fedrec.factors.gram import item_weights
 
@@ -21,7 +22,7 @@ _MULTIPLICATIONS = 1e10  # per second, on two cores
 _DENSE_MATRICES = 3  # Gram matrix, Cholesky factor and inverse live at the same time.
 
 
-class EaseConfig(Config):
+class EaseConfig(LowRatedConfig):
     """Settings of EASE."""
 
     regularisation: float = Field(500.0, gt=0)
@@ -53,13 +54,13 @@ class Ease(Baseline):
                 got=reason,
                 fix="leave EASE out, or raise its max-items if the machine has that much",
             )
-        liked = histories.csr()
-        gram = torch.from_numpy(overlaps(liked.T.tocsr(), liked)).to(self.device)
+        rows = histories.csr(low_rated=self.config.low_rated)
+        gram = torch.from_numpy(dense_product(rows.T.tocsr(), rows)).to(self.device)
         self._weights = item_weights(gram, self.config.regularisation)
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
-        return histories.distinct().sums(self._weights)
+        return histories.sums(self._weights, self.config.low_rated)
 
     def too_large(self, num_users: int, num_items: int) -> str:
         """Why data of this size cannot be fitted, in a few words; empty: they can."""

@@ -13,6 +13,10 @@ w_u is the weight of all of the user's pairs, c for each liked one and 1 for eac
 this is Hu et al.'s loss, with nu = 1 its penalty grows as in Rendle et al., who weigh unliked pairs
 by 1 / (c - 1) instead and scale everything by that.
 
+With `low-rated` = r, a pair that was rated and is not positive has a share r of the loss of a liked
+pair and 1 - r of that of any other, so that sums over liked items become sums over rated ones with
+weights 1 and r.
+
 With `solver = "cg"` a row takes a few steps of conjugate gradients from its previous value instead
 (Takacs, Pilaszy and Tikk 2011), which reduces the cost by the square of the width. Users to be
 scored are always solved for exactly from their known items, whether they were training users or
@@ -33,13 +37,14 @@ from torch import Tensor
 
 from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.baselines.factorisation._ials_steps import improved
-from fedrec.config import Config, Width
+from fedrec.config import Width
+from fedrec.data.low_rated import LowRatedConfig
 from fedrec.rng import torch_stream
 
 _NUMBERS_AT_ONCE = 1_000_000  # factors that are gathered at once; they stay in cache
 
 
-class CentralIalsConfig(Config):
+class CentralIalsConfig(LowRatedConfig):
     """Settings of implicit alternating least squares."""
 
     factors: Width = 64
@@ -71,7 +76,7 @@ class CentralIals(Baseline):
 
     def fit(self, histories: Histories) -> None:
         """Solve for users and items in turns."""
-        by_user = histories.csr()
+        by_user = histories.csr(low_rated=self.config.low_rated)
         by_item = by_user.T.tocsr()
         generator = torch_stream(self.config.seed, "baseline-ials")
         width = self.config.factors
@@ -89,7 +94,8 @@ class CentralIals(Baseline):
     def scores(self, histories: Histories) -> Tensor:
         """Products of the users' factors, solved for now, and the items',
         `float32 [users, items]`."""
-        return solved(histories.csr(), self._items, self.config) @ self._items.T
+        rows = histories.csr(low_rated=self.config.low_rated)
+        return solved(rows, self._items, self.config) @ self._items.T
 
 
 def solved(
@@ -98,7 +104,7 @@ def solved(
     """Factors of each row given those of the columns; zero for an empty row.
 
     Args:
-        liked: binary `[rows, columns]`.
+        liked: `[rows, columns]`, how much of each pair is liked, in (0, 1]; 0 elsewhere.
         fixed: `float [columns, factors]`; its precision is that of the computation.
         config: weights and penalty.
         start: `[rows, factors]`, initial values of conjugate gradients; None: rows are solved for
@@ -108,23 +114,23 @@ def solved(
         `[rows, factors]`.
     """
     width = fixed.shape[1]
-    counts = np.diff(liked.indptr)
     extra = config.weight - 1
-    totals = torch.from_numpy(extra * counts + liked.shape[1]).to(fixed)
+    totals = torch.from_numpy(extra * liked.sum(1) + liked.shape[1]).to(fixed)
     penalty = config.regularisation * totals**config.frequency_exponent
     if start is not None:
         given = {"weight": config.weight, "penalty": penalty.numpy(), "steps": config.cg_steps}
         return torch.from_numpy(improved(liked, fixed.numpy(), start.numpy(), **given))
     gram = fixed.T @ fixed
     padded = torch.cat([fixed, fixed.new_zeros(1, width)])
-    found = fixed.new_zeros(len(counts), width)
+    found = fixed.new_zeros(liked.shape[0], width)
 
-    def solve(rows: Tensor, columns: Tensor) -> None:
+    def solve(rows: Tensor, columns: Tensor, shares: Tensor) -> None:
         rows = rows.to(fixed.device)
         part = padded[columns.to(fixed.device)]
-        right = config.weight * part.sum(1)
+        own = part * shares.to(fixed).unsqueeze(-1)
+        right = config.weight * own.sum(1)
         matrix = torch.baddbmm(
-            gram.expand(len(rows), -1, -1), part.transpose(1, 2), part, alpha=extra
+            gram.expand(len(rows), -1, -1), own.transpose(1, 2), part, alpha=extra
         )
         matrix.diagonal(dim1=1, dim2=2).add_(penalty[rows][:, None])
         found[rows] = torch.cholesky_solve(right[..., None], torch.linalg.cholesky(matrix))[..., 0]
@@ -135,7 +141,7 @@ def solved(
 
 
 def _in_threads(
-    work: Callable[[Tensor, Tensor], None], parts: Iterator[tuple[Tensor, Tensor]], threads: int
+    work: Callable[..., None], parts: Iterator[tuple[Tensor, ...]], threads: int
 ) -> None:
     """Each part on one thread: the products are too small to be split among PyTorch's threads."""
     if threads == 1:
@@ -147,8 +153,8 @@ def _in_threads(
     torch.set_num_threads(threads)  # the products of this thread were set back with the others
 
 
-def _alike(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Non-empty rows in groups of about equal length: `int64 [group]`, and columns
+def _alike(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Non-empty rows in groups of about equal length: `int64 [group]`, and columns and values
     `[group, length]`.
 
     Shorter rows are filled up with the column after the last.
@@ -167,6 +173,9 @@ def _alike(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor]]:
         places = np.arange(length)
         inside = places < counts[rows][:, None]
         columns = np.full((len(rows), length), liked.shape[1])
-        columns[inside] = liked.indices[(liked.indptr[rows][:, None] + places)[inside]]
-        yield torch.from_numpy(rows), torch.from_numpy(columns)
+        entries = (liked.indptr[rows][:, None] + places)[inside]
+        columns[inside] = liked.indices[entries]
+        values = np.zeros(columns.shape, liked.dtype)
+        values[inside] = liked.data[entries]
+        yield torch.from_numpy(rows), torch.from_numpy(columns), torch.from_numpy(values)
         start = stop

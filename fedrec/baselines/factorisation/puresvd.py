@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PureSVD (Cremonesi, Koren and Turrin 2010): the best low-rank approximation of the binary matrix.
+"""PureSVD (Cremonesi, Koren and Turrin 2010): the best low-rank approximation of who likes what.
 
-With X the binary `[users, items]` matrix and V its first right singular vectors, scores are X V V^T
-(their equation 8). Only V is fitted, so new users can be scored from their items.
+With X the `[users, items]` matrix of ones and zeros and V its first right singular vectors, scores
+are X V V^T (their equation 8). Only V is fitted, so new users can be scored from their items. With
+`low-rated`, X has that weight for rated items that are not positive.
 """
 
 from typing import Any
@@ -12,14 +13,15 @@ import torch
 from scipy.sparse.linalg import svds
 
 from fedrec.baselines.base import Baseline, Histories
-from fedrec.config import Config, Width
+from fedrec.config import Width
+from fedrec.data.low_rated import LowRatedConfig
 from fedrec.rng import stream
 
 # below, and at nearly full rank, where it does not converge, Lanczos iteration does not pay
 _DENSE_CELLS = 100_000
 
 
-class PuresvdConfig(Config):
+class PuresvdConfig(LowRatedConfig):
     """Settings of PureSVD."""
 
     factors: Width = 50
@@ -35,7 +37,7 @@ class Puresvd(Baseline):
 
     def fit(self, histories: Histories) -> None:
         """Find the singular vectors, by Lanczos iteration in float64."""
-        liked = histories.csr(np.float64)
+        liked = histories.csr(np.float64, self.config.low_rated)
         rank = min(self.config.factors, *liked.shape)
         if liked.shape[0] * liked.shape[1] <= _DENSE_CELLS or 2 * rank > min(liked.shape):
             right = np.linalg.svd(liked.toarray(), full_matrices=False)[2][:rank]
@@ -47,4 +49,5 @@ class Puresvd(Baseline):
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Histories after the projection, `float32 [users, items]`."""
-        return torch.from_numpy(histories.csr() @ self._items.numpy()) @ self._items.T
+        rows = histories.csr(low_rated=self.config.low_rated)
+        return torch.from_numpy(rows @ self._items.numpy()) @ self._items.T

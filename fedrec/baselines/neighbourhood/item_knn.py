@@ -27,11 +27,12 @@ class ItemKnn(Baseline):
 
     def fit(self, histories: Histories) -> None:
         """Find each item's nearest items."""
-        items = histories.csr().T.tocsr()
+        items = histories.csr(low_rated=self.config.low_rated).T.tocsr()
         self._similar = nearest(
             items, items.T.tocsr(), self.config, np.arange(histories.num_items)
         ).T.tocsr()
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of similarities, `float32 [users, items]`."""
-        return torch.from_numpy(dense_product(histories.csr(), self._similar))
+        rows = histories.csr(low_rated=self.config.low_rated)
+        return torch.from_numpy(dense_product(rows, self._similar))

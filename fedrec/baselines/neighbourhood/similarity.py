@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Similarity of binary rows, and the nearest ones: what `item-knn` and `user-knn` share.
+"""Similarity of rows, and the nearest ones: what `item-knn` and `user-knn` share.
 
-Of two rows with a and b ones out of n, of which o are common:
+Of two rows x and y of n numbers, whose sums are s and t:
 
-    cosine     o / (sqrt(a b) + h)
-    pearson    (o - a b / n) / (sqrt(a (1 - a/n) b (1 - b/n)) + h)
-    euclidean  1 / (1 + sqrt(a + b - 2 o))
+    cosine     x . y / (|x| |y| + h)
+    pearson    (x . y - s t / n) / (sqrt((|x|^2 - s^2/n) (|y|^2 - t^2/n)) + h)
+    euclidean  1 / (1 + sqrt(|x|^2 + |y|^2 - 2 x . y))
 
 with the shrinkage h; the Pearson correlation is over all n positions, zeros included, because over
-the positions that both rows have, as between ratings, two binary rows would always be equal. Of
-equally similar rows the one with the smaller index comes first.
+the positions that both rows have, as between ratings, two rows of ones would always be equal. Of
+equally similar rows the one with the smaller index comes first. Rows hold 1 for what is liked and
+`low-rated` for what is rated and not positive.
 """
 
 from collections.abc import Iterator
@@ -21,8 +22,8 @@ from pydantic import Field
 from scipy import sparse
 
 from fedrec.baselines.base import Sparse
-from fedrec.baselines.neighbourhood._sparse_product import overlaps
-from fedrec.config import Config
+from fedrec.baselines.neighbourhood._sparse_product import dense_product
+from fedrec.data.low_rated import LowRatedConfig
 from fedrec.metrics.block import best_items
 
 Metric = Literal["cosine", "pearson", "euclidean"]
@@ -30,7 +31,7 @@ Metric = Literal["cosine", "pearson", "euclidean"]
 _CELLS_AT_ONCE = 8_000_000  # similarities in memory at once
 
 
-class NeighbourConfig(Config):
+class NeighbourConfig(LowRatedConfig):
     """Settings of a neighbourhood."""
 
     neighbours: int = Field(default=50, ge=1)
@@ -47,25 +48,32 @@ def similarities(rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float
     empty or constant.
 
     Args:
-        rows: binary `[rows, n]`.
-        columns: the others, binary `[n, others]`.
+        rows: `[rows, n]`.
+        columns: the others, `[n, others]`.
         metric: which similarity.
         shrinkage: h.
     """
-    overlap = overlaps(rows, columns)
-    their = np.bincount(columns.indices, minlength=columns.shape[1]).astype(np.float32)[None, :]
-    own = np.diff(rows.indptr).astype(np.float32)[:, None]
-    places = rows.shape[1]
+    found = dense_product(rows, columns)
+    own = _sums(rows**2, 1)[:, None]
+    their = _sums(columns**2, 0)[None, :]
     if metric == "euclidean":
-        return 1 / (1 + np.sqrt(np.maximum(own + their - 2 * overlap, 0)))
+        return 1 / (1 + np.sqrt(np.maximum(own + their - 2 * found, 0)))
     if metric == "pearson":
-        overlap -= own * their / places
-        own = own * (1 - own / places)
-        their = their * (1 - their / places)
+        places = rows.shape[1]
+        total = _sums(rows, 1)[:, None]
+        their_total = _sums(columns, 0)[None, :]
+        found -= total * their_total / places
+        own = own - total * (total / places)  # exactly 0 for a row of ones
+        their = their - their_total * (their_total / places)
     norm = _root(own) * _root(their)
     norm += np.float32(shrinkage)
-    overlap /= norm
-    return overlap
+    found /= norm
+    return found
+
+
+def _sums(table: Sparse, axis: int) -> np.ndarray:
+    """Sums of a sparse table's rows (axis 1) or columns (axis 0), `float32`."""
+    return np.asarray(table.sum(axis), dtype=np.float32)
 
 
 def _root(squares: np.ndarray) -> np.ndarray:
@@ -78,8 +86,8 @@ def nearest(rows: Sparse, columns: Sparse, config: NeighbourConfig, itself: np.n
     `float32 [rows, others]`.
 
     Args:
-        rows: binary `[rows, n]`.
-        columns: the others, binary `[n, others]`.
+        rows: `[rows, n]`.
+        columns: the others, `[n, others]`.
         config: how many, and by which similarity.
         itself: `int64 [rows]`, which of the others a row is, and must not be counted; -1: none of
             them.

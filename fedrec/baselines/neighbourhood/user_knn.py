@@ -32,12 +32,11 @@ class UserKnn(Baseline):
     def fit(self, histories: Histories) -> None:
         """Keep the training users' items."""
         self._fitted = histories
-        self._liked = histories.csr()
+        self._liked = histories.csr(low_rated=self.config.low_rated)
         self._columns = self._liked.T.tocsr()
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of neighbours' similarities, `float32 [users, items]`."""
-        weights = nearest(
-            histories.csr(), self._columns, self.config, self._fitted.places(histories)
-        )
+        rows = histories.csr(low_rated=self.config.low_rated)
+        weights = nearest(rows, self._columns, self.config, self._fitted.places(histories))
         return torch.from_numpy(dense_product(weights, self._liked))

@@ -19,6 +19,7 @@ from fedrec.baselines.private._private import (
     PrivateConfig,
     ReleaseKind,
 )
+from fedrec.data.low_rated import LowRatedConfig
 
 COUNTS = "counts"
 GRAM = "gram"
@@ -93,7 +94,7 @@ class ChosenItems:
         return scores
 
 
-class CountsAndGramConfig(ChosenItemsConfig):
+class CountsAndGramConfig(ChosenItemsConfig, LowRatedConfig):
     """Settings of two releases: the counts, and the Gram matrix of the chosen items."""
 
     clip_norm: float = Field(default=8.0, ge=1e-9)
@@ -118,16 +119,22 @@ class CountsAndGramBaseline(PrivateBaseline):
         gram = ReleaseKind(GRAM, config.clip_norm, share, contributions="non-negative")
         return config.counts(), gram
 
-    def released(self, rows: Sparse) -> tuple[Tensor, float]:
+    def rows(self, histories: Histories) -> Sparse:
+        """What the releases and the scores know of users, sparse `float64 [users, items]`: 1 for
+        liked items and `low-rated` for other rated ones."""
+        return histories.csr(np.float64, self.config.low_rated)
+
+    def released(self, histories: Histories) -> tuple[Tensor, float]:
         """Release both; sets `chosen`.
 
         Args:
-            rows: of the users, sparse `float64 [users, items]`, >= 0.
+            histories: of the users.
 
         Returns:
             The noisy Gram matrix of the chosen items, each times its weight, `float64 [m, m]`, and
             the standard deviation of the noise on its diagonal.
         """
+        rows = self.rows(histories)
         releases = self.releases(rows.shape[0])
         self.chosen = ChosenItems.released(rows, releases, self.config)
         plan = releases.plans[GRAM]

@@ -26,12 +26,10 @@ popularity, and EASE from a noisy Gram matrix; their combination is ours. Item f
 public, such as film titles and genres; user features are not used.
 """
 
-import numpy as np
 import torch
 from pydantic import Field
-from scipy import sparse
 
-from fedrec.baselines.base import Histories, Sparse
+from fedrec.baselines.base import Histories
 from fedrec.baselines.private._chosen_items import CountsAndGramBaseline, CountsAndGramConfig
 from fedrec.data.features import FeatureTable
 from fedrec.factors.gram import noise_edge
@@ -44,8 +42,8 @@ class DpFoldInConfig(CountsAndGramConfig, LearnedConfig, PublicPriorConfig):
     """Settings of the releases, of the public embeddings and of the learned ones."""
 
     low_rated: float = Field(default=0.3, ge=0, le=1)
-    """Weight of a rated item that is not positive, in the releases and on the device; 0 ignores
-    these items."""
+    """Weight of a rated item that is not positive, in the releases and on the device, where a
+    positive one has 1; 0 leaves these items out."""
     items: int = Field(default=600, ge=1)
     """Number m of items (with the largest noisy counts) in the Gram matrix; at most the
     catalogue."""
@@ -69,7 +67,7 @@ class DpFoldIn(CountsAndGramBaseline):
             ExperimentError: an ordered feature is not an item feature.
         """
         config = self.config
-        gram, std = self.released(rated_rows(histories, config.low_rated))
+        gram, std = self.released(histories)
         gram = gram.cpu()
         counts = expected_counts(self.chosen.counts, self.chosen.noise)
         shares = torch.from_numpy(counts / counts.sum())
@@ -90,19 +88,5 @@ class DpFoldIn(CountsAndGramBaseline):
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Scores from each user's vector, fitted to its own rows, `float32 [users, items]`."""
-        rows = rated_rows(histories, self.config.low_rated).toarray()
-        return self._model.scores(torch.from_numpy(rows).float().to(self.device))
-
-
-def rated_rows(histories: Histories, low_rated: float) -> Sparse:
-    """The users' rows, sparse `float64 [users, items]`: 1 for liked items, a weight for other rated
-    items, 0 elsewhere.
-
-    Args:
-        histories: the users' liked and other rated items.
-        low_rated: the weight, in [0, 1]; an item that is also liked has weight 1.
-    """
-    liked = histories.csr(np.float64)
-    if histories.low_rated is None or low_rated == 0:
-        return liked
-    return sparse.csr_array(liked.maximum(low_rated * histories.low_rated.csr(np.float64)))
+        rows = torch.from_numpy(self.rows(histories).toarray())
+        return self._model.scores(rows.float().to(self.device))

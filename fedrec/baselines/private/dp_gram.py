@@ -75,7 +75,7 @@ class DpGram(CountsAndGramBaseline):
             ExperimentError: `public-features`, and the items have none.
         """
         config = self.config
-        gram, std = self.released(histories.csr(np.float64))
+        gram, std = self.released(histories)
         edge = noise_edge(std, len(gram))
         regularisation = config.regularisation
         if config.public_features:
@@ -95,7 +95,8 @@ class DpGram(CountsAndGramBaseline):
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
-        return self.chosen.ranked(self.chosen.among(histories).sums(self._item_weights))
+        known = torch.from_numpy(self.rows(histories)[:, self.chosen.places].toarray())
+        return self.chosen.ranked(known.to(self._item_weights) @ self._item_weights)
 
     def _basis(self, histories: Histories) -> torch.Tensor:
         """Orthonormal basis of the directions spanned by the popularities and public features of

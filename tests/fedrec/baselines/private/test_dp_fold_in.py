@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private._clipped_sums import clipped_gram, clipped_row_sum
-from fedrec.baselines.private.dp_fold_in import DpFoldIn, DpFoldInConfig, rated_rows
+from fedrec.baselines.private.dp_fold_in import DpFoldIn, DpFoldInConfig
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
@@ -92,12 +92,12 @@ def test_without_noise_it_follows_its_equations(users):
 
 
 def test_low_rated_items_have_their_weight_and_liked_ones_1(users):
-    rows = rated_rows(users, 0.3).toarray()
+    rows = users.csr(np.float64, 0.3).toarray()
     liked, other = users.distinct().matrix().numpy(), users.low_rated.matrix().numpy()
     np.testing.assert_allclose(rows, np.where(liked > 0, 1, 0.3 * other))
-    np.testing.assert_array_equal(rated_rows(users, 0).toarray(), liked)
+    np.testing.assert_array_equal(users.csr(np.float64).toarray(), liked)
     both = histories([[2]], [[2, 3]])
-    np.testing.assert_allclose(rated_rows(both, 0.3).toarray()[0, [2, 3]], [1, 0.3])
+    np.testing.assert_allclose(both.csr(np.float64, 0.3).toarray()[0, [2, 3]], [1, 0.3])
 
 
 @pytest.mark.parametrize("scale", [np.ones(ITEMS), np.linspace(0.2, 3, ITEMS)])
@@ -121,7 +121,7 @@ def test_exchanging_a_user_moves_both_sums_by_sqrt_2_of_the_clip_norm_at_most(sc
     clip = Clip(2.0, contributions="non-negative")
     counts, grams = [], []
     for one, other in zip(liked, lower, strict=True):
-        rows = rated_rows(histories([*rest[0], one], [*rest[1], other]), 0.5)
+        rows = histories([*rest[0], one], [*rest[1], other]).csr(np.float64, 0.5)
         counts.append(clipped_row_sum(rows, clip))
         grams.append(clipped_gram(rows * scale, clip))
     for sums in (counts, grams):
