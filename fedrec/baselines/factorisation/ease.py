@@ -4,9 +4,9 @@ WWW 2019).
 
 With X the `[users, items]` matrix of positives, of ones and zeros, and P = (X^T X + lambda I)^-1,
 the item-to-item weights are B_ij = -P_ij / P_jj and B_jj = 0 (equation 8), and a user's scores are
-the sum of the rows of B of the user's items. It has no user parameters, so it also scores users that
-it was not fitted to. With `low-rated`, X has that weight for rated items that are not positive, in
-the Gram matrix and in the histories that are scored.
+the sum of the rows of B of the user's items. It has no user parameters, so it also scores users
+that it was not fitted to. With `low-rated`, X has that weight for rated items that are not
+positive, in the Gram matrix and in the histories that are scored.
 """
 
 import torch
