@@ -93,9 +93,9 @@ def _table(name: str, options: Sequence[str], results: Mapping[str, Recorded]) -
     table: Table = {}
     for (row, column), cell in _cells(study, given, digits).items():
         table.setdefault(row, {})[column] = cell
-    names = list(dict.fromkeys(column for own in table.values() for column in own))
-    columns = _chosen(names, given, "columns", name)
     rows = _chosen(list(table), given, "rows", name)
+    names = list(dict.fromkeys(column for row in rows for column in table[row]))
+    columns = _chosen(names, given, "columns", name)
     if "sort" in given:
         rows.sort(key=lambda row: -table[row].get(given["sort"], (-math.inf, ""))[0])
     lines = [[row, *(table[row].get(column, (0, "-"))[1] for column in columns)] for row in rows]

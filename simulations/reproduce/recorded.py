@@ -58,7 +58,7 @@ class Number:
             interval: whether to add it, where there is one.
         """
         mean = decimal(self.mean, digits)
-        if not interval or math.isnan(self.low):
+        if not interval or math.isnan(self.low) or self.low == self.high:
             return mean
         half = (self.high - self.low) / 2
         even = math.isclose(self.mean, (self.high + self.low) / 2, abs_tol=2 * 10**-_DECIMALS)
@@ -79,6 +79,7 @@ class Recorded:
         date: when the last task ended, as in 2026-01-31.
         machine: its class.
         seeds: number of them.
+        part: how many of the tasks were run, such as `3 of 23`; empty: all.
         rows: by row and metric; a row's name begins with its data set where there are several.
         differences: of two rows paired by seed, by metric: mean, ends of the 95 % interval, p of
             the t-test, number of seeds.
@@ -92,6 +93,7 @@ class Recorded:
     seeds: int
     rows: Mapping[str, Mapping[str, Number]]
     differences: Mapping[str, Mapping[str, tuple[float, ...]]]
+    part: str = ""
 
     @property
     def headline(self) -> str:
@@ -105,6 +107,7 @@ class Recorded:
     def source(self) -> str:
         """Command, seeds, version, machine and day, for below a table."""
         seeds = f", {self.seeds} seeds" if self.seeds > 1 else ""
+        seeds += f", {self.part} tasks so far" if self.part else ""
         commit = f" ({self.commit})" if self.commit else ""
         return f"`{self.command}`{seeds}; fedrec {self.fedrec}{commit}, {self.machine}, {self.date}"
 
@@ -176,6 +179,9 @@ def record(folder: Path, file: Path = FILE) -> str:
         rows.setdefault(names[cell], {})[row["metric"]] = list(map(_short, numbers))
     seeds = len({job.seed for job, _ in done})
     table = {"command": command(study, seeds), **_made([job for job, _ in done])}
+    ran = len({job.task.name for job, _ in done})
+    if ran < len(study.tasks):
+        table["part"] = f"{ran} of {len(study.tasks)}"
     table |= {"seeds": seeds, "rows": rows}
     apart: dict[str, dict[str, list[Any]]] = {}
     for row in differences(study.compared, found).to_dict("records"):
