@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from fedrec.data.reader import data_directory
 from fedrec.errors import RunError
+from fedrec.runs.result import Result
 from simulations.reproduce.catalogue import NOT_HERE, UNRECORDED, studies
-from simulations.reproduce.recorded import Number, key, printed, record, recorded
+from simulations.reproduce.recorded import Number, decimal, key, printed, record, recorded
 from simulations.study.declaration import declared
 from simulations.study.execution import folder_of, run_study
 from simulations.study.study import TaskJob
@@ -212,6 +214,21 @@ def test_the_list_says_of_each_item_what_it_has_or_why_not(fedrec):
         assert f"fedrec reproduce {study.paper} {study.item}" in command
     for name, why in NOT_HERE.items():
         assert f"{name.split()[1]:15} not here: {why}" in out
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_the_first_command_prints_what_readme_says(fedrec, tmp_path, monkeypatch):
+    """`fedrec try` on MovieLens-100K as a table of the reader's own."""
+    rows = (data_directory() / "ml-100k" / "u.data").read_text().replace("\t", ",")
+    (tmp_path / "ratings.csv").write_text("user_id,item_id,rating,timestamp\n" + rows)
+    monkeypatch.chdir(tmp_path)
+    code, _, _ = fedrec("try", "ratings.csv", "--output", "run")
+    found = Result.load(tmp_path / "run")
+    systems = [found.metrics, found.baselines["popularity"], found.baselines["ease"]]
+    row = " | ".join(decimal(one["hits@10"], 3) for one in systems)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert code == 0 and f"| MovieLens-100K | {row} | `fedrec try ratings.csv` |" in readme
 
 
 def test_rows_of_papers_are_named_as_ours():
