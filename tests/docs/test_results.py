@@ -16,7 +16,7 @@ import pytest
 from fedrec.data.reader import data_directory
 from fedrec.errors import RunError
 from fedrec.runs.result import Result
-from simulations.reproduce.catalogue import NOT_HERE, UNRECORDED, studies
+from simulations.reproduce.catalogue import NOT_HERE, PAPERS, UNRECORDED, studies
 from simulations.reproduce.recorded import Number, decimal, key, printed, record, recorded
 from simulations.study.declaration import declared
 from simulations.study.execution import folder_of, run_study
@@ -214,6 +214,17 @@ def test_the_list_says_of_each_item_what_it_has_or_why_not(fedrec):
         assert f"fedrec reproduce {study.paper} {study.item}" in command
     for name, why in NOT_HERE.items():
         assert f"{name.split()[1]:15} not here: {why}" in out
+    for paper in PAPERS:
+        assert f"fedrec reproduce {paper} makes all of these, in about " in out
+
+
+def test_the_list_of_a_file_of_ones_own_has_its_commands_and_none_of_our_numbers(fedrec, tmp_path):
+    file = tmp_path / "privrec.toml"
+    task = '{name = "a", seconds = 60, row = "A"}'
+    file.write_text(f'[table4]\ntitle = "Mine"\ntasks = [{task}]\n')
+    code, out, _ = fedrec("reproduce", "--list", file)
+    assert code == 0 and f"fedrec reproduce {file} table4 (1 seed, about 60 s)" in out
+    assert "epsilon" not in out and "not here" not in out and "no numbers" not in out
 
 
 @pytest.mark.slow

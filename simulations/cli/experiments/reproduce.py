@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,7 +65,7 @@ def reproduce(
 
     if listed or paper is None:
         found = find(paper, item) if paper else list(studies())
-        _print_list(found)
+        _print_list(found, paper if paper and paper.endswith(".toml") else None)
         if item is not None:
             typer.echo(f"tasks: {', '.join(task.name for one in found for task in one.tasks)}")
         return
@@ -136,24 +137,32 @@ def _print(study: Study, found: Tables) -> None:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_list(studies: list[Study]) -> None:
+def _print_list(studies: list[Study], file: str | None) -> None:
+    """Print what each table and figure shows, one of our numbers, and how to make it; of a file of
+    other studies no numbers are known."""
     from simulations.reproduce.catalogue import NOT_HERE, UNRECORDED
     from simulations.reproduce.recorded import command, key, recorded
     from simulations.study.tables import duration
 
-    numbers = recorded()
+    numbers = recorded() if file is None else {}
+    seconds: dict[str, float] = defaultdict(float)
     for study in studies:
         typer.echo(f"{study.paper:12} {study.item:15} {study.title}")
         found = numbers.get(key(study))
         if found is not None:
             typer.echo(f"{'':28} {found.headline} ({found.date}, fedrec {found.fedrec})")
-        else:
+        elif file is None:
             why = UNRECORDED.get(study.name, "not measured with this version")
             typer.echo(f"{'':28} no numbers: {why}")
-        time = duration(study.seconds(study.seeds))
+        own = study.seconds(study.seeds)
+        seconds[study.paper] += own
         seeds = f"{study.seeds} seed{'s' if study.seeds > 1 else ''}"
-        typer.echo(f"{'':28} {command(study)} ({seeds}, about {time})")
+        words = command(study) if file is None else f"fedrec reproduce {file} {study.item}"
+        typer.echo(f"{'':28} {words} ({seeds}, about {duration(own)})")
     for name, why in NOT_HERE.items():
-        if name.partition(" ")[0] in {study.paper for study in studies}:
+        if name.partition(" ")[0] in seconds and file is None:
             paper, item = name.split()
             typer.echo(f"{paper:12} {item:15} not here: {why}")
+    for paper, total in seconds.items():
+        words = f"fedrec reproduce {file or paper}"
+        typer.echo(f"{words} makes all of these, in about {duration(total)} on two cores")
