@@ -272,11 +272,11 @@ class Policy(Config):
 
     def _refuse_little_noise(self, experiment: Experiment, phase: Phase) -> None:
         own = own_noise(phase)
-        if own is not None and own.noise == "reproducible":
+        if own is not None and own.noise != "secure":
             raise RefusalError(
                 "noise from the experiment's seed gives no protection from the server",
                 expected="step.noise = 'secure'",
-                got="step.noise = 'reproducible'",
+                got=f"step.noise = {own.noise!r}",
                 fix="--set step.noise=secure",
             )
         if not self.least_noise:

@@ -46,6 +46,10 @@ class OwnNoiseConfig(StepConfig, PersonalNoise):
             )
         return self
 
+    def upload_weight(self, client: int) -> float:
+        """Weight of a client's upload, which is public."""
+        return self.weight(client) if self.weighting == "precision" else 1.0
+
 
 class OwnNoiseStep(Step):
     """A step that uploads one noisy gradient."""
@@ -108,19 +112,20 @@ class OwnNoiseStep(Step):
         """
         config = self.config
         normal = _secure if config.noise == "secure" else random.standard_normal
-        weight = config.weight(client) if config.weighting == "precision" else 1.0
         # in place from here on, because this takes most of the time of an upload
         noisy = normal(len(mean))
         noisy *= config.gradient_multiplier(client) * bound
         if mean.isfinite().all():  # otherwise only the noise, as without a gradient
             noisy += mean.cpu().numpy()
-        noisy *= -config.learning_rate * weight
+        noisy *= -config.learning_rate * config.upload_weight(client)
         found: dict[str | None, np.ndarray] = {None: noisy.astype(np.float32)}
         if config.quantile is not None:
             within = float((norms <= bound).double().mean()) if len(norms) else 1.0
             released = within + config.share_std(client) * normal(1)
             found[BOUND] = (
-                -config.quantile.rate * weight * (released - config.quantile.quantile)
+                -config.quantile.rate
+                * config.upload_weight(client)
+                * (released - config.quantile.quantile)
             ).astype(np.float32)
         return found
 

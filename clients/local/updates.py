@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
+from fedrec.errors import ExperimentError
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.sparse_update import SparseAccumulator
 
@@ -241,3 +242,32 @@ class FactoredUpdates(Outcome):
             own[weight] = own[weight] + torch.outer(inputs[place], outputs[place])
             own[bias] = own[bias] + outputs[place]
         return own
+
+
+@dataclass(frozen=True, eq=False)
+class NoisySum(FactoredUpdates):
+    """Updates of a block of C clients to each of which noise of its own would be added; the noise
+    is drawn for the sum of all blocks, and no single update exists.
+
+    Attributes:
+        stds: `float64 [C]`, standard deviation of the noise on every coordinate of each update.
+    """
+
+    stds: Tensor
+
+    def left_out(self, shares: Tensor) -> float:
+        return float((shares.cpu() * self.stds).square().sum())
+
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        raise self._no_single_update()
+
+    def parameters_of(self, place: int) -> dict[str, Tensor]:
+        raise self._no_single_update()
+
+    def _no_single_update(self) -> ExperimentError:
+        return ExperimentError(
+            "noise that is drawn for the sum of users gives no single update",
+            expected="a strategy, privacy and attacks that see sums alone",
+            got="step.noise = 'summed'",
+            fix="set step.noise = 'reproducible'",
+        )

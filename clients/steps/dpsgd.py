@@ -62,9 +62,11 @@ class DpSgdConfig(OwnNoiseConfig, PrivateParameters):
     """Examples per gradient step on the private parameters."""
 
     @model_validator(mode="after")
-    def _codes_alone_have_priors(self) -> Self:
+    def _the_autoencoder_alone(self) -> Self:
         if self.priors is not None:
             raise ValueError("priors with step 'dpvae' only: they are of users' codes")
+        if self.noise == "summed":
+            raise ValueError("noise = 'summed' with step 'dpvae' only")
         return self
 
 

@@ -44,7 +44,7 @@ from torch import Tensor
 from clients.local.histories import HistoryBlock, HistoryStep, HistoryStepConfig
 from clients.local.own_noise import BOUND, ROUNDING, OwnNoiseConfig, OwnNoiseStep
 from clients.local.per_example_gradients import FactoredGradients, Recorder
-from clients.local.updates import Updates
+from clients.local.updates import NoisySum, Updates
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
@@ -91,6 +91,10 @@ class DpVae(HistoryStep, OwnNoiseStep):
         counts = real.sum(1).clamp(min=1)
         factors = torch.where(norms > bounds, bounds * ROUNDING / norms, 1.0)
         usable = real.T & norms.isfinite()
+        if self.config.noise == "summed":
+            return self._summed(
+                parameters, block, gradients, torch.where(usable, factors, 0.0) / counts, bounds
+            )
         means = gradients.combined(torch.where(usable, factors, 0.0) / counts, network)
         changes = {name: v.new_zeros(len(block), *v.shape) for name, v in parameters.items()}
         for place, member in enumerate(block.histories_of if self.config.epochs else ()):
@@ -108,6 +112,25 @@ class DpVae(HistoryStep, OwnNoiseStep):
             changes,
             tuple(reported.tolist()) if paper else (math.nan,) * len(block),
         )
+
+    def _summed(
+        self,
+        parameters: Parameters,
+        block: HistoryBlock,
+        gradients: FactoredGradients,
+        weights: Tensor,
+        bounds: Tensor,
+    ) -> NoisySum:
+        """The block as one noisy sum; `weights [J, C]` are those of the examples in each client's
+        clipped mean, `bounds [C]` the clip norms."""
+        clients = [member.client for member in block.histories_of]
+        config = self.config
+        own = torch.tensor([config.upload_weight(client) for client in clients]).double()
+        rates = config.learning_rate * own
+        multipliers = torch.tensor([config.gradient_multiplier(client) for client in clients])
+        stds = multipliers * bounds.cpu() * rates * config.epochs
+        factors = gradients.weighted(-rates.to(weights) * weights)
+        return NoisySum(parameters, block, factors, (math.nan,) * len(block), stds)
 
     def _losses(
         self, network: Mapping[str, Tensor], block: HistoryBlock, recorder: Recorder

@@ -58,6 +58,8 @@ class UpdateSum:
             for name in sent
             if name not in tables
         }
+        self._left_out = 0.0  # variance of noise that is drawn for the sum
+        self._first = -1  # client, which tells nodes apart
         self.clients = 0
         self.weight = 0.0
         self.examples = 0
@@ -67,6 +69,8 @@ class UpdateSum:
 
     def add_block(self, clients: Sequence[int], trained: Outcome) -> None:
         """The updates of a whole block."""
+        if not self.clients:
+            self._first = clients[0]
         examples = trained.block.examples
         norms = (
             trained.norms(self._sent, self.protection.order).numpy()
@@ -87,7 +91,7 @@ class UpdateSum:
         """The sums so far, in the type of the parameters; for a table with less than half of its
         rows changed, only these rows."""
         found: dict[str, Change] = {
-            name: value.cpu().numpy().astype(self.arrays[name].dtype)
+            name: self._with_noise(name, value.cpu().numpy()).astype(self.arrays[name].dtype)
             for name, value in self.dense.items()
         }
         found |= {name: table.change(self.arrays[name]) for name, table in self.tables.items()}
@@ -116,7 +120,15 @@ class UpdateSum:
             self.unclipped += int((norms <= self.protection.clip_norm).sum())
         return self.protection.clip.factors(norms).tolist()
 
+    def _with_noise(self, name: str, total: np.ndarray) -> np.ndarray:
+        """The sum of a parameter with the noise that the blocks left out."""
+        if not self._left_out:
+            return total
+        noise = self.source.gaussian(total.size, f"sum/{name}", self.round, self._first)
+        return total + math.sqrt(self._left_out) * noise.reshape(total.shape)
+
     def _add_sums(self, trained: Outcome, shares: torch.Tensor) -> None:
+        self._left_out += trained.left_out(shares)
         trained.add_dense(self.dense, shares)
         for name in self.tables:
             trained.add_rows(name, self.tables[name], shares)

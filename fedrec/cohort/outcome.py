@@ -51,6 +51,11 @@ class Outcome(ABC):
                 finite.
         """
 
+    def left_out(self, shares: Tensor) -> float:
+        """Variance of noise that belongs on every coordinate of the sum with these shares, `float64
+        [C]`, and that `add_dense` leaves to whoever adds up all blocks; 0 by default."""
+        return 0.0
+
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
         """The same of an item table `[items, d]`, by rows, added to the running sum of its changes;
         `shares` is `float64 [C]`."""

@@ -12,9 +12,13 @@ import torch
 from clients.hosting.node import Node
 from clients.local.histories import generator_of
 from clients.local.own_noise import clipped_mean
+from clients.steps.dpsgd import DpSgdConfig
 from clients.steps.dpvae import DpVae, DpVaeConfig
 from clients.training.one_client import update_of
+from clients.training.update_sum import UpdateSum
+from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.gdp import gdp_epsilon
+from fedrec.privacy.noise_source import Reproducible
 from fedrec.privacy.optimal_clip import optimal_clip
 from fedrec.rng import stream
 from server.samplers.limited import Limited, LimitedConfig
@@ -118,6 +122,59 @@ def test_a_sound_upload_reveals_only_the_noisy_mean(made):
     one, other = (update_of(step, parameters, own, stream(0, "y")) for own in (data, empty))
     assert one.examples == other.examples and math.isnan(one.loss) and math.isnan(other.loss)
     assert (flat(other, parameters) != 0).all()
+
+
+@pytest.mark.parametrize("clip", ["user", "examples"])
+def test_noise_of_a_sum_has_the_distribution_of_the_users_noises_together(made, clip):
+    settings = {"clip": clip, "clip_norm": 0.3, "budgets": "uniform", "learning_rate": 0.5}
+    settings |= {"weighting": "precision", "participations": 1, "epsilon": 2.0}
+    parameters, clients = made.initial(), [1, 3, 4]
+
+    def added(repeat, **own):
+        step = DpVae(DpVaeConfig(**{**settings, **own}), made.model, made.device)
+        data = [made.population.client(client) for client in clients]
+        streams = [stream(0, "sum", client, repeat) for client in clients]
+        batches = [step.batches(one, r) for one, r in zip(data, streams, strict=True)]
+        block = step.block([one.features for one in data], batches, made.device)
+        arrays = {name: value.numpy() for name, value in parameters.items()}
+        total = UpdateSum(arrays, (), "uniform", None, Reproducible(repeat), 1)
+        trained = step.train_block(parameters, block)
+        total._shares = lambda *_: [0.5, 0.0, 0.25]
+        total.add_block(clients, trained)
+        found = [total.sum().total[name].ravel() for name in parameters]
+        return torch.from_numpy(np.concatenate(found)).double(), trained
+
+    (summed, other) = (
+        torch.stack([added(repeat, noise=kind)[0] for repeat in range(60)])
+        for kind in ("summed", "reproducible")
+    )
+    config = DpVaeConfig(**settings)
+    stds = [config.gradient_multiplier(c) * 0.3 * 0.5 * config.weight(c) for c in clients]
+    std = math.hypot(stds[0] * 0.5, stds[2] * 0.25)
+    near = pytest.approx(std, rel=4 / math.sqrt(2 * summed.numel()) + 0.01)
+    assert float((summed - summed.mean(0)).std() * math.sqrt(60 / 59)) == near
+    assert (summed.std(0) > 0.5 * std).all() and (other.std(0) > 0.5 * std).all()
+    # without noise to speak of the two are equal
+    calm = {"epsilon": 1e9, "delta": 0.5, "budgets": "equal"}
+    (one, trained), (same, _) = added(0, noise="summed", **calm), added(0, **calm)
+    torch.testing.assert_close(one, same, rtol=0, atol=1e-3 * float(same.norm()))
+    for single in (trained.norms, lambda: trained.changes_of(0)):
+        with pytest.raises(ExperimentError, match="no single update"):
+            single()
+
+
+def test_noise_of_a_sum_is_for_gradients_of_the_autoencoder_alone():
+    with pytest.raises(ExperimentError, match="quantile"):
+        DpVaeConfig.parse({"noise": "summed", "quantile": {}})
+    with pytest.raises(ExperimentError, match="dpvae"):
+        DpSgdConfig.parse({"noise": "summed"})
+
+
+def test_a_run_with_noise_of_the_sum_says_that_it_is_a_simulation(run_tiny):
+    settings = ("step={name='dpvae', noise='summed', participations=1}", "rounds=2")
+    result = run_tiny(*VAE, *settings, "sampler={name='limited', cohort=9, participations=1}")
+    assert any("'summed': a simulation, not a release" in line for line in result.privacy)
+    assert any(line.startswith("0 of 18 users spent more") for line in result.privacy)
 
 
 def test_drawn_budgets_stay_the_same_in_every_round(made):

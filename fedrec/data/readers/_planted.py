@@ -17,10 +17,38 @@ _GENRES = tuple(f"genre {number}" for number in range(1, 13))
 _MOST_GENRES = 3
 _GENRE_SHARE = 0.5  # of the variance of the items' factors
 _AT_ONCE = 2**16  # rows of factors gathered at once; more only takes memory
-SELECTIVITY = 2.0
-"""How strongly users prefer items with a high affinity; with 0 only popularity would matter."""
-_EXPONENT = 1.1  # of the popularity law
-_HEAD = 0.02  # share of the catalogue before the power law begins
+
+
+@dataclass(frozen=True)
+class PopularityLaw:
+    """A power law with a flat head, over the ranks of `items` items.
+
+    Attributes:
+        items: size of the catalogue.
+        exponent: of the power law, > 0 and not 1.
+        head: share of the catalogue before it begins, in [0, 1].
+    """
+
+    items: int
+    exponent: float
+    head: float
+
+    def cumulative(self, rank: np.ndarray) -> np.ndarray:
+        """Chance of the `rank` most popular items."""
+        (start, power, low, high) = self._terms
+        return ((rank + start) ** power - low) / (high - low)
+
+    def rank_at(self, chance: np.ndarray) -> np.ndarray:
+        """Inverse of `cumulative`: the rank, from 0, at a chance in [0, 1)."""
+        (start, power, low, high) = self._terms
+        rank = (chance * (high - low) + low) ** (1 / power) - start
+        return np.clip(rank, 0, self.items - 1).astype(np.int64)
+
+    @property
+    def _terms(self) -> tuple[float, float, float, float]:
+        start = max(1.0, self.head * self.items)
+        power = 1 - self.exponent
+        return start, power, start**power, (self.items + start) ** power
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +63,9 @@ class Truth:
             this item.
         user_features: gender, age and occupation, which explain a share of the users' factors.
         genres: one to three per item, which explain a share of the items' factors.
+        law: the popularity of `ranked_items`.
+        selectivity: how strongly users prefer items with a high affinity; with 0 only popularity
+            matters.
     """
 
     user_factors: np.ndarray
@@ -43,6 +74,8 @@ class Truth:
     log_popularity: np.ndarray
     user_features: tuple[Feature, ...]
     genres: Feature
+    law: PopularityLaw
+    selectivity: float
 
     def affinity(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """How well each item suits each user: `float32`, mean near 0, standard deviation near 1.
@@ -67,21 +100,23 @@ class Truth:
         active users run out of popular items is not modelled.
         """
         affinity = self.user_factors[users] @ self.item_factors.T
-        return SELECTIVITY * affinity + self.log_popularity
+        return self.selectivity * affinity + self.log_popularity
 
     def popular_items(self, count: int, generator: np.random.Generator) -> np.ndarray:
         """`int64 [count]` items, each drawn with its popularity, in constant time per draw."""
-        return self.ranked_items[_rank_at(generator.random(count), len(self.ranked_items))]
+        return self.ranked_items[self.law.rank_at(generator.random(count))]
 
 
 def plant(
     users: int,
-    items: int,
+    law: PopularityLaw,
+    selectivity: float,
     rank: int,
     demographics: float,
     generator: np.random.Generator,
 ) -> Truth:
     """Draw a ground truth; see `SyntheticConfig` for the meaning of the arguments."""
+    items = law.items
     features = tuple(
         _single(name, categories, users, generator)
         for name, categories in (("gender", _GENDERS), ("age", _AGES), ("occupation", _OCCUPATIONS))
@@ -90,7 +125,7 @@ def plant(
     explained = sum(_means(feature, rank, generator) for feature in features) / np.sqrt(
         len(features)
     )
-    log_mass = np.log(np.diff(_cumulative(np.arange(items + 1), items))).astype(np.float32)
+    log_mass = np.log(np.diff(law.cumulative(np.arange(items + 1)))).astype(np.float32)
     ranked = generator.permutation(items)
     log_popularity = np.empty(items, dtype=np.float32)
     log_popularity[ranked] = log_mass
@@ -101,6 +136,8 @@ def plant(
         log_popularity=log_popularity,
         user_features=features,
         genres=genres,
+        law=law,
+        selectivity=selectivity,
     )
 
 
@@ -149,18 +186,3 @@ def _mixed(explained: np.ndarray, share: float, generator: np.random.Generator) 
     explained /= max(float(np.sqrt(np.square(explained).mean())), 1e-6)
     mixed = np.sqrt(share) * explained + np.sqrt(1 - share) * own
     return (mixed / explained.shape[1] ** 0.25).astype(np.float32)
-
-
-def _cumulative(rank: np.ndarray, items: int) -> np.ndarray:
-    """Chance of the `rank` most popular items: a power law with a flat head, integrated."""
-    head = max(1.0, _HEAD * items)
-    power = 1 - _EXPONENT
-    return ((rank + head) ** power - head**power) / ((items + head) ** power - head**power)
-
-
-def _rank_at(chance: np.ndarray, items: int) -> np.ndarray:
-    """Inverse of `_cumulative`: the rank, from 0, at a chance in [0, 1)."""
-    head = max(1.0, _HEAD * items)
-    power = 1 - _EXPONENT
-    rank = (chance * ((items + head) ** power - head**power) + head**power) ** (1 / power) - head
-    return np.clip(rank, 0, items - 1).astype(np.int64)

@@ -5,7 +5,7 @@ and long tails.
 Users and items have factors; their product is the *affinity*. A share of a user's factors comes
 from gender, age and occupation, and a share of an item's from its genres. Each user gets a pool of
 candidate items, mostly popular ones, and draws from it with weights proportional to
-`exp(2 x affinity)`. Ratings 1 to 5 are the affinity plus noise, discretised at fixed
+`exp(selectivity x affinity)`. Ratings 1 to 5 are the affinity plus noise, discretised at fixed
 thresholds.
 
 Users are processed in chunks, and within a chunk by candidates, so no array of size users x items
@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.readers._planted import SELECTIVITY, Truth, plant
+from fedrec.data.readers._planted import PopularityLaw, Truth, plant
 from fedrec.rng import stream
 
 _CANDIDATES_AT_ONCE = 2_000_000
@@ -48,6 +48,14 @@ class SyntheticConfig(ReaderConfig):
     min_interactions: int = Field(8, ge=1)
     """Smallest number of interactions of a user, at most `mean-interactions` and half of the
     items."""
+    activity_spread: float = Field(1.0, ge=0)
+    """Standard deviation of the logarithm of the interactions above the fewest."""
+    popularity_exponent: float = Field(1.1, gt=0)
+    """Exponent of the power law of items' popularity, not 1."""
+    popularity_head: float = Field(0.02, ge=0, le=1)
+    """Share of the catalogue before the power law begins, in [0, 1]."""
+    selectivity: float = Field(2.0, ge=0)
+    """How strongly users prefer items with a high affinity; with 0 only popularity matters."""
     rank: int = Field(8, ge=1, le=256)
     """Number of latent factors."""
     noise: float = Field(0.3, ge=0)
@@ -62,6 +70,8 @@ class SyntheticConfig(ReaderConfig):
     def _fits_together(self) -> Self:
         if not self.min_interactions <= min(self.mean_interactions, self.items / 2):
             raise ValueError("min-interactions of at most mean-interactions and half of the items")
+        if self.popularity_exponent == 1:
+            raise ValueError("popularity-exponent other than 1, such as 1.001")
         return self
 
 
@@ -101,7 +111,8 @@ class Synthetic(Reader):
         generator = stream(config.data_seed, "synthetic-truth")
         return plant(
             config.users,
-            config.items,
+            PopularityLaw(config.items, config.popularity_exponent, config.popularity_head),
+            config.selectivity,
             config.rank,
             config.demographics,
             generator,
@@ -112,7 +123,8 @@ class Synthetic(Reader):
         the items."""
         config = self.config
         generator = stream(config.data_seed, "synthetic-activity")
-        excess = generator.lognormal(-0.5, 1.0, config.users) * (
+        spread = config.activity_spread
+        excess = generator.lognormal(-(spread**2) / 2, spread, config.users) * (
             config.mean_interactions - config.min_interactions
         )
         return np.minimum(
@@ -127,7 +139,7 @@ class Synthetic(Reader):
         counts = counts[part]
         met = _candidates(truth, counts, generator)
         affinity = truth.affinity(met.users + part.start, met.items)
-        chosen = _fittest(met, counts, SELECTIVITY * affinity, generator)
+        chosen = _fittest(met, counts, truth.selectivity * affinity, generator)
         users = met.users[chosen]
         items = met.items[chosen]
         affinity = affinity[chosen]

@@ -7,6 +7,7 @@ Gaussian releases, mu = sensitivity / noise; the squares of several releases' mu
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -28,12 +29,14 @@ def gdp_delta(epsilon: float, mu: float) -> float:
     )
 
 
+@functools.lru_cache(maxsize=1024)  # users with equal budgets have equal costs
 def gdp_epsilon(mu: float, delta: float) -> float:
     """The smallest epsilon >= 0 at which a Gaussian release of parameter mu is (epsilon,
     delta)-private; 0 for mu <= 0, infinity for mu = infinity."""
     return smallest_epsilon(lambda epsilon: gdp_delta(epsilon, mu), delta)
 
 
+@functools.lru_cache(maxsize=1024)
 def gdp_parameter(epsilon: float, delta: float) -> float:
     """The largest mu whose release is (epsilon, delta)-private."""
     upper = 1.0

@@ -63,9 +63,10 @@ class PersonalNoise(Config):
     """In mode `sound`: a clip norm that follows a noisy quantile; default: a fixed clip norm."""
     priors: PriorsConfig | None = None
     """Priors of the users' codes from their metadata (equation 11); default: standard normal."""
-    noise: Literal["reproducible", "secure"] = "reproducible"
-    """`reproducible`: from the seed, a simulation; `secure`: from the operating system's
-    generator."""
+    noise: Literal["reproducible", "secure", "summed"] = "reproducible"
+    """`reproducible`: from the seed, a simulation; `secure`: from the operating system's generator;
+    `summed` (step `dpvae`): a simulation of very many users, in which the noise is drawn once for
+    the sum of a node's users, of the same distribution, and no single upload exists."""
 
     @model_validator(mode="after")
     def _noise_fits(self) -> Self:
@@ -73,6 +74,8 @@ class PersonalNoise(Config):
             raise ValueError(
                 "no quantile with mode = 'paper', whose clip norm is that of algorithm 2"
             )
+        if self.noise == "summed" and self.quantile is not None:
+            raise ValueError("no quantile with noise = 'summed', which is of gradients alone")
         if self.noise == "secure" and self.noisy_priors is not None:
             raise ValueError(
                 "priors.noise = false with noise = 'secure': noise on priors is drawn once, and is"

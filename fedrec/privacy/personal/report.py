@@ -58,10 +58,10 @@ def promises(settings: PersonalNoise) -> list[str]:
         said.append(
             "Noise is set for one upload alone, as in the paper: each further upload costs again."
         )
-    if settings.noise == "reproducible":
+    if settings.noise != "secure":
         said.append(
-            "Users' noise is 'reproducible': a simulation, not a release; noise can be computed"
-            " from the seed."
+            f"Users' noise is {settings.noise!r}: a simulation, not a release; noise can be"
+            " computed from the seed."
         )
     return said
 

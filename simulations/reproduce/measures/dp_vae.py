@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ import torch
 
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.hosting.node import Node
+from fedrec.baselines.base import Ratings
+from fedrec.baselines.factorisation.svd import Svd
 from fedrec.data.cache import POPULATIONS
 from fedrec.errors import ClientError
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.evaluation.lists import ranking_metrics
 from fedrec.privacy.accounting.gdp import gdp_parameter
 from fedrec.protocol.orders import EvaluateOrder
+from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from simulations.recommending import with_parameters
 from simulations.study.runs import SYSTEM, finished, values
@@ -120,7 +124,14 @@ def bounded(
 
 
 def noisy_popularity(
-    job: TaskJob, experiment: str, dataset: str, metrics: Mapping[str, str]
+    job: TaskJob,
+    experiment: str,
+    dataset: str,
+    metrics: Mapping[str, str],
+    row: str = "epsilon {epsilon:g} for all",
+    set: Sequence[str] = (),
+    epsilons: Sequence[float] = _EPSILONS,
+    delta: float = 1.25e-5,
 ) -> Iterator[Found]:
     """Popularity under the same noise: every user sends its history scaled to length 1, once, under
     its own noise.
@@ -128,21 +139,77 @@ def noisy_popularity(
     All users get one list, by the sum. The noise is drawn once for the sum, which has the same
     distribution.
     """
-    population = POPULATIONS.population(job.experiment(experiment))
+    settings = job.experiment(experiment, set)
+    population = POPULATIONS.population(settings)
     clients = population.evaluated_clients("test")
+    judged = settings.evaluation.final_users
+    if judged and judged < len(clients):
+        clients = np.sort(stream(job.seed, "judged").choice(clients, judged, replace=False))
     lists = population.held_out(clients, "test")
     masks: dict[str, Any] = {
         name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")
     }
-    histories = population.histories(population.partition.training_clients)
-    total = (histories / np.linalg.norm(histories, axis=1, keepdims=True)).sum(0)
-    for epsilon in _EPSILONS:
+    users = population.partition.training_clients
+    total = np.zeros(population.interactions.num_items)
+    for start in range(0, len(users), 4096):
+        histories = population.histories(users[start : start + 4096])
+        total += (histories / np.linalg.norm(histories, axis=1, keepdims=True)).sum(0)
+    for epsilon in epsilons:
         std = 0.0
         if math.isfinite(epsilon):
-            std = 2 * math.sqrt(len(histories)) / gdp_parameter(epsilon, 1.25e-5)
+            std = 2 * math.sqrt(len(users)) / gdp_parameter(epsilon, delta)
         noise = std * np.random.default_rng(job.seed).standard_normal(len(total))
         scores = torch.from_numpy(total + noise).float().expand(len(clients), -1)
         found = ranking_metrics(scores, **masks, ks=(20, 50, 100))
         for ours, theirs in metrics.items():
             value = float(np.nanmean(found[ours]))
-            yield Found(dataset, f"epsilon {epsilon:g} for all", theirs, value)
+            yield Found(dataset, row.format(epsilon=epsilon), theirs, value)
+
+
+def predicted_ratings(
+    job: TaskJob, experiment: str, dataset: str, metrics: Mapping[str, str], row: str
+) -> Iterator[Found]:
+    """The SVD of the paper's table 4, a model of ratings, with items ranked by predicted rating."""
+    population = POPULATIONS.population(job.experiment(experiment))
+    data = population.interactions
+    users, items, values = population.rated(population.partition.training_clients)
+    rated = Ratings(data.num_users, data.num_items, users, items, values.astype(np.float64))
+    system = Svd(Svd.Config(seed=job.seed))
+    system.fit_ratings(rated)
+    clients = population.evaluated_clients("test")
+    known = replace(rated, users=users[:0], items=items[:0], values=rated.values[:0])
+    every = np.arange(data.num_items)
+    found: dict[str, list[np.ndarray]] = {ours: [] for ours in metrics}
+    for part in np.array_split(clients, max(1, len(clients) // 64)):
+        lists = population.held_out(part, "test")
+        asked = (part.repeat(data.num_items), np.tile(every, len(part)))
+        scores = system.predict(known, *asked).reshape(len(part), -1)
+        masks = {n: torch.from_numpy(getattr(lists, n)) for n in ("seen", "known", "relevant")}
+        own: Any = ranking_metrics(torch.from_numpy(scores).float(), **masks, ks=(20, 50, 100))
+        for ours in metrics:
+            found[ours].append(np.asarray(own[ours]))
+    for ours, theirs in metrics.items():
+        yield Found(dataset, row, theirs, float(np.nanmean(np.concatenate(found[ours]))))
+
+
+def fitted(
+    job: TaskJob, experiment: str, dataset: str, row: str, set: Sequence[str]
+) -> Iterator[Found]:
+    """What a synthetic population is fitted to: likes per user, shares of the most liked items, and
+    how well systems rank."""
+    result = finished(job, experiment, set)
+    settings = job.experiment(experiment, set)
+    rows = POPULATIONS.population(settings).interactions
+    above = settings.positive_above
+    liked = np.ones(len(rows), bool) if above is None else rows.ratings > above
+    counts = np.bincount(rows.users[liked])
+    for place in (10, 50, 90):
+        yield Found(
+            dataset, row, f"likes, p{place}", float(np.percentile(counts[counts > 0], place))
+        )
+    shares = np.sort(np.bincount(rows.items[liked]))[::-1] / liked.sum()
+    for top in (10, 100, 1000):
+        yield Found(dataset, row, f"share of {top} items", float(shares[:top].sum()))
+    for name, found in result.baselines.items():
+        yield Found(dataset, row, f"NDCG@100, {name}", found["ndcg-list@100"])
+        yield Found(dataset, row, f"Recall@20, {name}", found["recall@20"])

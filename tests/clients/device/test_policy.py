@@ -369,8 +369,9 @@ def test_one_run_has_one_experiment(victim):
     assert node.theta(changes=changes, run="f" * 16)
 
 
-def test_noise_of_a_step_that_the_server_can_compute_is_none(victim):
-    node = victim("model.name=vae", "step.name=dpvae", "step.noise=reproducible")
+@pytest.mark.parametrize("noise", ["reproducible", "summed"])
+def test_noise_of_a_step_that_the_server_can_compute_is_none(victim, noise):
+    node = victim("model.name=vae", "step.name=dpvae", f"step.noise={noise}")
     refused(node.theta, "step.noise")
 
 

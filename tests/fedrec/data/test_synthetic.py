@@ -14,7 +14,6 @@ from fedrec.baselines.base import Baseline
 from fedrec.components.registry import DATASET, resolve
 from fedrec.data.population import Population
 from fedrec.data.readers import synthetic
-from fedrec.data.readers._planted import SELECTIVITY
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.errors import ExperimentError
@@ -82,7 +81,7 @@ def test_truth_is_that_of_the_data(default):
     anything = truth.affinity(default.users, np.random.default_rng(0).permutation(default.items))
     assert affinity.mean() > anything.mean() + 0.5
     users = np.array([3, 5])
-    by_hand = SELECTIVITY * truth.affinity(users, np.array([7, 9])) + truth.log_popularity[[7, 9]]
+    by_hand = 2.0 * truth.affinity(users, np.array([7, 9])) + truth.log_popularity[[7, 9]]
     np.testing.assert_allclose(truth.scores(users)[[0, 1], [7, 9]], by_hand, rtol=1e-5)
     assert np.exp(truth.log_popularity).sum() == pytest.approx(1, abs=1e-4)
 
@@ -101,6 +100,25 @@ def test_popular_items_follow_the_popularity():
         / 1_000_000
     )
     np.testing.assert_allclose(drawn, np.exp(truth.log_popularity), atol=6e-4)
+
+
+def test_a_steeper_law_and_a_higher_selectivity_show_in_the_data(default):
+    """Both ends of the popularity, how equal users are, and how well choices follow the truth."""
+
+    def head(table):
+        counts = np.sort(np.bincount(table.items, minlength=400))[::-1]
+        return counts[:40].sum() / counts.sum()
+
+    def liking(table, **options):
+        return float(reader(**options).truth().affinity(table.users, table.items).mean())
+
+    steep = reader(popularity_exponent=3.0).read()
+    assert head(steep) > 1.2 * head(default) > 1.2 * head(reader(popularity_head=1.0).read())
+    picky, blind = {"selectivity": 4.0}, {"selectivity": 0.0}
+    assert liking(reader(**picky).read(), **picky) > liking(default) + 0.1
+    assert abs(liking(reader(**blind).read(), **blind)) < 0.1
+    equal = np.bincount(reader(activity_spread=0.0).read().users)
+    assert equal.min() == equal.max() == 40
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -184,6 +202,11 @@ def test_smallest(options):
 def test_settings_that_do_not_fit(options):
     with pytest.raises(ExperimentError, match="min-interactions"):
         reader(**options)
+
+
+def test_a_popularity_law_without_an_integral_of_that_form():
+    with pytest.raises(ExperimentError, match="popularity-exponent"):
+        reader(popularity_exponent=1.0)
 
 
 def test_name():
