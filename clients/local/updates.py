@@ -245,7 +245,7 @@ class FactoredUpdates(Outcome):
 
 
 @dataclass(frozen=True, eq=False)
-class NoisySum(FactoredUpdates):
+class SummedNoiseUpdates(FactoredUpdates):
     """Updates of a block of C clients to each of which noise of its own would be added; the noise
     is drawn for the sum of all blocks, and no single update exists.
 

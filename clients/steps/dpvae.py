@@ -44,7 +44,7 @@ from torch import Tensor
 from clients.local.histories import HistoryBlock, HistoryStep, HistoryStepConfig
 from clients.local.own_noise import BOUND, ROUNDING, OwnNoiseConfig, OwnNoiseStep
 from clients.local.per_example_gradients import FactoredGradients, Recorder
-from clients.local.updates import NoisySum, Updates
+from clients.local.updates import SummedNoiseUpdates, Updates
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
@@ -120,7 +120,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
         gradients: FactoredGradients,
         weights: Tensor,
         bounds: Tensor,
-    ) -> NoisySum:
+    ) -> SummedNoiseUpdates:
         """The block as one noisy sum; `weights [J, C]` are those of the examples in each client's
         clipped mean, `bounds [C]` the clip norms."""
         clients = [member.client for member in block.histories_of]
@@ -130,7 +130,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
         multipliers = torch.tensor([config.gradient_multiplier(client) for client in clients])
         stds = multipliers * bounds.cpu() * rates * config.epochs
         factors = gradients.weighted(-rates.to(weights) * weights)
-        return NoisySum(parameters, block, factors, (math.nan,) * len(block), stds)
+        return SummedNoiseUpdates(parameters, block, factors, (math.nan,) * len(block), stds)
 
     def _losses(
         self, network: Mapping[str, Tensor], block: HistoryBlock, recorder: Recorder
