@@ -200,6 +200,23 @@ def test_what_dp_vae_compares_differs_in_nothing_else(item, before, after, keys)
     assert changed(*found) == keys
 
 
+@pytest.mark.parametrize("item", ["figure5", "figure7"])
+def test_the_systems_beside_each_other_on_frappe_adapt_alike_on_the_device(item):
+    """Their biases of items move at the same rate, so that noise is what makes them differ."""
+    (study,) = find("privrec", item)
+    rates = set()
+    for task in study.tasks:
+        experiment = loaded("privrec", item, task.name)
+        tuned = experiment.fine_tune_step().options
+        rates.add(
+            (
+                tuned["learning-rate"] * tuned["rates"]["item.bias"],
+                *(tuned[key] for key in ("epochs", "batch-size", "negatives")),
+            )
+        )
+    assert len(study.tasks) >= 4 and len(rates) == 1
+
+
 @pytest.mark.parametrize("system", ["metamf", "mf"])
 def test_the_targeted_settings_are_those_of_the_experiment(system):
     perturb = loaded("targeted-dp", "figure2", f"{system}-random-0.1-0.7", seed=4)
