@@ -12,7 +12,7 @@ import torch
 from scipy import sparse
 
 from fedrec.config import Config
-from fedrec.data.features import FeatureTable
+from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.privacy.stated import Stated
@@ -180,6 +180,12 @@ class Baseline(ABC):
 
     def __init__(self, config: Config) -> None:
         self.config = config
+
+    @classmethod
+    def features_used(cls, config: Any, known: FeatureNames) -> FeatureNames:
+        """Which of the data's side features it uses; none by default. Tables of results state
+        it."""
+        return FeatureNames()
 
     @property
     def transductive(self) -> bool:

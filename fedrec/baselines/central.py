@@ -34,7 +34,7 @@ from fedrec.baselines.examples import (
 from fedrec.baselines.histories import HistoriesConfig, history_scores, train_histories
 from fedrec.baselines.training import HELD_OUT
 from fedrec.components.registry import MODEL, resolve
-from fedrec.data.features import FeatureTable
+from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
@@ -77,6 +77,12 @@ class Central(ExamplesBaseline, RatingBaseline):
     def transductive(self) -> bool:
         """Whether it must also be fitted to the known items of the users to be scored."""
         return bool(self._private) and super().transductive
+
+    @classmethod
+    def features_used(cls, config: CentralConfig, known: FeatureNames) -> FeatureNames:
+        """Those of its model."""
+        kind: type[Model] = resolve(MODEL, config.model.name)
+        return kind.features_used(component_settings(MODEL, config.model, at="model"), known)
 
     def fit(self, histories: Histories) -> None:
         """Train from fresh parameters.

@@ -5,11 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from fedrec.errors import DataError
+
+
+class FeatureNames(NamedTuple):
+    """Names of side features, of users and of items."""
+
+    users: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedrec.config import Config
+from fedrec.data.features import FeatureNames
 from fedrec.data.files.published import DatasetSource, require_complete_lines, require_match
 from fedrec.data.interactions import Interactions
 from fedrec.errors import DataError
@@ -56,6 +57,11 @@ class Reader(ABC):
         Raises:
             DataError: it is missing, damaged, or not in its documented format.
         """
+
+    def feature_names(self) -> FeatureNames | None:
+        """Names of the side features that `read` gives, by the settings, without reading any row;
+        None: not stated."""
+        return None
 
     def folder(self) -> Path:
         """The folder (or file) with the raw data.

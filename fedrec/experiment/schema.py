@@ -24,6 +24,7 @@ from fedrec.experiment.sections import (
     sections_by_name,
 )
 from fedrec.experiment.tables import (
+    TRIED,
     CheckpointConfig,
     DataSettings,
     EarlyStoppingConfig,
@@ -43,6 +44,10 @@ class Experiment(DataSettings):
     """Title, one line."""
     paper: str = ""
     """Paper and table that the experiment reproduces."""
+    settings_tried: int | None = Field(default=None, ge=1)
+    """Number of settings that were tried on validation users to choose those of the federated
+    system; tables state it beside its results, and it changes nothing. Default: not stated. A table
+    in `evaluation.baselines` may have the same key, for a centralised system."""
     rounds: int = Field(default=0, ge=1, le=999_999)
     """Number of training rounds (E1 in PrivRec). Without it the experiment only evaluates
     `evaluation.baselines`, without a federated system and its tables, such as `[model]`."""
@@ -193,8 +198,23 @@ class Experiment(DataSettings):
         return tomli_w.dumps(self.table())
 
     def digest(self) -> str:
-        """SHA-256 of the experiment: equal digests mean equal settings."""
-        return hashlib.sha256(json.dumps(self.table(), sort_keys=True).encode()).hexdigest()
+        """SHA-256 of the experiment: equal digests mean equal settings. How many settings were
+        tried is not among them."""
+        table = _untold(self.table())
+        evaluation = dict(table.get("evaluation", {}))
+        if "baselines" in evaluation:
+            evaluation["baselines"] = [_untold(one) for one in evaluation["baselines"]]
+            table["evaluation"] = evaluation
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def _untold(table: Any) -> Any:
+    """A table without the number of settings that were tried, the name alone if it is all that is
+    left; anything else as it is."""
+    if not isinstance(table, dict) or TRIED not in table:
+        return table
+    rest = {key: value for key, value in table.items() if key != TRIED}
+    return rest["name"] if rest.keys() == {"name"} else rest
 
 
 SECTIONS = (

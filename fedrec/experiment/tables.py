@@ -15,6 +15,8 @@ from fedrec.experiment.sections import Section, component_settings, sections_by_
 
 Masked: TypeAlias = Literal["real", "learned", "both"]
 Precision: TypeAlias = Literal["float32", "bf16"]
+TRIED = "settings-tried"
+"""Key of the number of settings that were tried to choose those of a system."""
 
 
 class DataSettings(Config):
@@ -81,7 +83,8 @@ class EvaluationConfig(Config):
     baselines: tuple[str | Section, ...] = ("popularity", "ease")
     """Centralised recommenders to evaluate under the same protocol: names, or tables with settings
     such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` names one in result tables, so
-    that a baseline can occur with several settings."""
+    that a baseline can occur with several settings. `settings-tried` says how many settings were
+    tried to choose its own."""
 
     @field_validator("metrics", mode="before")
     @classmethod
@@ -100,19 +103,37 @@ class EvaluationConfig(Config):
         `name` is among them.
 
         Raises:
-            ExperimentError: two baselines have the same label, or a label is not text.
+            ExperimentError: two baselines have the same label, a label is not text, or
+                `settings-tried` is no number.
         """
+        return {label: _named(section, label) for label, section in self._labelled().items()}
+
+    def settings_tried(self) -> dict[str, int | None]:
+        """By the label of each baseline, how many settings were tried to choose its own; None where
+        it is not stated."""
+        return {label: one.options.get(TRIED) for label, one in self._labelled().items()}
+
+    def _labelled(self) -> dict[str, Section]:
+        """The baselines by their labels."""
         sections = [
             Section(name=entry) if isinstance(entry, str) else entry for entry in self.baselines
         ]
         labels = [section.options.get("label", section.name) for section in sections]
-        for label in labels:
+        for label, section in zip(labels, sections, strict=True):
             if not isinstance(label, str) or not label.strip(" .") or "/" in label:
                 raise ExperimentError(
                     "wrong label in evaluation.baselines",
                     expected="a text without '/', which is also the name of a folder",
                     got=repr(label),
                     fix='{ name = "dp-gram", label = "dp-gram-5", epsilon = 5.0 }',
+                )
+            tried = section.options.get(TRIED)
+            if tried is not None and (type(tried) is not int or tried < 1):
+                raise ExperimentError(
+                    f"wrong value for 'baselines.{label}.{TRIED}'",
+                    expected="the number of settings that were tried on validation users, >= 1",
+                    got=repr(tried),
+                    fix="count them, or leave the key out",
                 )
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
@@ -122,14 +143,12 @@ class EvaluationConfig(Config):
                 got=", ".join(labels),
                 fix=f"leave one out, or give it a label: {{ name = {twice[0]!r}, label = '...' }}",
             )
-        return {
-            label: _named(section, label) for section, label in zip(sections, labels, strict=True)
-        }
+        return dict(zip(labels, sections, strict=True))
 
 
 def _named(section: Section, label: str) -> dict[str, Any]:
     """A baseline's settings, including its name if the label differs."""
-    settings = {key: value for key, value in section.options.items() if key != "label"}
+    settings = {key: value for key, value in section.options.items() if key not in ("label", TRIED)}
     return settings if label == section.name else {"name": section.name, **settings}
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from fedrec.components.contract_check import covers_overrides
 from fedrec.config import Config
+from fedrec.data.features import FeatureNames
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.nn.declaration import KernelModel
@@ -59,6 +60,12 @@ class Model(ABC):
     def __init__(self, config: Config, schema: Schema) -> None:
         self.config = config
         self.schema = schema
+
+    @classmethod
+    def features_used(cls, config: Any, known: FeatureNames) -> FeatureNames:
+        """Which of the data's side features it uses; all if it represents users by features, else
+        none by default. Tables of results state it."""
+        return known if cls.by_features else FeatureNames()
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:

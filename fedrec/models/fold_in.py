@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Width
+from fedrec.data.features import FeatureNames
 from fedrec.factors.chosen_items import BIAS
 from fedrec.factors.log_linear import LogLinear
 from fedrec.factors.public import PublicPriorConfig, feature_embeddings
@@ -58,6 +59,11 @@ class FoldIn(ProductsModel):
     def low_rated(self) -> float:
         """What an item has in histories that a user rated and that is not positive."""
         return self.config.low_rated
+
+    @classmethod
+    def features_used(cls, config: FoldInConfig, known: FeatureNames) -> FeatureNames:
+        """Those of the items."""
+        return FeatureNames(items=known.items)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Public coordinates, of which there is at least one column, and zeros; nothing is drawn.

@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config, Width
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
@@ -88,6 +88,11 @@ class PrivRec(Model):
         self._weights, self._biases = (
             [f"layer{n}.{kind}" for n in layers] for kind in ("weight", "bias")
         )
+
+    @classmethod
+    def features_used(cls, config: PrivRecConfig, known: FeatureNames) -> FeatureNames:
+        """All, or none with `features = false`."""
+        return known if config.features else FeatureNames()
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, He-uniform (ReLU) or Glorot-uniform weights `[in, out]`, zero

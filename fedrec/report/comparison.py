@@ -21,6 +21,7 @@ from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import lower_is_better, main_metric
 from fedrec.report.bootstrap import bootstrap_intervals
+from fedrec.report.inputs import Inputs, system_inputs
 from fedrec.report.naming import baseline_names, settings_table, system_names
 from fedrec.report.paired_tests import PairedTest, SeedTest, holm, paired_tests, seed_test
 from fedrec.report.rows import is_private
@@ -39,12 +40,14 @@ class ComparedSystem:
         by_seed: mean of the metric under each seed.
         users: metric of each user, indexed by (seed, client).
         private: whether it has a finite epsilon in every run.
+        inputs: what it had to learn from, in the first run that states it; None: not stated.
     """
 
     label: str
     by_seed: Mapping[int, float]
     users: pd.Series
     private: bool
+    inputs: Inputs | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +72,9 @@ class Comparison:
 
     def table(self) -> pd.DataFrame:
         """One row per system: `mean`, `low`, `high` (95% over users), `sd` over seeds, `seeds`,
-        `private`, and for all but the reference the fields of `PairedTest` and of `SeedTest`, with
-        `t_holm`, `wilcoxon_holm` and `seed_holm`."""
+        `private`, its inputs (`fedrec.report.inputs.COLUMNS`, with `_`), and for all but the
+        reference the fields of `PairedTest` and of `SeedTest`, with `t_holm`, `wilcoxon_holm` and
+        `seed_holm`."""
         compared = {
             label: asdict(test) | asdict(self.seed_tests[label])
             for label, test in self.tests.items()
@@ -94,6 +98,10 @@ class Comparison:
                 "mean_high": high,
             }
             row |= compared.get(label, {})
+            row |= {
+                name.replace("-", "_"): None if system.inputs is None else value
+                for name, value in (system.inputs or Inputs()).cells().items()
+            }
             rows.append(row)
         return pd.DataFrame(rows).set_index("system")
 
@@ -166,14 +174,17 @@ def _by_user(values: pd.Series) -> pd.Series:
 def _systems(results: Sequence[Result], metric: str) -> dict[str, ComparedSystem]:
     parts: dict[str, dict[int, pd.Series]] = {}
     private: dict[str, bool] = {}
+    inputs: dict[str, Inputs | None] = {}
     named = zip(results, system_names(results), baseline_names(results), strict=True)
     for result, name, names in named:
         own = marked(result.experiment)
         tables = [(name, own, result.users)] if result.experiment.federated else []
+        stated = system_inputs(result)
         tables += [(names[label], label, table) for label, table in result.baseline_users.items()]
         for shown, label, table in tables:
             if metric not in table:
                 continue
+            inputs[shown] = inputs.get(shown) or stated.get(label)
             private[shown] = private.get(shown, True) and is_private(result, label)
             parts.setdefault(shown, {}).setdefault(result.experiment.seed, pd.Series(table[metric]))
     if not parts:
@@ -185,6 +196,7 @@ def _systems(results: Sequence[Result], metric: str) -> dict[str, ComparedSystem
             {seed: float(values.mean()) for seed, values in by_seed.items()},
             pd.concat(list(by_seed.values()), keys=list(by_seed), names=_LEVELS),
             private[label],
+            inputs[label],
         )
         for label, by_seed in parts.items()
     }

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedrec.report.comparison import Comparison
+from fedrec.report.input_codes import InputCodes, input_codes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,9 +30,12 @@ _ESCAPED = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
 _MARKDOWN = set("\\`|*![")
 Format = Literal["csv", "markdown", "latex"]
 _SEEDS = "t over seeds, Holm"
+_ROUNDS = "client-rounds"
+_TRIED = "settings tried"
 _HEADS = (
     "system",
     "private",
+    "inputs",
     "{metric}",
     "95% interval",
     "difference",
@@ -42,12 +46,15 @@ _HEADS = (
     "effect d",
     "rank effect",
     "better/worse",
+    _ROUNDS,
+    _TRIED,
 )
 
 
 def comparison_cells(comparison: Comparison) -> list[list[str]]:
     """Heads and rows of texts; the reference first, then the others by their means, best first. The
-    test over seeds has a column where there are several seeds."""
+    test over seeds has a column where there are several seeds; so have client-rounds and the
+    numbers of settings that were tried, where a system states them."""
     table: dict[str, dict[str, Any]] = {
         str(row.pop("system")): row
         for row in comparison.table().reset_index().to_dict(orient="records")  # type: ignore[misc]
@@ -57,23 +64,35 @@ def comparison_cells(comparison: Comparison) -> list[list[str]]:
     spread = any(not pd.isna(row["sd"]) for row in table.values())
     metric = comparison.metric + (" ± sd over seeds" if spread else "")
     heads = [head.format(metric=metric) for head in _HEADS]
-    lines = [heads, *(_cells(label, table[label]) for label in [comparison.reference, *rest])]
-    if not _several_seeds(comparison):
-        place = heads.index(_SEEDS)
-        lines = [line[:place] + line[place + 1 :] for line in lines]
-    return lines
+    codes = comparison_inputs(comparison).codes
+    lines = [heads]
+    for label in [comparison.reference, *rest]:
+        lines.append(_cells(label, codes[label], table[label]))
+    left_out = [] if _several_seeds(comparison) else [heads.index(_SEEDS)]
+    for name, none in ((_ROUNDS, "-"), (_TRIED, "?")):
+        place = heads.index(name)
+        if all(line[place] == none for line in lines[1:]):
+            left_out.append(place)
+    return [[cell for at, cell in enumerate(line) if at not in left_out] for line in lines]
 
 
-def _cells(label: str, row: dict[str, Any]) -> list[str]:
+def comparison_inputs(comparison: Comparison) -> InputCodes:
+    """The inputs of the systems in short."""
+    return input_codes({label: system.inputs for label, system in comparison.systems.items()})
+
+
+def _cells(label: str, code: str, row: dict[str, Any]) -> list[str]:
     spread = "" if pd.isna(row["sd"]) else f" ± {row['sd']:.4f} ({row['seeds']:.0f} seeds)"
     first = [
         label,
         "yes" if row["private"] else "no",
+        code,
         f"{row['mean']:.4f}{spread}",
         f"[{row['mean_low']:.4f}, {row['mean_high']:.4f}]",
     ]
+    last = [_count(row["client_rounds"], "-"), _count(row["settings_tried"], "?")]
     if "difference" not in row or pd.isna(row["difference"]):
-        return [*first, "reference", *[""] * 7]
+        return [*first, "reference", *[""] * 7, *last]
     return [
         *first,
         f"{row['difference']:+.4f}",
@@ -84,7 +103,12 @@ def _cells(label: str, row: dict[str, Any]) -> list[str]:
         f"{row['effect']:+.2f}",
         f"{row['rank_effect']:+.2f}",
         f"{row['better']:.0f}/{row['worse']:.0f}",
+        *last,
     ]
+
+
+def _count(value: Any, none: str) -> str:
+    return none if pd.isna(value) else f"{value:,.0f}"
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
@@ -107,7 +131,7 @@ def comparison_notes(comparison: Comparison) -> list[str]:
             " with values of both systems under the same seed, each user once, however many seeds"
             " tested it; a system's mean is that of its seeds' means; both are rounded"
         )
-    return lines
+    return lines + comparison_inputs(comparison).lines
 
 
 def _several_seeds(comparison: Comparison) -> bool:

@@ -15,7 +15,7 @@ from fedrec.experiment.sections import Section, resolved_section
 from fedrec.prefixes import flat
 from fedrec.runs.result import Result
 
-_APART = ("name", "seed", "title", "callbacks", "checkpoint", "engine")
+_APART = ("name", "seed", "title", "settings-tried", "callbacks", "checkpoint", "engine")
 _MOST_SETTINGS = 3  # in a name; runs that differ in more are told apart by their folders
 _LONGEST_VALUE = 40  # characters of a setting in a name, likewise
 

@@ -11,6 +11,8 @@ from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import lower_is_better, main_metric
 from fedrec.experiment.phases import last_phase
 from fedrec.experiment.tables import EvaluationConfig
+from fedrec.report.input_codes import budgets, input_codes
+from fedrec.report.inputs import system_inputs
 from fedrec.report.rows import is_private, system_rows
 
 if TYPE_CHECKING:
@@ -26,14 +28,10 @@ _RANDOM = "random"  # lists that do not depend on data
 
 
 def summary_table(result: Result) -> Table:
-    """All systems of a run; if any is private, the others are marked."""
+    """All systems of a run; if any is private, the others are marked. Inputs have a column where
+    any system has more than likes."""
     rows = system_rows(result)
     private = {label: is_private(result, label) for label in rows}
-    if any(private.values()):
-        rows = {
-            label if private[label] or label == _RANDOM else label + _NOT_PRIVATE: row
-            for label, row in rows.items()
-        }
     known = next(iter(rows.values()), {})
     settings = result.experiment.evaluation
     shown = [name for name in settings.shown or () if name in known]
@@ -43,11 +41,30 @@ def summary_table(result: Result) -> Table:
     shown += [
         name for name in ("nominal-epsilon", "epsilon") if any(name in row for row in rows.values())
     ]
-    return comparison_table(rows, shown, settings)
+    inputs = input_codes(system_inputs(result))
+    names = {
+        label: label
+        if private[label] or label == _RANDOM or not any(private.values())
+        else label + _NOT_PRIVATE
+        for label in rows
+    }
+    codes = {names[label]: inputs.codes.get(label, "") for label in rows}
+    named = {names[label]: row for label, row in rows.items()}
+    return comparison_table(named, shown, settings, codes if inputs.legend else None)
+
+
+def input_lines(result: Result) -> list[str]:
+    """Below that table: what its inputs mean, a warning where systems differ in them, and the
+    client-rounds and the numbers of settings tried, where these are known."""
+    inputs = system_inputs(result)
+    return [*input_codes(inputs).lines, *budgets(inputs)]
 
 
 def comparison_table(
-    rows: Rows, metrics: Sequence[str], settings: EvaluationConfig | None = None
+    rows: Rows,
+    metrics: Sequence[str],
+    settings: EvaluationConfig | None = None,
+    inputs: Mapping[str, str] | None = None,
 ) -> Table:
     """A table for the terminal; the best value of each column is bold.
 
@@ -55,6 +72,7 @@ def comparison_table(
         rows: metrics of each system.
         metrics: the columns, in order; a system without a metric, or with NaN, shows a dash.
         settings: `[evaluation]` of the experiment, whose own metrics say which values are better.
+        inputs: of each system in short, a column; None: no such column.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -62,6 +80,8 @@ def comparison_table(
     table = Table("system")
     for metric in metrics:
         table.add_column(metric, justify="right")
+    if inputs is not None:
+        table.add_column("inputs")
     lower = {metric: lower_is_better(metric, settings) for metric in metrics}
     best = {metric: _best(rows, metric, lower[metric]) for metric in metrics}
     for system, values in rows.items():
@@ -71,7 +91,7 @@ def comparison_table(
             f"[bold]{cell}[/bold]" if mark else cell
             for cell, mark in zip(cells, marks, strict=True)
         ]
-        table.add_row(escape(system), *bold)
+        table.add_row(escape(system), *bold, *([] if inputs is None else [inputs[system]]))
     return table
 
 

@@ -11,8 +11,10 @@ import torch
 
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
 from fedrec.components.registry import BASELINE
+from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.population import Population
 from fedrec.evaluation.central import evaluate_baselines
+from fedrec.report.inputs import low_rated_weights
 from simulations.contracts.base import (
     Contract,
     assert_close,
@@ -70,6 +72,28 @@ class BaselineContract(Contract):
                 what = f"unknown user {user} alone against all"
                 assert_close({"scores": alone[0]}, {"scores": found[user]}, what)
 
+    def test_it_uses_the_inputs_that_it_states(self) -> None:
+        """Without the side features that `features_used` does not name, and without other rated
+        items unless a setting `low-rated` weighs them, all scores are the same."""
+        self._skip_ratings()
+        config = self.config()
+        table = _feature_table()
+        used = self.cls.features_used(config, FeatureNames(table.names, table.names))
+        known = set(table.names)
+        assert_that({*used.users, *used.items} <= known, f"it names features {used} of {known}")
+        plain = _histories()
+        others = Histories(11, plain.offsets, (plain.items + 1) % 11, plain.users)
+        described = {
+            **({} if used.users else {"user_features": _feature_table(7)}),
+            **({} if used.items else {"item_features": _feature_table()}),
+            **({} if low_rated_weights(config.table()) else {"low_rated": others}),
+        }
+        wanted = self._fitted(plain).scores(plain).clone()
+        more = replace(plain, **described)
+        found = self._fitted(more).scores(more)
+        what = f"scores change with {', '.join(described)}, which it does not state"
+        assert_that(torch.equal(found, wanted), what)
+
     def test_histories_are_unchanged(self) -> None:
         """Neither fitting nor scoring changes them."""
         histories = _histories()
@@ -116,6 +140,12 @@ def _learned(baseline: Baseline) -> torch.Tensor:
     found = torch.from_numpy(baseline.predict(ratings, *everything))
     assert_numbers(found, (len(everything[0]),), "predictions")
     return found
+
+
+def _feature_table(rows: int = 11) -> FeatureTable:
+    """One feature of two categories, of users or items."""
+    labels = [str(row % 2) for row in range(rows)]
+    return FeatureTable(rows, (Feature.single("kind", labels),))
 
 
 def _histories() -> Histories:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from fedrec.components.registry import DATASET
+from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Interactions
-from fedrec.data.population import read_interactions
+from fedrec.data.population import read_interactions, reader_of
 from fedrec.errors import DataError
 from fedrec.experiment.schema import Experiment
 from simulations.contracts.base import Contract, assert_that, refused
@@ -46,6 +47,13 @@ class DatasetContract(Contract):
         least = min(len(data), data.num_users, data.num_items)
         assert_that(least > 1, "it has less than two rows, users or items")
         assert_that(data.user_features.rows == data.num_users, "user features of other users")
+
+    def test_feature_names_are_those_of_the_data(self) -> None:
+        """If it states them."""
+        stated = reader_of(self.small()).feature_names()
+        data = self.read()
+        names = FeatureNames(data.user_features.names, data.item_features.names)
+        assert_that(stated in (None, names), f"it states {stated} and gives {names}")
 
     def test_reading_twice_gives_the_same(self) -> None:
         """The same rows in the same order, whatever the global random generators say."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from clients.hosting.node import Node
 from clients.training.round import train_clients
 from fedrec.components.registry import MODEL
+from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.data.population import Population
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
@@ -70,6 +71,23 @@ class ModelContract(RunContract):
             for name in model.item_tables:
                 rows = first[name].shape[0] if name in first else 0
                 assert_that(rows >= model.schema.num_items, f"item table {name!r} has {rows} rows")
+
+    def test_features_that_it_does_not_state_change_nothing(self) -> None:
+        """Where `features_used` names none of the users' or of the items' side features, initial
+        parameters are the same without these."""
+        for model in self.models():
+            schema = model.schema
+            users = tuple(name for name, _ in schema.user_features)
+            known = FeatureNames(users, schema.item_features.names)
+            used = self.cls.features_used(self.config(), known)
+            stated = Schema(
+                schema.num_items,
+                schema.item_features if used.items else FeatureTable(schema.num_items),
+                schema.user_features if used.users else (),
+                schema.task,
+            )
+            same = same_bits(_initial(model), _initial(self.cls(self.config(), stated)))
+            assert_that(same, f"parameters depend on features; it states {used}")
 
     def test_predictions_have_the_cohorts_shape_and_its_members_do_not_mix(self) -> None:
         """`[C, B]`, finite, and each slice equals that of the client alone."""

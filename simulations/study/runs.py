@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedrec.attacks.leaky_negatives import marked
 from fedrec.errors import RunError
 from fedrec.evaluation.metrics import Metrics, lower_is_better
 from fedrec.experiment.schema import Experiment
+from fedrec.report.inputs import system_inputs
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
@@ -108,7 +111,10 @@ def values(
     """The numbers of a run, with intervals over its users."""
     experiment = result.experiment
     ranges = Metrics(experiment.task, experiment.evaluation).ranges
+    inputs = system_inputs(result)
     for label, row in rows.items():
+        own = inputs.get(marked(experiment) if label == SYSTEM else label)
+        stated = None if own is None else asdict(own)
         means = result.metrics if label == SYSTEM else result.baselines.get(label, {})
         users = result.users if label == SYSTEM else result.baseline_users.get(label)
         for ours, theirs in metrics.items():
@@ -116,7 +122,7 @@ def values(
                 interval = _interval(means[ours], users, ours)
                 lower = lower_is_better(ours, experiment.evaluation)
                 least, most = ranges.get(ours, (None, None))
-                yield Found(dataset, row, theirs, *interval, lower, least, most)
+                yield Found(dataset, row, theirs, *interval, lower, least, most, stated)
 
 
 def gap(result: Result, baseline: str, metric: str) -> tuple[float, float | None, float | None]:

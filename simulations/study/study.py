@@ -45,6 +45,8 @@ class Found:
         lower_is_better: whether the smaller value is the better one.
         least: smallest value that the metric can have; None: any.
         most: largest value, likewise.
+        inputs: what the system had to learn from, the fields of `Inputs` as JSON values; None: not
+            stated.
     """
 
     dataset: str
@@ -56,6 +58,7 @@ class Found:
     lower_is_better: bool = False
     least: float | None = None
     most: float | None = None
+    inputs: Mapping[str, Any] | None = None
 
     @property
     def cell(self) -> Cell:

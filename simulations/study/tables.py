@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,17 @@ import pandas as pd
 from scipy.stats import t as student
 from scipy.stats import ttest_rel, wilcoxon
 
+from fedrec.report.input_codes import budgets, input_codes
+from fedrec.report.inputs import COLUMNS as INPUT_COLUMNS
+from fedrec.report.inputs import Inputs
 from fedrec.report.privacy_total import shown_together
 from fedrec.runtime.atomic_files import write_atomically
 from simulations.study.study import Cell, Found, Study, TaskJob
 
-COLUMNS = ("dataset", "model", "metric", "published", "ours", "low", "high", "seeds", "difference")
+COLUMNS = (
+    *("dataset", "model", "metric", "published", "ours", "low", "high", "seeds", "difference"),
+    *("inputs", *INPUT_COLUMNS),
+)
 Rows = tuple[str, ...]
 
 
@@ -63,10 +69,11 @@ def write(
     """
     done = [(job, own) for job in jobs if (own := job.found()) is not None]
     found = [(job.seed, one) for job, (numbers, _) in done for one in numbers]
-    table = comparison(known, (one for _, one in found), best=study.best)
+    table = comparison(known, [one for _, one in found], best=study.best)
     count = len({job.seed for job, _ in done})
     notes = [
         *study.differs,
+        *input_notes(one for _, one in found),
         f"Our numbers took {duration(sum(seconds for _, (_, seconds) in done))}, "
         f"{count} seed{'s' if count > 1 else ''}.",
         "95 % intervals: over seeds (Student's t) where there are several, else over users.",
@@ -83,7 +90,7 @@ def write(
     write_atomically(path / f"{study.item}.csv", table.to_csv(index=False))
     write_atomically(path / f"{study.item}.md", markdown(table, title, [*tables.compared, *notes]))
     each = pd.DataFrame([{"seed": seed, **asdict(one)} for seed, one in found])
-    each = each.drop(columns=["lower_is_better", "least", "most"], errors="ignore")
+    each = each.drop(columns=["lower_is_better", "least", "most", "inputs"], errors="ignore")
     write_atomically(path / f"{study.item}-seeds.csv", each.to_csv(index=False))
     if study.compared:
         apart = tables.differences.to_csv(index=False)
@@ -92,7 +99,7 @@ def write(
 
 
 def comparison(
-    known: Mapping[Cell, float], found: Iterable[Found], *, best: bool = False
+    known: Mapping[Cell, float], found: Sequence[Found], *, best: bool = False
 ) -> pd.DataFrame:
     """One row per number: those of the paper in its order, then additional ones.
 
@@ -104,7 +111,8 @@ def comparison(
     Returns:
         Columns `COLUMNS`. `low` and `high` bound a 95 % interval: over seeds (Student's t) where
         there are two or more, over the users of the run where there is one; NaN if neither is
-        known, or without a result.
+        known, or without a result. `inputs` are codes that `input_notes` explains, empty where no
+        row states any.
     """
     ours: dict[Cell, list[Found]] = {}
     for one in found:
@@ -112,8 +120,51 @@ def comparison(
     cells = [*known, *(cell for cell in ours if cell not in known)]
     if best:
         cells.sort(key=lambda cell: (cell[2], _loss(ours.get(cell, []))))
-    rows = [_row(cell, known.get(cell, math.nan), ours.get(cell, [])) for cell in cells]
+    stated = _inputs(found)
+    names = _names(cell[:2] for cell in ours)
+    codes = input_codes({name: stated.get(row) for row, name in names.items()}).codes
+    rows = []
+    for cell in cells:
+        row = _row(cell, known.get(cell, math.nan), ours.get(cell, []))
+        inputs = stated.get(cell[:2])
+        code = codes[names[cell[:2]]] if stated and cell in ours else ""
+        rows.append(row | {"inputs": code} | (inputs.cells() if inputs else {}))
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def input_notes(found: Iterable[Found]) -> list[str]:
+    """What codes of inputs mean, client-rounds and numbers of settings tried, and for each data set
+    a warning where the inputs of rows differ."""
+    stated = _inputs(found)
+    named = {name: stated[row] for row, name in _names(stated).items()}
+    warnings = [
+        input_codes({row[1]: inputs for row, inputs in stated.items() if row[0] == data}).warning
+        for data in dict.fromkeys(row[0] for row in stated)
+    ]
+    legend = input_codes(named).legend
+    return [line for line in (legend, *dict.fromkeys(warnings), *budgets(named)) if line]
+
+
+def _inputs(found: Iterable[Found]) -> dict[tuple[str, str], Inputs]:
+    """The inputs of each row that states them, by data set and name; client-rounds are means over
+    seeds."""
+    every: dict[tuple[str, str], list[Inputs]] = {}
+    for one in found:
+        if one.inputs is not None:
+            every.setdefault(one.cell[:2], []).append(Inputs.of_table(one.inputs))
+    return {row: _with_mean_rounds(all_) for row, all_ in every.items()}
+
+
+def _with_mean_rounds(seeds: Sequence[Inputs]) -> Inputs:
+    rounds = [one.client_rounds for one in seeds if one.client_rounds is not None]
+    return replace(seeds[0], client_rounds=round(np.mean(rounds)) if rounds else None)
+
+
+def _names(rows: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """One name for data set and name of each row: the latter alone where there is one data set."""
+    rows = list(rows)
+    one = len({data for data, _ in rows}) < 2
+    return {row: row[1] if one else ": ".join(row) for row in rows}
 
 
 def _loss(found: Sequence[Found]) -> float:
@@ -208,10 +259,10 @@ def _uncut(found: Sequence[Found]) -> tuple[float, float, float]:
 
 
 def cells_of(row: Mapping[Any, Any]) -> list[str]:
-    """A row as texts: dataset, model, metric, published, ours, interval."""
+    """A row as texts: dataset, model, metric, published, ours, interval, inputs."""
     span = "" if math.isnan(row["low"]) else f"{row['low']:.4f} to {row['high']:.4f}"
     names = [str(row[name]) for name in ("dataset", "model", "metric")]
-    return [*names, number(row["published"]), number(row["ours"]), span]
+    return [*names, number(row["published"]), number(row["ours"]), span, str(row["inputs"])]
 
 
 def number(value: float) -> str:
@@ -223,9 +274,12 @@ def number(value: float) -> str:
 
 def markdown(table: pd.DataFrame, title: str, notes: Iterable[str]) -> str:
     """The table as Markdown."""
-    head = ["dataset", "model", "metric", "published", "ours", "95 % interval"]
-    lines = [f"# {title}", "", _line(head), _line(["---"] * len(head))]
-    lines += [_line(cells_of(row)) for row in table.to_dict("records")]
+    head = ["dataset", "model", "metric", "published", "ours", "95 % interval", "inputs"]
+    rows = [cells_of(row) for row in table.to_dict("records")]
+    if not any(row[-1] for row in rows):
+        head.pop()
+        rows = [row[:-1] for row in rows]
+    lines = [f"# {title}", "", _line(head), _line(["---"] * len(head)), *map(_line, rows)]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
 

@@ -31,7 +31,7 @@ from fedrec.baselines._native import pointers
 from fedrec.baselines.base import Histories, Sparse
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig, own_seed
 from fedrec.config import Width
-from fedrec.data.features import FeatureTable
+from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.rng import stream
 
@@ -58,6 +58,12 @@ class Warp(UserRowsBaseline):
     Config = WarpConfig
     paper = "Kula 2015; Weston et al. 2011"
     config: WarpConfig
+
+    @classmethod
+    def features_used(cls, config: WarpConfig, known: FeatureNames) -> FeatureNames:
+        """Those that `features` names."""
+        users, items = (tuple(name for name in side if name in config.features) for side in known)
+        return FeatureNames(users, items)
 
     def fit(self, histories: Histories) -> None:
         """Train from fresh factors.

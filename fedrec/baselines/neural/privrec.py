@@ -27,6 +27,7 @@ from fedrec.cohort.descent import descend
 from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.config import Width
+from fedrec.data.features import FeatureNames
 from fedrec.data.negatives import draw_negatives
 from fedrec.models.privrec import PrivRec as PrivRecModel
 from fedrec.models.privrec import PrivRecConfig as PrivRecModelConfig
@@ -68,6 +69,11 @@ class Privrec(Baseline):
     Config = PrivrecConfig
     paper = "PrivRec (Wang et al. 2021), table 2"
     config: PrivrecConfig
+
+    @classmethod
+    def features_used(cls, config: PrivrecConfig, known: FeatureNames) -> FeatureNames:
+        """Those of its network."""
+        return PrivRecModel.features_used(config, known)
 
     def fit(self, histories: Histories) -> None:
         """Train from fresh parameters."""

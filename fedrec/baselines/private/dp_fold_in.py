@@ -31,7 +31,7 @@ from pydantic import Field
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private._chosen_items import CountsAndGramBaseline, CountsAndGramConfig
-from fedrec.data.features import FeatureTable
+from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.factors.gram import noise_edge
 from fedrec.factors.log_linear import LogLinear
 from fedrec.factors.public import PublicPriorConfig, feature_embeddings
@@ -59,6 +59,11 @@ class DpFoldIn(CountsAndGramBaseline):
     Config = DpFoldInConfig
     paper = "fold-in of iALS (Hu et al. 2008) and EASE's Gram matrix (Steck 2019), from one release"
     config: DpFoldInConfig
+
+    @classmethod
+    def features_used(cls, config: DpFoldInConfig, known: FeatureNames) -> FeatureNames:
+        """Those of the items."""
+        return FeatureNames(items=known.items)
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and compute embeddings from them and public features.

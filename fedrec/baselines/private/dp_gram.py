@@ -39,6 +39,7 @@ from pydantic import Field
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private._chosen_items import CountsAndGramBaseline, CountsAndGramConfig
 from fedrec.config import Width
+from fedrec.data.features import FeatureNames
 from fedrec.errors import ExperimentError
 from fedrec.factors.gram import noise_edge, solved_weights
 from fedrec.factors.subspace import basis_of, denoised_within, public_directions
@@ -67,6 +68,11 @@ class DpGram(CountsAndGramBaseline):
     Config = DpGramConfig
     paper = "EASE (Steck 2019), PureSVD (Cremonesi et al. 2010), each from one Gaussian release"
     config: DpGramConfig
+
+    @classmethod
+    def features_used(cls, config: DpGramConfig, known: FeatureNames) -> FeatureNames:
+        """Those of the items with `public-features`."""
+        return FeatureNames(items=known.items if config.public_features else ())
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and solve for the item-to-item weights.

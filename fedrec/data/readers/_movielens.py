@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.published import DatasetSource
 from fedrec.data.files.tables import Columns, TableLayout, read_table
@@ -57,6 +57,11 @@ class MovieLens(Reader):
         if self.users is None:
             return found
         return replace(found, user_features=self._table(users[0], self.users, bare.user_ids))
+
+    def feature_names(self) -> FeatureNames:
+        """Gender, age and occupation where there is a file of users, and genres."""
+        users = () if self.users is None else ("gender", "age", "occupation")
+        return FeatureNames(users, ("genres",))
 
     def _table(self, file: str, layout: TableLayout, ids: np.ndarray) -> FeatureTable:
         path = self.file(file)

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from fedrec.data.features import FeatureNames
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.published import DatasetSource, require_match
 from fedrec.data.interactions import Interactions
@@ -48,6 +49,10 @@ class PublishedPairs(Reader):
             require_match(whole.with_rows(slice(split)), self.train_source)
         part = {"all": slice(None), "train": slice(split), "test": slice(split, None)}
         return whole.with_rows(part[self.config.part])
+
+    def feature_names(self) -> FeatureNames:
+        """None are read."""
+        return FeatureNames()
 
     @abstractmethod
     def pairs(self, path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ from sys import intern
 
 import numpy as np
 
+from fedrec.data.features import FeatureNames
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.published import DatasetSource
 from fedrec.data.files.tables import malformed_line
@@ -47,6 +48,10 @@ class Amazon5Core(Reader):
     def read(self) -> Interactions:
         users, items, ratings, times = _read_reviews(self._reviews())
         return index_rows(self.name, users=users, items=items, ratings=ratings, times=times)
+
+    def feature_names(self) -> FeatureNames:
+        """None are read."""
+        return FeatureNames()
 
     def _reviews(self) -> Path:
         folder = self.folder()

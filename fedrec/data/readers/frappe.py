@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.published import DatasetSource
 from fedrec.data.files.tables import TableLayout, read_table
@@ -88,6 +88,11 @@ class Frappe(Reader):
             item_features=self._item_features(rows, usage["cost"]),
         )
         return _merge_pairs(rows) if self.config.unit == "pairs" else rows
+
+    def feature_names(self) -> FeatureNames:
+        """Contexts of users, costs of apps, and categories where meta.csv is there."""
+        described = any(file.name == "meta.csv" for file in self.files())
+        return FeatureNames(tuple(_CONTEXT), ("cost", "category") if described else ("cost",))
 
     def _item_features(self, rows: Interactions, cost: pd.Series) -> FeatureTable:
         features = [Feature.single("cost", _most_frequent(rows.items, cost))]

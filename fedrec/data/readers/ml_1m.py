@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from fedrec.data.features import Feature
+from fedrec.data.features import Feature, FeatureNames
 from fedrec.data.files.published import Archive, DatasetSource
 from fedrec.data.files.tables import Columns, TableLayout
 from fedrec.data.reader import ReaderConfig
@@ -92,6 +92,11 @@ class MovieLens1M(MovieLens):
         {"id": np.int32, "gender": str, "age": np.int32, "occupation": np.int32, "zip": str},
         separator="::",
     )
+
+    def feature_names(self) -> FeatureNames:
+        """With eras of the films if they are asked for."""
+        users, items = super().feature_names()
+        return FeatureNames(users, (*items, "eras") if self.config.eras else items)
 
     def film_features(self, films: Columns) -> list[Feature]:
         features = [Feature.multiple("genres", genre_lists(films["genres"]))]

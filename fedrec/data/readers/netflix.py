@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.published import DatasetSource
 from fedrec.data.files.tables import malformed_line
@@ -68,6 +68,11 @@ class Netflix(Reader):
             if years is None
             else replace(bare, item_features=FeatureTable(bare.num_items, (years,)))
         )
+
+    def feature_names(self) -> FeatureNames:
+        """Years of films where their titles are there."""
+        titled = any(file.stem == "movie_titles" for file in self.files())
+        return FeatureNames(items=("year",) if titled else ())
 
     def _files(self) -> list[Path]:
         folder = self.folder()

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedrec.data.features import FeatureTable
+from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.readers._planted import PopularityLaw, Truth, plant
@@ -104,6 +104,10 @@ class Synthetic(Reader):
             ratings=ratings,
             times=times,
         )
+
+    def feature_names(self) -> FeatureNames:
+        """Gender, age and occupation, and genres."""
+        return FeatureNames(("gender", "age", "occupation"), ("genres",))
 
     def truth(self) -> Truth:
         """The ground truth of the data."""

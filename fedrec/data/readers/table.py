@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.files.columns import ids_of, numbers_of, times_of
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.tables import Columns, TableLayout, column_names, columns_of, read_table
@@ -84,6 +84,10 @@ class Table(Reader):
                 frame, config.item, config.item_features, bare.items, bare.item_ids
             ),
         )
+
+    def feature_names(self) -> FeatureNames:
+        """Columns, and files of additional tables, as the settings name them."""
+        return FeatureNames(self.config.user_features, self.config.item_features)
 
     def files(self) -> list[Path]:
         path = self.config.path

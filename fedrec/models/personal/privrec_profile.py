@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedrec.data.features import FeatureNames
 from fedrec.data.schema import Schema
 from fedrec.models.base import Model, Parameters
 from fedrec.models.privrec import PrivRec, PrivRecConfig
@@ -49,6 +50,11 @@ class PrivRecProfile(Model):
         self.network = PrivRec(config, schema)
         # Of this model, not of its class
         self.item_tables = self.network.item_tables  # type: ignore[misc]
+
+    @classmethod
+    def features_used(cls, config: PrivRecProfileConfig, known: FeatureNames) -> FeatureNames:
+        """Those of the network."""
+        return PrivRec.features_used(config, known)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Those of PrivRec, and a profile of zeros, `[embedding]`."""

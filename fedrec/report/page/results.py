@@ -14,6 +14,8 @@ from fedrec.evaluation.groups import group_gaps
 from fedrec.evaluation.metrics import main_metric
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_cells, comparison_notes
+from fedrec.report.input_codes import input_codes
+from fedrec.report.inputs import system_inputs
 from fedrec.report.naming import Run
 from fedrec.report.page.charts import Line, histogram, line_chart
 from fedrec.report.page.parts import (
@@ -34,6 +36,7 @@ _LINES = 8  # in one chart
 _METRICS = 5  # columns of the table of results
 _MOST_DISTRIBUTIONS = 8
 _MOST_GROUPS = 4
+_BUDGETS = {"client-rounds": "client_rounds", "settings tried": "settings_tried"}
 _CURVES = ("hits@10", "ndcg@10", "hits@5", "validation-")
 _NOT_CURVES = (
     "round",
@@ -60,6 +63,9 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
     name = result.experiment.name
     for line in leak_words(result.experiment):
         yield Note(f"{label}: {line}", warning=True)
+    differ = input_codes(system_inputs(result)).warning
+    if differ:
+        yield Note(f"{label}: {differ}", warning=True)
     kept = early_stopping_line(result)
     if kept:
         yield Note(f"{label}: {kept}")
@@ -140,17 +146,27 @@ def _results_table(run: Run, systems: dict[str, pd.DataFrame], cells: Iterator[C
     result = run.result
     columns = _shown(systems)
     private = {label: is_private(result, label) for label in systems}
-    some = any(private.values())
+    inputs = system_inputs(result)
+    codes = input_codes(inputs)
+    last: dict[str, dict[str, Cell | str]] = {}
+    if any(private.values()):
+        last["epsilon"] = {label: _epsilon(result, label) for label in systems}
+    last["inputs"] = {label: codes.codes.get(label, "?") for label in systems}
+    for head, key in _BUDGETS.items():
+        known = {label: getattr(inputs.get(label), key, None) for label in systems}
+        if any(known.values()):
+            last[head] = {label: Cell(f"{n:,}" if n else "-") for label, n in known.items()}
     rows = tuple(
         Row(
-            label if not some or private[label] else f"{label} (not private)",
-            (*(next(cells) for _ in columns), *((_epsilon(result, label),) if some else ())),
+            f"{label} (not private)" if any(private.values()) and not private[label] else label,
+            (*(next(cells) for _ in columns), *(column[label] for column in last.values())),
             own=label == marked(result.experiment),
         )
         for label in systems
     )
     caption = f"{run.label}: means over users, 95% bootstrap intervals below"
-    return PageTable(caption, ("system", *columns, *(("epsilon",) if some else ())), rows)
+    said = f"{caption}; {codes.legend}" if codes.legend else caption
+    return PageTable(said, ("system", *columns, *last), rows)
 
 
 def lists_tables(runs: Sequence[Run]) -> list[PageTable]:

@@ -97,11 +97,17 @@ def print_table(result: Result) -> None:
     """Print the results of a finished run, and its privacy cost."""
     from rich.console import Console
 
-    from fedrec.report.summary import early_stopping_line, summary_notes, summary_table
+    from fedrec.report.summary import (
+        early_stopping_line,
+        input_lines,
+        summary_notes,
+        summary_table,
+    )
 
     console = Console()
     console.print(summary_table(result))
-    for line in [early_stopping_line(result), *summary_notes(result), *_privacy(result)]:
+    notes = [*input_lines(result), early_stopping_line(result), *summary_notes(result)]
+    for line in [*notes, *_privacy(result)]:
         if line:
             console.print(line, highlight=False)
     counts = [_counted(len(result.users), "user")]

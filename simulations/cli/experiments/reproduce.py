@@ -127,8 +127,12 @@ def _print(study: Study, found: Tables) -> None:
     shown = Table(*named, title=f"{study.name}: {study.title}", title_justify="left")
     for column in ("published", "ours", "95 % interval"):
         shown.add_column(column, justify="right", no_wrap=True)
-    for row in table.to_dict("records"):
-        shown.add_row(*cells_of(row)[0 if several else 1 :])
+    rows = [cells_of(row)[0 if several else 1 :] for row in table.to_dict("records")]
+    stated = any(row[-1] for row in rows)
+    if stated:
+        shown.add_column("inputs")
+    for row in rows:
+        shown.add_row(*(row if stated else row[:-1]))
     console = Console()
     if not console.is_terminal:
         console = Console(width=_FILE_WIDTH)

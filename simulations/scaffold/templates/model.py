@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config
+from fedrec.data.features import FeatureNames
 from fedrec.models.base import Model, Parameters
 
 
@@ -26,6 +27,11 @@ class Example(Model):
     # one row per item: a client gets and sends only the rows that it uses
     item_tables = ("item.id", "item.bias")
     config: ExampleConfig
+
+    @classmethod
+    def features_used(cls, config: ExampleConfig, known: FeatureNames) -> FeatureNames:
+        """The side features that it uses, which tables of results state: those of the users."""
+        return FeatureNames(users=known.users)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Fresh parameters, `float32`, a function of the generator."""

@@ -159,7 +159,8 @@ def test_formats(result):
     assert table.loc["popularity", "difference"] == pytest.approx(-0.1)
     markdown = comparison_text(found, "markdown").splitlines()
     assert sum(line.startswith("|") for line in markdown) == 4
-    assert markdown[-1].startswith("- differences to a_b, over 2 users; 95% bootstrap intervals")
+    notes = [line for line in markdown if line.startswith("- ")]
+    assert notes[0].startswith("- differences to a_b, over 2 users; 95% bootstrap intervals")
     latex = comparison_text(found, "latex")
     assert "a\\_b &" in latex and latex.count("\\\\\n") == 3
     assert " $-0.1000$ & [$" in latex and " -0" not in latex

@@ -12,6 +12,7 @@ from clients.steps.sgd import Sgd
 from fedrec import testing
 from fedrec.baselines.simple.popularity import Popularity
 from fedrec.config import Config
+from fedrec.data.features import FeatureNames
 from fedrec.data.perturbation import Perturbed
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.readers.table import Table
@@ -264,6 +265,31 @@ class Relative(Popularity):
         return super().scores(histories) * histories.num_users
 
 
+class Described(Popularity):
+    def fit(self, histories):
+        super().fit(histories)
+        self.bonus = 0.0 if histories.item_features is None else 1.0
+
+    def scores(self, histories):
+        return super().scores(histories) + self.bonus
+
+
+class Rated(Popularity):
+    def scores(self, histories):
+        return super().scores(histories) - (0.0 if histories.low_rated is None else 1.0)
+
+
+class Undescribed(PrivRec):
+    @classmethod
+    def features_used(cls, config, known):
+        return FeatureNames()
+
+
+class Renamed(Synthetic):
+    def feature_names(self):
+        return FeatureNames(("sex",), ("genres",))
+
+
 class Guessing(Fit):
     def suspicion(self, attacked):
         return np.random.default_rng(counted()).random(len(attacked.users))
@@ -314,6 +340,10 @@ FAULTS = [
     ("Callback", Chatty, {}, "test_after_a_round_it_returns_whether_to_stop"),
     ("Baseline", Cumulative, {}, "test_fitting_twice_gives_the_same_scores"),
     ("Baseline", Relative, {}, "test_a_users_scores_do_not_depend_on_the_block"),
+    ("Baseline", Described, {}, "test_it_uses_the_inputs_that_it_states"),
+    ("Baseline", Rated, {}, "test_it_uses_the_inputs_that_it_states"),
+    ("Model", Undescribed, {}, "test_features_that_it_does_not_state_change_nothing"),
+    ("Dataset", Renamed, {}, "test_feature_names_are_those_of_the_data"),
     ("Attack", Guessing, {}, "test_its_outcome_is_a_function_of_what_it_sees_and_the_seed"),
     ("Attack", Column, {}, "test_it_attacks_trained_systems"),
 ]

@@ -149,6 +149,7 @@ def test_a_study_has_tasks_with_names_of_their_own_and_compares_rows_that_it_has
     assert len(set(names)) == len(names) and any(task.sample for task in study.tasks)
     assert study.seconds(study.seeds) > 0
     rows = {task.options.get("row") for task in study.tasks}
+    rows |= {row for task in study.tasks for row in task.options.get("rows", {}).values()}
     assert {row for pair in study.compared for row in pair} <= rows
 
 

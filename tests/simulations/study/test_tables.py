@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -73,6 +74,7 @@ def test_the_best_is_first(load_tiny, metric, order):
         experiment=load_tiny(*([own] if ":" in metric else [])),
         metrics={},
         users=None,
+        rounds=pd.DataFrame({"round": [1]}),
         baselines={name: {column: v} for name, v in (("a", 0.2), ("b", 0.3), ("c", 0.1))},
         baseline_users={},
     )
