@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from fedrec.report.input_codes import budgets, input_codes
 from simulations.reproduce.recorded import (
     Number,
     Recorded,
@@ -100,13 +101,22 @@ def _table(name: str, options: Sequence[str], results: Mapping[str, Recorded]) -
         rows.sort(key=lambda row: -table[row].get(given["sort"], (-math.inf, ""))[0])
     lines = [[row, *(table[row].get(column, (0, "-"))[1] for column in columns)] for row in rows]
     head = ["", *columns]
+    told: list[str] = []
+    if study.inputs and not given.keys() & {"pivot", "differences"}:
+        inputs = {row: study.inputs.get(row) for row in rows}
+        codes = input_codes(inputs)
+        head.append("inputs")
+        for line in lines:
+            line.append(codes.codes[line[0]])
+        told = [f"{one[:1].upper()}{one[1:]}." for one in (*codes.lines, *budgets(inputs))]
     if "paper" in given:
         theirs = printed(name)
         head.append("paper")
         for line in lines:
             line.append(_paper([theirs.get((line[0], column)) for column in columns], digits))
     text = [f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines]]
-    return "\n".join([*text, "", study.source]).replace("|  |", "| |") + "\n"
+    below = [part for one in (*told, study.source) for part in ("", one)]
+    return "\n".join([*text, *below]).replace("|  |", "| |") + "\n"
 
 
 def _cells(study: Recorded, given: Mapping[str, str], digits: int) -> dict[tuple[str, str], Cell]:

@@ -6,7 +6,7 @@ prints its headlines.
 By study (`privrec/table2`), each with the command that prints it, version and commit of fedrec, the
 day, the class of machine, the number of seeds, and its rows: by metric the mean, then the ends of
 the 95 % interval where there is one, then the value of each seed where there are several, rounded
-to four decimals.
+to four decimals. `inputs` are what the system of a row had to learn from, without what is empty.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import json
 import math
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedrec.errors import RunError
+from fedrec.report.inputs import Inputs
 from fedrec.runtime.atomic_files import write_atomically
 from simulations.reproduce.catalogue import PAPERS, find
 from simulations.reproduce.published import published
 from simulations.study.folder import StudyFolder
 from simulations.study.study import Cell, Study, TaskJob, made
-from simulations.study.tables import comparison, differences
+from simulations.study.tables import comparison, differences, inputs_of
 
 FILE = Path(__file__).with_name("results.json")
 _HEADLINES = ("Hits@10", "Hits@20", "NDCG@100", "Recall@20")
@@ -83,6 +84,7 @@ class Recorded:
         rows: by row and metric; a row's name begins with its data set where there are several.
         differences: of two rows paired by seed, by metric: mean, ends of the 95 % interval, p of
             the t-test, number of seeds.
+        inputs: of each row that states them.
     """
 
     command: str
@@ -94,6 +96,7 @@ class Recorded:
     rows: Mapping[str, Mapping[str, Number]]
     differences: Mapping[str, Mapping[str, tuple[float, ...]]]
     part: str = ""
+    inputs: Mapping[str, Inputs] = field(default_factory=dict)
 
     @property
     def headline(self) -> str:
@@ -145,7 +148,8 @@ def _read(table: dict[str, Any]) -> Recorded:
         rows: {metric: tuple(map(_float, parts)) for metric, parts in own.items()}
         for rows, own in table.get("differences", {}).items()
     }
-    return Recorded(**{**table, "rows": rows, "differences": apart})
+    inputs = {row: Inputs.of_table(own) for row, own in table.get("inputs", {}).items()}
+    return Recorded(**{**table, "rows": rows, "differences": apart, "inputs": inputs})
 
 
 def record(folder: Path, file: Path = FILE) -> str:
@@ -187,11 +191,24 @@ def record(folder: Path, file: Path = FILE) -> str:
     for row in differences(study.compared, found).to_dict("records"):
         own = [row[key] for key in ("difference", "low", "high", "t", "seeds")]
         apart.setdefault(row["rows"], {})[row["metric"]] = list(map(_short, own))
+    inputs = _stated(names, inputs_of(one for _, one in found))
     name = key(study)
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    known[name] = {**table, **({"differences": apart} if apart else {})}
+    further = {"inputs": inputs, "differences": apart}
+    known[name] = {**table, **{what: own for what, own in further.items() if own}}
     write_atomically(file, text_of(dict(sorted(known.items()))))
     return name
+
+
+def _stated(
+    names: Mapping[Cell, str], inputs: Mapping[tuple[str, str], Inputs]
+) -> dict[str, dict[str, Any]]:
+    """The inputs of rows by their names, without what is empty."""
+    rows = {name: inputs[cell[:2]] for cell, name in names.items() if cell[:2] in inputs}
+    return {
+        name: {key: value for key, value in asdict(own).items() if value}
+        for name, own in rows.items()
+    }
 
 
 def key(study: Study) -> str:

@@ -69,7 +69,7 @@ def write(
     """
     done = [(job, own) for job in jobs if (own := job.found()) is not None]
     found = [(job.seed, one) for job, (numbers, _) in done for one in numbers]
-    table = comparison(known, [one for _, one in found], best=study.best)
+    table = comparison(known, (one for _, one in found), best=study.best)
     count = len({job.seed for job, _ in done})
     notes = [
         *study.differs,
@@ -99,7 +99,7 @@ def write(
 
 
 def comparison(
-    known: Mapping[Cell, float], found: Sequence[Found], *, best: bool = False
+    known: Mapping[Cell, float], found: Iterable[Found], *, best: bool = False
 ) -> pd.DataFrame:
     """One row per number: those of the paper in its order, then additional ones.
 
@@ -114,13 +114,14 @@ def comparison(
         known, or without a result. `inputs` are codes that `input_notes` explains, empty where no
         row states any.
     """
+    found = list(found)
     ours: dict[Cell, list[Found]] = {}
     for one in found:
         ours.setdefault(one.cell, []).append(one)
     cells = [*known, *(cell for cell in ours if cell not in known)]
     if best:
         cells.sort(key=lambda cell: (cell[2], _loss(ours.get(cell, []))))
-    stated = _inputs(found)
+    stated = inputs_of(found)
     names = _names(cell[:2] for cell in ours)
     codes = input_codes({name: stated.get(row) for row, name in names.items()}).codes
     rows = []
@@ -135,7 +136,7 @@ def comparison(
 def input_notes(found: Iterable[Found]) -> list[str]:
     """What codes of inputs mean, client-rounds and numbers of settings tried, and for each data set
     a warning where the inputs of rows differ."""
-    stated = _inputs(found)
+    stated = inputs_of(found)
     named = {name: stated[row] for row, name in _names(stated).items()}
     warnings = [
         input_codes({row[1]: inputs for row, inputs in stated.items() if row[0] == data}).warning
@@ -145,7 +146,7 @@ def input_notes(found: Iterable[Found]) -> list[str]:
     return [line for line in (legend, *dict.fromkeys(warnings), *budgets(named)) if line]
 
 
-def _inputs(found: Iterable[Found]) -> dict[tuple[str, str], Inputs]:
+def inputs_of(found: Iterable[Found]) -> dict[tuple[str, str], Inputs]:
     """The inputs of each row that states them, by data set and name; client-rounds are means over
     seeds."""
     every: dict[tuple[str, str], list[Inputs]] = {}

@@ -165,6 +165,35 @@ def test_a_recorded_study_fills_a_table_and_numbers(tmp_path):
             SCRIPT["filled"](f"<!-- r {unknown} -->.2<!-- /r -->", recorded(file))
 
 
+def test_a_recorded_table_shows_inputs_and_warns_where_rows_differ(tmp_path):
+    study = STUDIES["privrec/table2"]
+    folder = folder_of(study, tmp_path / "study", quick=False)
+    job = study.jobs(folder.path, 1, quick=False)[0]
+    used = {
+        "PrivRec": {"user_features": ["age"], "item_features": ["genres"], "client_rounds": 1600},
+        "EASE": {"settings_tried": 3},
+    }
+    found = [
+        {"dataset": "MovieLens-1M", "model": row, "metric": "Hits@10", "value": 0.2, "inputs": own}
+        for row, own in used.items()
+    ]
+    job.folder.mkdir(parents=True)
+    table = {"found": found, "seconds": 1.0, "date": "2026-01-31", "fedrec": "0.1.0"}
+    (job.folder / "found.json").write_text(json.dumps(table))
+    file = tmp_path / "results.json"
+    name = record(folder.path, file)
+    filled = SCRIPT["filled"]("<!-- results privrec/table2 -->\n<!-- end -->", recorded(file))
+    assert name == "privrec/table2" and "| | Hits@10 | inputs |\n" in filled
+    assert "| PrivRec | .200 | U G |\n| EASE | .200 | - |\n\n" in filled
+    assert "\n\nInputs: U: users' age; G: items' genres.\n\n" in filled
+    assert "\n\nRows differ in their inputs: PrivRec alone has users' age and items'" in filled
+    assert "\n\nClient-rounds: PrivRec 1,600; settings tried: EASE 3.\n\n" in filled
+    alone = SCRIPT["filled"](
+        "<!-- results privrec/table2 rows=EASE -->\n<!-- end -->", recorded(file)
+    )
+    assert "| EASE | .200 | - |" in alone and "ows differ" not in alone
+
+
 def test_a_study_that_is_not_done_says_how_much_is(tmp_path):
     study = STUDIES["privrec/figure4"]
     folder = folder_of(study, tmp_path / "study", quick=False)

@@ -13,7 +13,7 @@ from scipy import stats
 from fedrec.metrics.base import UserMetric
 from simulations.study.runs import values
 from simulations.study.study import Found
-from simulations.study.tables import comparison, differences
+from simulations.study.tables import comparison, differences, input_notes, markdown
 
 
 class Misses(UserMetric):
@@ -116,3 +116,32 @@ def test_the_difference_of_two_differences():
 def test_rows_without_a_common_seed_have_no_test():
     found = differences([("a", "b"), ("a", "c")], rows(a=[0.1, None], b=[None, 0.2]))
     assert list(found["seeds"]) == [0, 0] and found["t"].isna().all()
+
+
+def test_inputs_of_rows_have_codes_and_a_warning_for_each_data_set():
+    described = {"item_features": ["genres"], "client_rounds": 100}
+    found = [
+        Found("one", "a", "m", 0.1, inputs=described),
+        Found("one", "a", "m", 0.2, inputs={**described, "client_rounds": 51}),
+        Found("one", "b", "m", 0.3, inputs={}),
+        Found("two", "a", "m", 0.3, inputs={"low_rated": ["0.3"]}),
+        Found("two", "c", "m", 0.3),
+    ]
+    table = comparison({("one", "d", "m"): 0.1}, found)
+    assert dict(zip(table["dataset"] + table["model"], table["inputs"], strict=True)) == {
+        "oned": "",
+        "onea": "G",
+        "oneb": "-",
+        "twoa": "L",
+        "twoc": "?",
+    }
+    assert table["client-rounds"].dropna().tolist() == [76]
+    assert table["item-features"].dropna().tolist() == ["genres", "", ""]
+    assert input_notes(found) == [
+        "inputs: G: items' genres; L: rated items that are not liked (weight 0.3)",
+        "rows differ in their inputs: a alone has items' genres",
+        "client-rounds: one: a 76",
+    ]
+    text = markdown(table, "title", [])
+    assert "| one | a | m | - | 0.1500 |" in text and text.count("inputs") == 1
+    assert "inputs" not in markdown(comparison({}, [Found(*CELL, 0.1)]), "title", [])
