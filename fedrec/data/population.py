@@ -253,7 +253,8 @@ class Population:
         weight = np.zeros(seen.shape, dtype=np.int64)
         np.add.at(weight, (rows.place, rows.items), 1)
         repeated = weight.max(initial=0) > 1
-        return HeldOut(seen, known, learned, weight > 0, weight if repeated else None)
+        sampled = self._sampled(places)
+        return HeldOut(seen, known, learned, weight > 0, weight if repeated else None, sampled)
 
     def whole_history(self, clients: np.ndarray, *, low_rated: bool = False) -> np.ndarray:
         """`bool [clients, items]`: positive items (all if `low_rated`) in any part of the data."""
@@ -290,6 +291,18 @@ class Population:
     def _pairs(self, rows: UserRows) -> np.ndarray:
         """A number for each pair of a client, by its place, and an item."""
         return rows.place * self.interactions.num_items + rows.items
+
+    def _sampled(self, places: np.ndarray) -> np.ndarray | None:
+        """`bool [clients, items]`: the items that a publisher drew for some users; None: none."""
+        pairs = self.partition.sampled
+        if pairs is None:
+            return None
+        place = np.full(self.interactions.num_users, -1)
+        place[places] = np.arange(len(places))
+        own = place[pairs[:, 0]]
+        found = np.zeros((len(places), self.interactions.num_items), dtype=bool)
+        found[own[own >= 0], pairs[own >= 0, 1]] = True
+        return found
 
     def _mask(self, rows: UserRows, clients: int) -> np.ndarray:
         """`bool [clients, items]`: the items of some rows."""

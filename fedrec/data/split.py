@@ -31,6 +31,9 @@ class Partition:
         leaky_negatives: whether held-out items are kept out of the negatives that clients draw, as
             published code for federated recommenders does. This reveals the held-out items; see
             `fedrec.data.negatives`.
+        sampled: `int64 [n, 2]`, users and the items that a publisher drew for them, among which
+            sampled metrics rank each held-out positive (`evaluation.sampled-items`); None: any
+            items that the user never interacted with.
 
     Raises:
         DataError: a row is in two parts.
@@ -41,6 +44,7 @@ class Partition:
     validation_rows: np.ndarray
     test_rows: np.ndarray
     leaky_negatives: bool = False
+    sampled: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for field in ("training_clients", "train_rows", "validation_rows", "test_rows"):

@@ -52,6 +52,8 @@ class RankedBlock:
             but in no list.
         liked: `bool [users, items]`, known items that the user likes, for metrics of popularity.
         popularity: `float64 [items]`, share of the training users who like each item, likewise.
+        sampled: `bool [users, items]`, the items that sampled metrics draw from; default: those
+            that are not seen. A relevant item among them is left out.
 
     Raises:
         ExperimentError: a score is NaN.
@@ -70,6 +72,7 @@ class RankedBlock:
         masked: Tensor | None = None,
         liked: Tensor | None = None,
         popularity: Tensor | None = None,
+        sampled: Tensor | None = None,
     ) -> None:
         _check(scores, seen, known, relevant, ks)
         # Masked items get -infinity, so real scores must stay above it.
@@ -81,6 +84,7 @@ class RankedBlock:
         self.masked = known if masked is None else masked
         self.liked = liked
         self.popularity = popularity
+        self.sampled = ~seen if sampled is None else sampled & ~relevant
         self.longest = max(ks)
         """Largest k."""
         self._once: dict[Any, Any] = {}

@@ -11,6 +11,9 @@ are ordered at random, as in `fedrec.metrics.block`; a constant score gets k / M
 
 Sampled metrics are not consistent with full ones (Krichene and Rendle 2020): they are provided for
 comparison with published figures, in addition to the full ranking.
+
+Where a publisher's files name the n items of each user (`split.folder` of `leave-one-out`), lists
+are of these and nothing is left to chance.
 """
 
 from __future__ import annotations
@@ -79,8 +82,8 @@ class NdcgOf(SampledMetric):
 
 
 def _competitors(block: RankedBlock) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers of never-seen items above and tied with each positive, and in total, each `int64
-    [positives]`."""
+    """Numbers of items that are drawn from above and tied with each positive, and in total, each
+    `int64 [positives]`."""
     users, items, _ = block.positives
     scores = block.scores
     higher = torch.empty_like(users)
@@ -88,7 +91,7 @@ def _competitors(block: RankedBlock) -> tuple[Tensor, Tensor, Tensor]:
     # The n-th positives of all users are compared with whole rows at once.
     counts = torch.bincount(users, minlength=len(scores))
     place = torch.arange(len(users), device=users.device) - (counts.cumsum(0) - counts)[users]
-    never = ~block.seen
+    never = block.sampled
     for number in range(int(counts.max()) if len(users) else 0):
         chosen = (place == number).nonzero()[:, 0]
         own = users[chosen]

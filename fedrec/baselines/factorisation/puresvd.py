@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from scipy.sparse.linalg import svds
 
-from fedrec.baselines.base import Baseline, Histories
+from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.config import Width
 from fedrec.data.low_rated import LowRatedConfig
 from fedrec.rng import stream
@@ -37,17 +37,22 @@ class Puresvd(Baseline):
 
     def fit(self, histories: Histories) -> None:
         """Find the singular vectors, by Lanczos iteration in float64."""
-        liked = histories.csr(np.float64, self.config.low_rated)
-        rank = min(self.config.factors, *liked.shape)
-        if liked.shape[0] * liked.shape[1] <= _DENSE_CELLS or 2 * rank > min(liked.shape):
-            right = np.linalg.svd(liked.toarray(), full_matrices=False)[2][:rank]
-        else:
-            start = stream(0, "baseline-puresvd").normal(size=min(liked.shape))
-            only: Any = "vh"
-            right = np.asarray(svds(liked, rank, v0=start, return_singular_vectors=only)[2])
+        rows = histories.csr(np.float64, self.config.low_rated)
+        right = right_singular_vectors(rows, self.config.factors)
         self._items = torch.from_numpy(right.T.astype(np.float32))
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Histories after the projection, `float32 [users, items]`."""
         rows = histories.csr(low_rated=self.config.low_rated)
         return torch.from_numpy(rows @ self._items.numpy()) @ self._items.T
+
+
+def right_singular_vectors(rows: Sparse, number: int) -> np.ndarray:
+    """The right singular vectors of the largest singular values, `float64 [number, columns]`, of a
+    sparse matrix `float64 [rows, columns]`; at most all."""
+    rank = min(number, *rows.shape)
+    if rows.shape[0] * rows.shape[1] <= _DENSE_CELLS or 2 * rank > min(rows.shape):
+        return np.linalg.svd(rows.toarray(), full_matrices=False)[2][:rank]
+    start = stream(0, "baseline-puresvd").normal(size=min(rows.shape))
+    only: Any = "vh"
+    return np.asarray(svds(rows, rank, v0=start, return_singular_vectors=only)[2])

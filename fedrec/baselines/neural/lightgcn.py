@@ -129,8 +129,10 @@ class Lightgcn(UserRowsBaseline):
         ):
             outer.index_add_(0, place, part)
         found = self._graph.average(outer, self.config.layers)
-        flat = rows.reshape(-1)  # a product first: `alpha` would take index_add_ on a slow path
-        return found.index_add_(0, flat, F.embedding(flat, first) * (self.config.decay / len(own)))
+        share = self.config.decay / len(own)
+        for place in rows:  # a product first: `alpha` would take index_add_ on a slow path
+            found.index_add_(0, place, F.embedding(place, first).mul_(share))
+        return found
 
 
 class Graph:
@@ -183,15 +185,17 @@ class Graph:
             found.append(self.propagate(found[-1]))
         return found
 
-    def average_at(self, places: Tensor, rows: Tensor, number: int) -> Tensor:
-        """The rows of `average` at some positions `int64 [...]`, `float32 [..., width]`, without
-        computing all others."""
-        total = F.embedding(places, rows)
+    def average_at(self, places: Tensor, rows: Tensor, number: int) -> list[Tensor]:
+        """The rows of `average` at some positions `int64 [n, batch]`, n times `float32 [batch,
+        width]`, without computing all others."""
+        # one after the other: large temporary arrays would take most of the time
+        totals = [F.embedding(own, rows) for own in places]
         rows = rows.to(self._precision)
         for _ in range(number):
             rows = self.propagate(rows)
-            total = total + F.embedding(places, rows)
-        return total / (number + 1)
+            for total, own in zip(totals, places, strict=True):
+                total += F.embedding(own, rows)
+        return [total.div_(number + 1) for total in totals]
 
     def average(self, rows: Tensor, number: int) -> Tensor:
         """P times a matrix `[users + items, width]`: the mean of E^(0) to E^(number), `float32`;

@@ -26,6 +26,7 @@ Where this differs from the paper:
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -75,4 +76,4 @@ class Bounded(Split):
         kept = whole.train_rows[place < math.floor(self.config.bound(1.0))]
         enough = np.unique(users[count >= self.config.bound(self.config.p_min)])
         training = np.intersect1d(whole.training_clients, enough)
-        return Partition(training, kept, whole.validation_rows, whole.test_rows)
+        return replace(whole, training_clients=training, train_rows=kept)

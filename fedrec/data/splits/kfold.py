@@ -21,6 +21,7 @@ from fedrec.data.files.tables import Columns, TableLayout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition, Split
 from fedrec.data.splits._order import ROWS, VALIDATION, users_of
+from fedrec.data.splits._pairs import rows_of_pairs
 from fedrec.errors import DataError
 from fedrec.rng import stream
 
@@ -117,24 +118,5 @@ def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.nd
 def _rows_of_pairs(interactions: Interactions, pairs: Columns, path: Path) -> np.ndarray:
     users = pd.Index(interactions.user_ids).get_indexer(pd.Index(pairs["user"]))
     items = pd.Index(interactions.item_ids).get_indexer(pd.Index(pairs["item"]))
-    known = pd.Index(interactions.users * interactions.num_items + interactions.items)
-    if not known.is_unique:
-        raise DataError(
-            f"{interactions.name}: shipped folds need each (user, item) pair once",
-            expected="distinct pairs",
-            got=f"{int(known.duplicated().sum()):,} repeated rows",
-            fix="let the split draw its folds itself (split.shipped = false)",
-        )
-    codes = np.where((users >= 0) & (items >= 0), users * interactions.num_items + items, -1)
-    rows = known.get_indexer(pd.Index(codes))
-    if (rows < 0).any():
-        line = int((rows < 0).argmax())
-        user = pairs["user"][line]
-        item = pairs["item"][line]
-        raise DataError(
-            f"{path}, line {line + 1:,}: a pair that is not among the interactions",
-            expected=f"pairs of {interactions.name}",
-            got=f"user {user}, item {item}",
-            fix="take fold files and ratings from one copy of the dataset, and keep all ratings",
-        )
-    return rows.astype(np.int64)
+    named = (pairs["user"].tolist(), pairs["item"].tolist())
+    return rows_of_pairs(interactions, users, items, path, named)
