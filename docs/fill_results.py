@@ -103,11 +103,11 @@ def _table(name: str, options: Sequence[str], results: Mapping[str, Recorded]) -
     head = ["", *columns]
     told: list[str] = []
     if study.inputs and not given.keys() & {"pivot", "differences"}:
-        inputs = {row: study.inputs.get(row) for row in rows}
+        inputs = {row: study.inputs[row] for row in rows if row in study.inputs}
         codes = input_codes(inputs)
         head.append("inputs")
         for line in lines:
-            line.append(codes.codes[line[0]])
+            line.append(codes.codes.get(line[0], ""))
         told = [f"{one[:1].upper()}{one[1:]}." for one in (*codes.lines, *budgets(inputs))]
     if "paper" in given:
         theirs = printed(name)

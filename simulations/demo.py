@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedrec.report.inputs import system_inputs
 from fedrec.report.page.page import report
 from fedrec.report.rows import epsilon_of, system_rows
 from fedrec.runs.result import Result
@@ -65,8 +66,8 @@ def demo(
         show: called with each result.
 
     Returns:
-        Metrics of each row of `ROWS`, with `epsilon` (None: not private), by system; and the page,
-        `report.html` in `output`.
+        Metrics of each row of `ROWS`, with `epsilon` (None: not private) and `inputs` (what it had
+        to learn from), by system; and the page, `report.html` in `output`.
 
     Raises:
         RunError: there are runs in `output` already.
@@ -82,11 +83,16 @@ def demo(
 
 
 def table(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
-    """Metrics of each row of `ROWS`, with `epsilon`, by system; results are by experiment."""
+    """Metrics of each row of `ROWS`, with `epsilon` and `inputs`, by system; results are by
+    experiment."""
     found = {}
     for row in ROWS:
         result = results[row.experiment]
         label = row.label or result.experiment.name
         values = system_rows(result)[label]
-        found[row.system] = {**values, "epsilon": epsilon_of(result, label)}
+        found[row.system] = {
+            **values,
+            "epsilon": epsilon_of(result, label),
+            "inputs": system_inputs(result).get(label),
+        }
     return found

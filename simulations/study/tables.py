@@ -111,8 +111,8 @@ def comparison(
     Returns:
         Columns `COLUMNS`. `low` and `high` bound a 95 % interval: over seeds (Student's t) where
         there are two or more, over the users of the run where there is one; NaN if neither is
-        known, or without a result. `inputs` are codes that `input_notes` explains, empty where no
-        row states any.
+        known, or without a result. `inputs` are codes that `input_notes` explains, empty where a
+        row states none, as that of a difference.
     """
     found = list(found)
     ours: dict[Cell, list[Found]] = {}
@@ -122,13 +122,13 @@ def comparison(
     if best:
         cells.sort(key=lambda cell: (cell[2], _loss(ours.get(cell, []))))
     stated = inputs_of(found)
-    names = _names(cell[:2] for cell in ours)
-    codes = input_codes({name: stated.get(row) for row, name in names.items()}).codes
+    names = _names(stated)
+    codes = input_codes({name: stated[row] for row, name in names.items()}).codes
     rows = []
     for cell in cells:
         row = _row(cell, known.get(cell, math.nan), ours.get(cell, []))
         inputs = stated.get(cell[:2])
-        code = codes[names[cell[:2]]] if stated and cell in ours else ""
+        code = codes[names[cell[:2]]] if inputs is not None and cell in ours else ""
         rows.append(row | {"inputs": code} | (inputs.cells() if inputs else {}))
     return pd.DataFrame(rows, columns=COLUMNS)
 

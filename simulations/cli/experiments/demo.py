@@ -50,21 +50,28 @@ def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None
     from rich.console import Console
     from rich.table import Table
 
+    from fedrec.report.input_codes import input_codes
     from fedrec.report.privacy_total import shown_together
     from simulations.demo import ROWS
 
-    table = Table("system", *_METRICS, "epsilon", "what it is")
+    codes = input_codes({row.system: rows[row.system]["inputs"] for row in ROWS})
+    table = Table("system", *_METRICS, "epsilon", "inputs", "what it is")
     for row in ROWS:
         values = rows[row.system]
         epsilon = values["epsilon"]
         private = epsilon is not None and math.isfinite(epsilon)
         cells = [f"{values[name]:.3f}" for name in _METRICS]
-        table.add_row(row.system, *cells, f"{epsilon:.2f}" if private else "-", row.what)
+        spent = f"{epsilon:.2f}" if private else "-"
+        table.add_row(row.system, *cells, spent, codes.codes[row.system], row.what)
     console = Console()
     console.print(table)
     private = next(result for result in results if result.privacy)
     count = len(results[0].users)
     seed = results[0].experiment.seed
     console.print(f"The same {count} test users in each row, seed {seed}.", highlight=False)
-    for line in [*private.privacy[:1], *shown_together([one.folder for one in results])]:
+    for line in [
+        *codes.lines,
+        *private.privacy[:1],
+        *shown_together([one.folder for one in results]),
+    ]:
         console.print(line, highlight=False)

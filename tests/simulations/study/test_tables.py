@@ -133,7 +133,7 @@ def test_inputs_of_rows_have_codes_and_a_warning_for_each_data_set():
         "onea": "G",
         "oneb": "-",
         "twoa": "L",
-        "twoc": "?",
+        "twoc": "",
     }
     assert table["client-rounds"].dropna().tolist() == [76]
     assert table["item-features"].dropna().tolist() == ["genres", "", ""]
