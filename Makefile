@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help demo docs test slow-test test-all deploy-test container-test cluster-test lint bench bench-simulators bench-experiments bench-costs benchmark-venvs constraints clean
+.PHONY: help demo docs test slow-test test-all deploy-test container-test cluster-test lint bench bench-simulators bench-experiments bench-costs benchmark-venvs constraints release clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is to make
@@ -14,6 +14,7 @@ help:  ## Show what there is to make
 
 demo: $(VENV)/.installed  ## PrivRec on Ray in one and two stages and under differential privacy, beside linear systems and popularity, and a report; offline
 	$(BIN)/fedrec demo
+	@echo 'next: $(BIN)/fedrec (or `source $(BIN)/activate`, then fedrec)'
 
 test: $(VENV)/.installed-test  ## The test suite in two processes; FEDREC_DATA=FOLDER adds the tests on real data
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
@@ -67,6 +68,16 @@ benchmark-venvs: benchmarks/.venvs/pfl/.installed benchmarks/.venvs/fedjax/.inst
 
 constraints: $(VENV)/.installed-test  ## Write down the versions that are installed now
 	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -v '^#' > constraints.txt
+
+release: $(VENV)/.installed-test  ## sdist and wheel in dist/; the wheel in a clean environment: doctor, demo, from an empty folder
+	$(PIP) hatchling
+	rm -rf dist build/release
+	$(BIN)/python -m hatchling build
+	$(PYTHON) -m venv build/release/venv
+	build/release/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt $$(grep -E '^torch==' constraints.txt)
+	build/release/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	mkdir build/release/empty
+	cd build/release/empty && ../venv/bin/fedrec doctor && ../venv/bin/fedrec demo
 
 clean:  ## Remove the virtual environment
 	rm -rf $(VENV)

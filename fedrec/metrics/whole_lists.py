@@ -30,6 +30,20 @@ class Precision(UserMetric):
         return block.hits[:, :k].sum(1) / k + block.nothing
 
 
+class HitRate(UserMetric):
+    """Probability that the first k places hold at least one relevant item: the classic hit rate.
+    `hits@k` ranks each relevant item alone instead, and is a share of them."""
+
+    name = "hit-rate"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        number, relevant, earlier = (part[:, :k] for part in block.ties)
+        # Given that the earlier places of its level hold no relevant item.
+        misses = (1 - relevant / (number - earlier)).clamp(min=0)
+        return 1 - misses.prod(1) + block.nothing
+
+
 class ListNdcg(UserMetric):
     """DCG of the first k places over that of the best possible list of length k."""
 

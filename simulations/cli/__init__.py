@@ -30,68 +30,116 @@ from simulations.cli.experiments import (
     run,
     sweep,
 )
-from simulations.cli.help_texts import command_of
+from simulations.cli.help_texts import GroupedCommands, command_of
 from simulations.cli.privacy import accounting, personal
 from simulations.telemetry import disable_telemetry
 
 app = typer.Typer(
+    cls=GroupedCommands,
     help="Federated recommender systems with differential privacy: simulate, measure, deploy.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", short_help="Run an experiment.")(run.run)
-app.command("try", short_help="Train a federated recommender on your own table.")(own_data.try_)
-app.command("resume", short_help="Continue a run or a sweep.")(run.resume)
-app.command("compare", short_help="Compare systems by paired tests over users.")(compare.compare)
-app.command("report", short_help="Write an HTML report of runs.")(report.report)
-app.command("demo", short_help="Train with and without differential privacy; no data needed.")(
+RUN = "Run"
+COMPARE = "Compare and report"
+DATA = "Data"
+PRIVACY = "Privacy"
+DEPLOYMENT = "Deployment"
+EXTEND = "Components and installation"
+START = """fedrec demo                     PrivRec, without and with privacy, on synthetic data
+fedrec try ratings.csv          a federated recommender on your own table
+fedrec run privrec-synthetic    a shipped experiment; fedrec list experiment names all
+fedrec report RUN -o page.html  an HTML report of a run
+fedrec --help                   all commands"""
+
+app.command("run", rich_help_panel=RUN, short_help="Run an experiment.")(run.run)
+app.command(
+    "try", rich_help_panel=RUN, short_help="Train a federated recommender on your own table."
+)(own_data.try_)
+app.command("demo", rich_help_panel=RUN, short_help="PrivRec beside others; no data needed.")(
     demo.demo
 )
-app.command("recommend", short_help="Recommend new items with the model of a finished run.")(
-    recommend.recommend
+app.command("resume", rich_help_panel=RUN, short_help="Continue a run or a sweep.")(run.resume)
+app.command(
+    "sweep", rich_help_panel=RUN, short_help="Run an experiment with many settings and seeds."
+)(sweep.sweep)
+app.command("reproduce", rich_help_panel=RUN, short_help="Reproduce a table or figure of a paper.")(
+    reproduce.reproduce
 )
-app.command("sweep", short_help="Run an experiment with many settings and seeds.")(sweep.sweep)
-app.command("reproduce", short_help="Reproduce a table or figure of a paper.")(reproduce.reproduce)
-app.command("list", short_help="List components and experiments, or the settings of one.")(
-    listing.list_components
+app.command(
+    "compare", rich_help_panel=COMPARE, short_help="Compare systems by paired tests over users."
+)(compare.compare)
+app.command("report", rich_help_panel=COMPARE, short_help="Write an HTML report of runs.")(
+    report.report
 )
-app.command("new", short_help="Create a small package with a component of your own.")(new.new)
-app.add_typer(datasets.app, name="data", help="List, fetch, import and inspect datasets.")
+app.command(
+    "recommend",
+    rich_help_panel=COMPARE,
+    short_help="Recommend new items with the model of a finished run.",
+)(recommend.recommend)
 app.add_typer(
-    accounting.app,
-    name="privacy",
-    help="Epsilon of a run, noise for a target, explanations.",
+    datasets.app,
+    name="data",
+    rich_help_panel=DATA,
+    help="List, fetch, import and inspect datasets.",
 )
 datasets.app.command("glove-subset", short_help="Extract the GloVe vectors of users' metadata.")(
     glove.glove_subset
 )
+app.command(
+    "perturb",
+    rich_help_panel=DATA,
+    short_help="Apply an experiment's perturbation without training.",
+)(perturb.perturb)
+app.command(
+    "synthesise",
+    rich_help_panel=DATA,
+    short_help="Write synthetic training rows, and measure what they reveal.",
+)(perturb.synthesise)
+app.add_typer(
+    accounting.app,
+    name="privacy",
+    rich_help_panel=PRIVACY,
+    help="Epsilon of a run, noise for a target, explanations.",
+)
 accounting.app.command("users", short_help="Compute each user's epsilon.")(personal.users)
-app.add_typer(attacks.app, name="attack", help="Membership and attribute inference attacks.")
+app.add_typer(
+    attacks.app,
+    name="attack",
+    rich_help_panel=PRIVACY,
+    help="Membership and attribute inference attacks.",
+)
 app.command(
     "audit",
     cls=attacks.AttackCommand,
+    rich_help_panel=PRIVACY,
     help=attacks.AUDIT,
     short_help="Test the privacy claim of an experiment with canary clients.",
 )(attacks.attack)
 app.add_typer(
     deploy.app,
     name="deploy",
+    rich_help_panel=DEPLOYMENT,
     help="Deploy on real clients: create, start, run experiments, stop.",
 )
 deploy.app.command("renew", short_help="Replace the certificates by new ones for the same keys.")(
     keys.renew
 )
 deploy.app.command("revoke", short_help="Refuse the keys of a node from now on.")(keys.revoke)
-app.command("client")(client.client)
-app.command("perturb", short_help="Apply an experiment's perturbation without training.")(
-    perturb.perturb
-)
+app.command("client", rich_help_panel=DEPLOYMENT)(client.client)
 app.command(
-    "synthesise", short_help="Write synthetic training rows, and measure what they reveal."
-)(perturb.synthesise)
-app.command("doctor", short_help="Check the installation.")(doctor.doctor)
+    "list",
+    rich_help_panel=EXTEND,
+    short_help="List components and experiments, or the settings of one.",
+)(listing.list_components)
+app.command(
+    "new",
+    rich_help_panel=EXTEND,
+    short_help="Create a small package with a component of your own.",
+)(new.new)
+app.command("doctor", rich_help_panel=EXTEND, short_help="Check the installation.")(doctor.doctor)
 
 DEBUG = "FEDREC_DEBUG"
 
@@ -106,6 +154,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the full traceback of an error.")
     ] = False,
@@ -118,6 +167,8 @@ def _options(
 ) -> None:
     if debug:
         os.environ[DEBUG] = "1"
+    if context.invoked_subcommand is None:
+        typer.echo(START)
 
 
 def main() -> None:

@@ -16,6 +16,30 @@ from typer.models import ArgumentInfo
 from simulations.cli.options import look_up_help
 
 
+class GroupedCommands(typer.core.TyperGroup):
+    """A group whose help lists its commands by their panels (`rich_help_panel`), in the order in
+    which these were added."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one section for each panel."""
+        panels: dict[str, list[click.Command]] = {}
+        for command in self.commands.values():
+            if not command.hidden:
+                panels.setdefault(_panel(command), []).append(command)
+        width = max(map(len, self.commands))
+        for panel, commands in panels.items():
+            with formatter.section(panel):
+                limit = formatter.width - 6 - width
+                formatter.write_dl(
+                    [(f"{one.name:<{width}}", one.get_short_help_str(limit)) for one in commands]
+                )
+
+
+def _panel(command: click.Command) -> str:
+    panel = getattr(command, "rich_help_panel", None)
+    return panel if isinstance(panel, str) else "Commands"
+
+
 def command_of(app: typer.Typer) -> click.Command:
     """The command line of an application, with a help text for each argument that declares one, and
     without the backslashes that typer writes before brackets for rich's markup."""

@@ -17,6 +17,7 @@ import click
 import pytest
 
 from simulations import cli
+from simulations.cli.experiments import listing
 from simulations.cli.help_texts import command_of
 
 TINY = """
@@ -401,8 +402,31 @@ def test_options_of_settings_have_their_meaning_range_and_errors(fedrec, experim
 @pytest.mark.parametrize("group", ["", "data", "privacy", "attack", "deploy"])
 def test_lists_of_commands_are_not_cut(fedrec, group):
     _, out, _ = fedrec(*group.split(), "--help")
-    listed = out.partition("Commands:\n")[2]
+    listed = out.partition("Commands:\n" if group else "\nRun:\n")[2]
     assert listed.count("\n") >= 4 and "..." not in listed
+
+
+def test_commands_are_listed_in_groups_and_without_one_it_says_how_to_start(fedrec):
+    _, out, _ = fedrec("--help")
+    heads = re.findall(r"\n([A-Z][a-z ]+):\n", out.partition("Options:")[2])
+    assert heads[0] == "Run" and "Privacy" in heads and "Commands" not in heads
+    listed = re.findall(r"\n  ([a-z]+)  ", out.partition("\nRun:")[2])
+    assert sorted(listed) == sorted(command_of(cli.app).commands)
+    code, out, _ = fedrec()
+    lines = out.splitlines()
+    assert code == 0 and len(lines) == 5 and max(map(len, lines)) <= 100
+    named = {line.split()[1] for line in lines[:4]}
+    assert named <= set(listed)
+
+
+@pytest.mark.parametrize(("width", "columns"), [(80, 2), (120, 3), (200, 4)])
+def test_the_list_of_components_fits_the_terminal(monkeypatch, capsys, width, columns):
+    monkeypatch.setenv("COLUMNS", str(width))
+    entry = {"name": "one", "about": "what " * 30, "paper": "Somebody 2020", "file": "a/b.py"}
+    listing._print({"model": [entry]})
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    assert [word in out for word in entry] == [n < columns for n in range(4)]
 
 
 def test_a_warning_is_printed_once_a_command(capsys):

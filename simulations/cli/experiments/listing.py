@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fedrec.config import Config
 
 Entry = dict[str, str]
+_WITH_PAPER = 120  # columns of a terminal
+_WITH_FILE = 180
 
 
 def list_components(
@@ -129,15 +131,12 @@ def _section(name: str | None) -> type[Config]:
 
 def _show(kind: str, component: type, as_json: bool) -> None:
     """Print one component with its settings."""
-    import inspect
-
     from fedrec.components.errors import file_of
     from fedrec.components.settings import settings_of
 
-    about = " ".join((inspect.getdoc(component) or "").split("\n\n")[0].split())
     entry = {
         "kind": kind,
-        "about": getattr(component, "title", "") or about,
+        "about": _about(component),
         "paper": str(getattr(component, "paper", "")),
         "file": _relative(file_of(component)),
     }
@@ -155,6 +154,14 @@ def _show(kind: str, component: type, as_json: bool) -> None:
         typer.echo(f"{one.key} = {default}    ({one.type}{bounds})")
         if one.about:
             typer.echo(f"    {one.about}")
+
+
+def _about(component: type) -> str:
+    """A component's title, or the first paragraph of its docstring."""
+    import inspect
+
+    first = (inspect.getdoc(component) or "").split("\n\n")[0]
+    return getattr(component, "title", "") or " ".join(first.split())
 
 
 def _question(
@@ -191,8 +198,6 @@ def _mentions(entry: Entry, word: str) -> bool:
 
 
 def _components(kind: Kind) -> list[Entry]:
-    import inspect
-
     from fedrec.components.errors import file_of
     from fedrec.components.registry import available
     from fedrec.components.registry import file_of as file_of_name
@@ -211,11 +216,9 @@ def _components(kind: Kind) -> list[Entry]:
                 }
             )
             continue
-        about = getattr(found, "title", "") or (inspect.getdoc(found) or "").split("\n")[0]
         paper = getattr(found, "paper", "")
-        entries.append(
-            {"name": name, "about": about, "paper": paper, "file": _relative(file_of(found))}
-        )
+        file = _relative(file_of(found))
+        entries.append({"name": name, "about": _about(found), "paper": paper, "file": file})
     return entries
 
 
@@ -246,17 +249,22 @@ def _relative(file: str) -> str:
 
 def _print(found: dict[str, list[Entry]]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
+    # Narrow columns of folded words are hard to read: what does not fit is in `fedrec list KIND
+    # NAME`.
+    columns = ["name", "about", "paper", "file"]
+    shown = columns[: 2 + (console.width >= _WITH_PAPER) + (console.width >= _WITH_FILE)]
     for kind, entries in found.items():
         table = Table(
             title=kind, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
         )
-        for column in ("name", "about", "paper", "file"):
+        for column in shown:
             table.add_column(column, overflow="fold", no_wrap=column == "name")
         for entry in entries:
-            table.add_row(*entry.values())
+            table.add_row(*(escape(entry[column]) for column in shown))
         console.print(table, "")
 
 

@@ -180,6 +180,7 @@ class TestEvaluate:
             names, table, partition, positive_above=None, held_out="validation", ks=(3,)
         )
         ranks = {"hits@3", "ndcg@3", "recall@3", "precision@3", "ndcg-list@3", "map@3", "mrr"}
+        ranks.add("hit-rate@3")
         assert set(got["ease"]) == ranks | {
             "coverage@3",
             "gini@3",

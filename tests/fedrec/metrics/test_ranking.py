@@ -68,7 +68,7 @@ def test_whole_lists_agree_with_ir_measures(seed):
     scores, masks = random_block(seed)
     ours = ranking_metrics(scores, **masks, ks=KS)
     users = [u for u in range(len(scores)) if masks["relevant"][u].any()]
-    names = {"recall": R, "precision": P, "ndcg-list": nDCG, "map": AP}
+    names = {"recall": R, "precision": P, "ndcg-list": nDCG, "map": AP, "hit-rate": Success}
     theirs = judged(
         [RR, *(measure @ k for measure in names.values() for k in KS)],
         {str(u): scores[u].numpy() for u in users},
@@ -177,6 +177,7 @@ def all_orders(scores: torch.Tensor, masks, k: int) -> dict[str, float]:
         for name, got in {
             f"recall@{k}": found[:k].sum() / found.sum(),
             f"precision@{k}": found[:k].sum() / k,
+            f"hit-rate@{k}": found[:k].any(),
             f"ndcg-list@{k}": (found * gains)[:k].sum() / gains[: min(k, found.sum())].sum(),
             f"map@{k}": (found * precision)[:k].sum() / found.sum(),
             "mrr": 1 / (1 + np.argmax(found)),
