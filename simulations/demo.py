@@ -22,7 +22,7 @@ from simulations.runner import run
 
 
 @dataclass(frozen=True)
-class Row:
+class DemoRow:
     """One system of the demonstration.
 
     Attributes:
@@ -39,14 +39,16 @@ class Row:
 
 
 ROWS = (
-    Row("popularity", "linear-synthetic", "popularity", "one list for everybody"),
-    Row("PrivRec", "privrec-synthetic", None, "REPTILE, adapted on each device"),
-    Row("PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervised rounds"),
-    Row("linear", "linear-synthetic", None, "two sums over devices"),
-    Row("EASE, centralised", "linear-synthetic", "ease", "the same, all data in one place"),
-    Row("private popularity", "linear-private-synthetic", "dp-popularity", "noisy counts"),
-    Row("DP-PrivRec", "dp-privrec-synthetic", None, "two stages, noisy averages"),
-    Row("linear, private", "linear-private-synthetic", None, "two noisy sums over devices"),
+    DemoRow("popularity", "linear-synthetic", "popularity", "one list for everybody"),
+    DemoRow("PrivRec", "privrec-synthetic", None, "REPTILE, adapted on each device"),
+    DemoRow(
+        "PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervised rounds"
+    ),
+    DemoRow("linear", "linear-synthetic", None, "two sums over devices"),
+    DemoRow("EASE, centralised", "linear-synthetic", "ease", "the same, all data in one place"),
+    DemoRow("private popularity", "linear-private-synthetic", "dp-popularity", "noisy counts"),
+    DemoRow("DP-PrivRec", "dp-privrec-synthetic", None, "two stages, noisy averages"),
+    DemoRow("linear, private", "linear-private-synthetic", None, "two noisy sums over devices"),
 )
 
 

@@ -35,6 +35,7 @@ class Histories:
         item_features: side features of the items; None: unknown.
         low_rated: for the same users, the items that they rated and that are not positive; None:
             unknown.
+        times: `int64 [total]`, of each entry of `items`; None: they are in order.
     """
 
     num_items: int
@@ -44,6 +45,7 @@ class Histories:
     user_features: FeatureTable | None = None
     item_features: FeatureTable | None = None
     low_rated: Histories | None = None
+    times: np.ndarray | None = None
 
     @property
     def num_users(self) -> int:
@@ -86,15 +88,24 @@ class Histories:
         """The users at some places `int64 [n]`, in that order."""
         counts = np.diff(self.offsets)[places]
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        items = self.items[np.repeat(self.offsets[places], counts) + within]
+        taken = np.repeat(self.offsets[places], counts) + within
         users = None if self.users is None else self.users[places]
         return replace(
             self,
             offsets=np.concatenate([[0], np.cumsum(counts)]),
-            items=items,
+            items=self.items[taken],
             users=users,
             low_rated=None if self.low_rated is None else self.low_rated.take(places),
+            times=None if self.times is None else self.times[taken],
         )
+
+    def in_order(self) -> Histories:
+        """The same users with their items from the earliest to the latest; items of equal times,
+        and of unknown ones, in their present order."""
+        if self.times is None:
+            return self
+        order = np.lexsort((self.times, self.rows()))
+        return replace(self, items=self.items[order], times=self.times[order])
 
     def among(self, items: np.ndarray) -> Histories:
         """The users' items that are among `items`, `int64 [n]`, distinct, numbered by their place
@@ -146,6 +157,7 @@ class Histories:
             offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             items=items,
             low_rated=None if self.low_rated is None else self.low_rated.distinct(),
+            times=None,
         )
 
     def csr(self, dtype: type[np.floating] = np.float32, low_rated: float = 0.0) -> Sparse:

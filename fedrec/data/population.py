@@ -18,7 +18,7 @@ from fedrec.data.perturbation import Perturbed, apply_perturbation
 from fedrec.data.reader import Reader
 from fedrec.data.schema import Schema
 from fedrec.data.split import Partition, partition_by
-from fedrec.data.time_weighting import time_weighted
+from fedrec.data.time_weighting import RecencyConfig, recent_weights, time_weighted
 from fedrec.errors import DataError
 from fedrec.experiment.tables import DataSettings
 from fedrec.rng import stream
@@ -174,6 +174,22 @@ class Population:
         """
         return self._labelled(clients, positive=True)
 
+    def liked_times(self, clients: np.ndarray) -> np.ndarray | None:
+        """`int64 [total]`: times of the rows of `liked`; None for data without times."""
+        rows = self._learned.of(self._places(clients))
+        return rows.where(rows.labels > 0).times
+
+    def sequences(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `liked`, each client's items from the earliest to the latest; in the source's order
+        where times are equal, or unknown."""
+        rows = self._learned.of(self._places(clients))
+        rows = rows.where(rows.labels > 0)
+        counts = np.bincount(rows.place, minlength=len(clients))
+        items = (
+            rows.items if rows.times is None else rows.items[np.lexsort((rows.times, rows.place))]
+        )
+        return np.concatenate([[0], np.cumsum(counts)]), items
+
     @cached_property
     def popularity(self) -> np.ndarray:
         """`float64 [items]`: share of the training clients who like each item."""
@@ -213,6 +229,11 @@ class Population:
         catalogue = self.interactions.num_items
         offsets = np.searchsorted(pairs, np.arange(len(clients) + 1) * catalogue)
         return offsets, pairs % catalogue, weights
+
+    def recent(self, clients: np.ndarray, recency: RecencyConfig) -> np.ndarray:
+        """`float32 [clients, items]`: how much each item of some clients counts for what comes next
+        (`fedrec.factors.transitions.recent_weights`)."""
+        return recent_weights(*self.sequences(clients), self.interactions.num_items, recency)
 
     def histories(
         self, clients: np.ndarray, rated: bool = False, low_rated: float = 0.0

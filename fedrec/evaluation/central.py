@@ -287,7 +287,9 @@ def _histories(population: Population, clients: np.ndarray) -> Histories:
     data = population.interactions
     low_rated = Histories(data.num_items, *population.low_rated(clients))
     features = data.user_features, data.item_features
-    return Histories(data.num_items, *population.liked(clients), clients, *features, low_rated)
+    offsets, items = population.liked(clients)
+    times = population.liked_times(clients)
+    return Histories(data.num_items, offsets, items, clients, *features, low_rated, times)
 
 
 def _ratings(population: Population, clients: np.ndarray) -> Ratings:
