@@ -145,7 +145,11 @@ def _history_scores(
     node: Node, model: HistoryModel, parameters: Mapping[str, Tensor], clients: np.ndarray
 ) -> Tensor:
     """Scores `[clients, items]` under the parameters of one client, `[1, ...]` each."""
-    known = node.population.histories(clients, model.rated, model.low_rated)
+    known = (
+        node.population.histories(clients, model.rated, model.low_rated)
+        if model.recency is None
+        else node.population.recent(clients, model.recency)
+    )
     histories = torch.from_numpy(known).to(node.device)
     return model.history_scores(parameters, histories.unsqueeze(0))[0]
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies that compute a model from the sum of the clients' products (step `gram`).
+"""Strategies that compute a model from the sum of the clients' products of items (steps `gram` and
+`transitions`).
 
 The server needs only the sum, so secure aggregation can hide every client's products, and a single
 Gaussian release makes the model private. Cohorts of several rounds are added up and scaled to the
@@ -32,10 +33,10 @@ class Products:
     """The sum of all clients' products, with noise where the run is private.
 
     Attributes:
-        gram: symmetric, of m items in their scale, `float64 [m, m]`.
+        gram: of m items in their scale, `float64 [m, m]`; symmetric if the products are.
         chosen: the items of its rows, `int64 [m]`, ascending.
         scale: what each of them is multiplied by, > 0, `float64 [m]`.
-        edge: largest eigenvalue of its noise alone; 0 without noise.
+        edge: largest singular value of its noise alone; 0 without noise.
     """
 
     gram: Tensor
@@ -50,10 +51,14 @@ class ProductsStrategy(CohortStrategy):
     Attributes:
         products: name of the model's parameter as whose change products are sent.
         model: name of the model.
+        sender: name of the step that sends them.
+        symmetric: whether the products are.
     """
 
     products: ClassVar[str]
     model: ClassVar[str]
+    sender: ClassVar[str] = "gram"
+    symmetric: ClassVar[bool] = True
 
     def __init__(self, config: Config, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
@@ -80,7 +85,7 @@ class ProductsStrategy(CohortStrategy):
         if self.products not in theta:
             raise ExperimentError(
                 f"the model has no products of items {self.products!r}",
-                expected=f"model.name = {self.model!r} and step.name = 'gram'",
+                expected=f"model.name = {self.model!r} and step.name = {self.sender!r}",
                 got=", ".join(theta),
                 fix="set both, or another strategy",
             )
@@ -105,11 +110,13 @@ class ProductsStrategy(CohortStrategy):
         """The sum so far, scaled to all clients; noise is made symmetric. Without biases all items
         are chosen and count alike."""
         factor = len(self.cohorts.clients) / max(self._clients, 1.0)
-        gram = torch.from_numpy((self._total + self._total.T) * (factor / 2))
+        own = (self._total + self._total.T) / 2 if self.symmetric else self._total
+        gram = torch.from_numpy(own * factor)
         biases = torch.zeros(len(gram)) if bias is None else torch.from_numpy(np.array(bias[:, 0]))
         chosen = chosen_items(biases, len(gram))
         scale = item_scale(biases[chosen], self._exponent())
         edge = noise_edge(factor * math.sqrt(self._variance), len(gram))
+        edge *= 1.0 if self.symmetric else math.sqrt(2)  # noise of a half is in both halves
         return Products(gram, chosen, scale, edge)
 
     def _exponent(self) -> float:

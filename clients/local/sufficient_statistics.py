@@ -96,7 +96,7 @@ class SufficientStatistics(Step):
         if not self.config.epochs:
             block = Block.without_batches([0] * len(clients))
             return self._outcome(parameters, block, *_NOTHING)
-        offsets, items, weights = population.weighted_items(clients, self.config.low_rated)
+        offsets, items, weights = self._histories(population, clients)
         block = Block.without_batches(np.diff(offsets).tolist())
         return self._outcome(parameters, block, items, weights)
 
@@ -107,6 +107,12 @@ class SufficientStatistics(Step):
     def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
         """What counts of a client's items, and their weights."""
         return data.weighted_items(self.config.low_rated) if self.config.epochs else _NOTHING
+
+    def _histories(
+        self, population: Population, clients: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same of some clients, one after the other, with offsets `int64 [clients + 1]`."""
+        return population.weighted_items(clients, self.config.low_rated)
 
     def _outcome(
         self, parameters: Mapping[str, Tensor], block: Block, items: np.ndarray, weights: np.ndarray

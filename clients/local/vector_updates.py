@@ -29,7 +29,8 @@ class VectorUpdates(Outcome):
         start: the global parameters, without cohort dimension; those of other names stay as they
             are.
         block: the clients.
-        name: the parameter, `[rows, 1]`, or `[rows, rows]` for outer products.
+        name: the parameter, `[rows, 1]`, or `[rows, rows]` for outer products; of single entries
+            of a matrix, the rows are places in it, row after row.
         offsets: `int64 [C + 1]`: the entries of client c are those from `offsets[c]` up to
             `offsets[c + 1]`.
         rows: `int64 [n]`, the row of each entry; distinct within a client.
@@ -72,7 +73,7 @@ class VectorUpdates(Outcome):
             vectors = (self.offsets, self.rows, self.values)
             add_outer_products(own.numpy(), *vectors, shares.numpy(force=True))
         else:
-            own[:, 0] += torch.from_numpy(self._weighted_sum(shares, len(own)))
+            own.view(-1).add_(torch.from_numpy(self._weighted_sum(shares, own.numel())))
         if own is not total:
             total += own.to(total.device)
 
@@ -113,7 +114,7 @@ def changed(table: Tensor, rows: np.ndarray, values: np.ndarray, outer: bool) ->
     """A copy of a parameter with one client's vector, or outer product, added.
 
     Args:
-        table: `[rows, 1]`, or `[rows, rows]` for an outer product.
+        table: `[rows, 1]`, or `[rows, rows]` for an outer product or places in a matrix.
         rows: `int64 [n]`, distinct.
         values: `float64 [n]`.
         outer: whether the outer product is added.
@@ -123,5 +124,5 @@ def changed(table: Tensor, rows: np.ndarray, values: np.ndarray, outer: bool) ->
     if outer:
         found[places[:, None], places] += torch.from_numpy(np.outer(values, values)).to(found)
     else:
-        found[places, 0] += torch.from_numpy(values).to(found)
+        found.view(-1)[places] += torch.from_numpy(values).to(found)
     return found

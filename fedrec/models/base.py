@@ -22,6 +22,7 @@ from fedrec.components.contract_check import covers_overrides
 from fedrec.config import Config
 from fedrec.data.features import FeatureNames
 from fedrec.data.schema import Schema
+from fedrec.data.time_weighting import RecencyConfig
 from fedrec.errors import ExperimentError
 from fedrec.nn.declaration import KernelModel
 from fedrec.nn.layers import weighted_cross_entropy
@@ -156,6 +157,12 @@ class HistoryModel(Model):
         unknown items have, by default."""
         return 0.0
 
+    @property
+    def recency(self) -> RecencyConfig | None:
+        """How much the last items of a user's sequence have in histories, which then hold nothing
+        else; None, by default: the order of items is of no account."""
+        return None
+
     @abstractmethod
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue.
@@ -163,7 +170,7 @@ class HistoryModel(Model):
         Args:
             parameters: each `[C, ...]`.
             histories: `float32 [C, B, num_items]`, known liked items of B users of each slice: 1,
-                or a weight > 0 (see `rated` and `low_rated`); 0 elsewhere.
+                or a weight > 0 (see `rated`, `low_rated` and `recency`); 0 elsewhere.
 
         Returns:
             `[C, B, num_items]`.

@@ -22,13 +22,16 @@ STEPS = [
     {"name": "gram"},
     {"name": "gram", "low-rated": 0.3, "exponent": 0.4},
     {"name": "gram", "epochs": 0},
+    {"name": "transitions", "exponent": 0.4},
+    {"name": "transitions", "epochs": 0},
 ]
 
 
 @pytest.fixture(params=STEPS, ids=str)
 def node(request, tiny_experiment):
     """A node whose model has fewer products than there are items, and biases that scale them."""
-    model = {"name": "item-weights", "items": 20}
+    ordered = request.param["name"] == "transitions"
+    model = {"name": "transitions" if ordered else "item-weights", "items": 20}
     return Node(load({**tiny_experiment(), "model": model, "step": request.param}), 0, 1, None)
 
 

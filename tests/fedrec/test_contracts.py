@@ -48,6 +48,10 @@ GRAPH = {
 IALS = {"model": {"name": "ials", "factors": 4}, "step": {"name": "als"}}
 MOMENTS = {"model": {**IALS["model"], "moments": True}, "step": {"name": "als"}}
 LINEAR = {"model": {"name": "item-weights", "items": 12}, "step": {"name": "gram"}}
+ORDERED = {
+    "model": {"name": "transitions", "items": 12, "window": 3},
+    "step": {"name": "transitions"},
+}
 FOLD_IN = {
     "model": {"name": "fold-in", "items": 12, "factors": 4},
     "step": {"name": "gram", "low-rated": 0.3},
@@ -65,6 +69,16 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
         "random": False,
     },
     ("strategy", "gram"): {"experiment": LINEAR},
+    ("model", "transitions"): {
+        "settings": {"items": 12, "window": 3},
+        "experiment": {**ORDERED, "strategy": {"name": "transitions"}},
+        "random": False,
+    },
+    ("step", "transitions"): {
+        "experiment": {**ORDERED, "strategy": {"name": "transitions"}},
+        "random": False,
+    },
+    ("strategy", "transitions"): {"experiment": ORDERED},
     ("model", "fold-in"): {
         "settings": {"items": 12, "factors": 4},
         "experiment": {**FOLD_IN, "strategy": {"name": "fold-in"}},

@@ -73,6 +73,12 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
         "strategy={name='popularity-start', main={name='gram', solution='ease'}}",
         f"clip-norm=0.3, parameters=['item.weights'], {COUNTED}, adaptive-clip={{count-noise=3.0}}",
     ),
+    "transitions": (
+        "model={name='transitions', items=6, window=3}",
+        "step={name='transitions', exponent=0.5}",
+        "strategy={name='popularity-start', main={name='transitions', factors=3}}",
+        f"clip-norm=0.3, parameters=['item.weights'], {COUNTED}",
+    ),
     "fold-in": (
         "model={name='fold-in', items=6, factors=3, low-rated=0.3}",
         GRAM,

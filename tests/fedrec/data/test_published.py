@@ -44,6 +44,8 @@ def replace_line(path: Path, number: int, change):
         ("frappe", 96_203, 957, 4_082),
         ("gowalla", 1_027_370, 29_858, 40_981),
         ("amazon-upc", 52_957, 4_874, 2_406),
+        ("amazon-video", 63_836, 8_072, 11_830),
+        ("beauty", 353_962, 40_226, 54_542),
     ],
 )
 def test_published_data_are_accepted(name, rows, users, items):

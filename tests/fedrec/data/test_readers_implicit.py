@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from fedrec.data.readers.amazon_5core import Amazon5Core
-from fedrec.data.readers.amazon_upc import AmazonUpc
+from fedrec.data.readers.amazon.amazon_5core import Amazon5Core
+from fedrec.data.readers.amazon.amazon_upc import AmazonUpc
+from fedrec.data.readers.amazon.amazon_video import AmazonVideo
+from fedrec.data.readers.amazon.beauty import Beauty
 from fedrec.data.readers.frappe import Frappe
 from fedrec.data.readers.gowalla import Gowalla
 from fedrec.errors import DataError
@@ -197,3 +199,25 @@ class TestAmazon5Core:
         with pytest.raises(DataError, match="one file of reviews") as caught:
             read(Amazon5Core, tmp_path)
         assert caught.value.got == "a.json, b.json.gz"
+
+
+class TestOrdered:
+    def test_amazon_video_keeps_ratings_and_times(self, tmp_path):
+        (tmp_path / "ratings.dat").write_text("b,X,5.0,86400\na,Y,2.0,0\nb,Y,3.0,172800\n")
+        data = read(AmazonVideo, tmp_path)
+        assert data.user_ids.tolist() == ["a", "b"] and data.item_ids.tolist() == ["X", "Y"]
+        assert data.users.tolist() == [1, 0, 1] and data.items.tolist() == [0, 1, 1]
+        assert data.ratings.tolist() == [5.0, 2.0, 3.0]
+        assert data.times.tolist() == [86400, 0, 172800]
+
+    def test_rows_of_beauty_are_in_the_order_of_the_file(self, tmp_path):
+        (tmp_path / "beauty.txt").write_text("1 7\n1 3\n2 7\n")
+        data = read(Beauty, tmp_path)
+        assert data.users.tolist() == [0, 0, 1] and data.items.tolist() == [1, 0, 1]
+        assert data.times.tolist() == [0, 1, 2] and data.ratings is None
+
+    @pytest.mark.parametrize("line", ["a,X,5.0", "a,X,many,0", "a,X,5.0,0,1"])
+    def test_a_malformed_line_is_named(self, tmp_path, line):
+        (tmp_path / "ratings.dat").write_text(f"b,X,5.0,86400\n{line}\n")
+        with pytest.raises(DataError, match=r"ratings\.dat"):
+            read(AmazonVideo, tmp_path)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedrec.data.interactions import Interactions
-from fedrec.data.readers.amazon_upc import AmazonUpc
+from fedrec.data.readers.amazon.amazon_upc import AmazonUpc
 from fedrec.data.readers.gowalla import Gowalla
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.splits.published import Published
