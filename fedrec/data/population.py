@@ -180,8 +180,11 @@ class Population:
         return rows.where(rows.labels > 0).times
 
     def sequences(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `liked`, offsets `int64 [clients + 1]` and items `int64 [total]`, but each client's from
-        the earliest to the latest; in the source's order where times are equal, or unknown."""
+        """As `liked`, offsets `int64 [clients + 1]` and items `int64 [total]`, but in time.
+
+        The items of a client are from the earliest to the latest; in the source's order where times
+        are equal, or unknown.
+        """
         rows = self._learned.of(self._places(clients))
         rows = rows.where(rows.labels > 0)
         counts = np.bincount(rows.place, minlength=len(clients))
