@@ -57,6 +57,15 @@ def study_named(paper, item, _):
     return f"{Path(paper).stem}/{item}"
 
 
+def test_every_study_of_the_papers_has_a_place_on_a_page_or_a_reason():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    placed = set(re.findall(r"^<!-- results (\S+)", text, re.M))
+    excused = {"/".join(name.split()) for name in UNRECORDED}
+    made = {key(study) for study in studies()}
+    assert excused <= made and not excused & RESULTS.keys()
+    assert made <= placed | excused
+
+
 @pytest.mark.parametrize("name", list(RESULTS))
 def test_an_entry_is_of_a_study_with_such_rows_and_says_where_it_comes_from(name):
     found = RESULTS[name]
@@ -102,6 +111,7 @@ TRAINED = [
     ("pnbm/figure1", "compared-fold1"),
     ("central/ml100k", "popularity"),
     ("central/ml100k", "ease"),
+    pytest.param("privrec/frontier", "fed-fold-in-ml1m-5", marks=pytest.mark.slow),
 ]
 
 
