@@ -34,12 +34,12 @@ class PopularityLaw:
     head: float
 
     def cumulative(self, rank: np.ndarray) -> np.ndarray:
-        """Chance of the `rank` most popular items."""
+        """`float [n]`: chance of the `rank` most popular items, `[n]`."""
         (start, power, low, high) = self._terms
         return ((rank + start) ** power - low) / (high - low)
 
     def rank_at(self, chance: np.ndarray) -> np.ndarray:
-        """Inverse of `cumulative`: the rank, from 0, at a chance in [0, 1)."""
+        """Inverse of `cumulative`: the ranks `int64 [n]`, from 0, at chances `[n]` in [0, 1)."""
         (start, power, low, high) = self._terms
         rank = (chance * (high - low) + low) ** (1 / power) - start
         return np.clip(rank, 0, self.items - 1).astype(np.int64)
