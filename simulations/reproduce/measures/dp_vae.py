@@ -18,7 +18,7 @@ from clients.hosting.node import Node
 from fedrec.baselines.base import Ratings
 from fedrec.baselines.factorisation.svd import Svd
 from fedrec.data.cache import POPULATIONS
-from fedrec.errors import ClientError
+from fedrec.errors import ClientError, DataError
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.evaluation.lists import ranking_metrics
 from fedrec.privacy.accounting.gdp import gdp_parameter
@@ -172,12 +172,25 @@ def predicted_ratings(
     """The SVD of the paper's table 4, a model of ratings, with items ranked by predicted rating."""
     population = POPULATIONS.population(job.experiment(experiment))
     data = population.interactions
-    users, items, values = population.rated(population.partition.training_clients)
-    rated = Ratings(data.num_users, data.num_items, users, items, values.astype(np.float64))
+    rows = population.partition.train_rows
+    if data.ratings is None:
+        raise DataError(
+            f"{data.name} has no ratings",
+            expected="ratings, for a model of ratings",
+            got="none",
+            fix="choose a dataset with ratings",
+        )
+    rated = Ratings(
+        data.num_users,
+        data.num_items,
+        data.users[rows],
+        data.items[rows],
+        data.ratings[rows].astype(np.float64),
+    )
     system = Svd(Svd.Config(seed=job.seed))
     system.fit_ratings(rated)
     clients = population.evaluated_clients("test")
-    known = replace(rated, users=users[:0], items=items[:0], values=rated.values[:0])
+    known = replace(rated, users=rated.users[:0], items=rated.items[:0], values=rated.values[:0])
     every = np.arange(data.num_items)
     found: dict[str, list[np.ndarray]] = {ours: [] for ours in metrics}
     for part in np.array_split(clients, max(1, len(clients) // 64)):

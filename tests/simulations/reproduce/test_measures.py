@@ -13,6 +13,7 @@ from scipy.stats import ttest_1samp
 
 from fedrec.errors import ClientError, RunError
 from fedrec.evaluation.table import Evaluated
+from fedrec.experiment.loading import load
 from simulations import runner
 from simulations.reproduce.measures import dp_vae
 from simulations.study.runs import gap
@@ -83,3 +84,19 @@ def test_whole_histories_over_the_best_list_of_a_hundred(monkeypatch):
     best = sum(1 / math.log2(place + 2) for place in range(100))
     assert found[name] == pytest.approx(0.75)
     assert found[dp_vae.OF_ALL] == pytest.approx((1.0 * (1 + 1 / math.log2(3)) / best + 0.5) / 2)
+
+
+def test_the_papers_svd_learns_from_ratings_not_from_likes(monkeypatch, tiny_experiment):
+    """Of a ranking experiment, in whose labels every row counts as liked."""
+    fitted = []
+
+    class Spy(dp_vae.Svd):
+        def fit_ratings(self, ratings):
+            fitted.append(ratings.values)
+            super().fit_ratings(ratings)
+
+    monkeypatch.setattr(dp_vae, "Svd", Spy)
+    ranking = load(tiny_experiment(), ["split={name='ratio'}"])
+    job = SimpleNamespace(experiment=lambda *_: ranking, seed=0)
+    (found,) = dp_vae.predicted_ratings(job, "tiny", "data", {"recall@50": "Recall@50"}, "SVD")
+    assert len(np.unique(fitted[0])) == 5 and 0 < found.value <= 1
