@@ -5,9 +5,9 @@ deployed.
     result = fedrec.run("privrec-synthetic", ["rounds=5"])
     result.metrics["hits@10"], result.rounds, result.users
 
-`run` and `resume` live in `simulations.runner`, above this core library, and are looked up by name
-on first use: this package imports nothing from the packages above it, and `import fedrec` stays
-fast.
+`run`, `resume` and `try_table` live in the package `simulations`, above this core library, and are
+looked up by name on first use: this package imports nothing from the packages above it, and `import
+fedrec` stays fast.
 """
 
 from __future__ import annotations
@@ -29,12 +29,23 @@ if TYPE_CHECKING:
 
     run: Callable[..., Result]
     resume: Callable[..., Result]
+    try_table: Callable[..., Result]
 
-__all__ = ["Experiment", "FedrecError", "Interactions", "Result", "load", "resume", "run"]
+__all__ = [
+    "Experiment",
+    "FedrecError",
+    "Interactions",
+    "Result",
+    "load",
+    "resume",
+    "run",
+    "try_table",
+]
 
 _HOMES = {
     "run": "simulations.runner",
     "resume": "simulations.runner",
+    "try_table": "simulations.own_data",
     "load": "fedrec.experiment.loading",
     "Experiment": "fedrec.experiment.schema",
     "FedrecError": "fedrec.errors",

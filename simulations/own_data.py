@@ -12,22 +12,30 @@ run: private popularity with the whole budget.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from fedrec.components.registry import DATASET
 from fedrec.data.cache import POPULATIONS
-from fedrec.data.files.recognition import Recognised
+from fedrec.data.files.recognition import Recognised, recognise
 from fedrec.data.population import Population
 from fedrec.data.readers.table import Table
-from fedrec.errors import DataError, ExperimentError
+from fedrec.errors import DataError, ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
+from fedrec.runs.directory import runs_directory, stamp
+from fedrec.runs.result import Result
+from fedrec.runtime.atomic_files import write_atomically
 from simulations.private_signal import Signal, signal_of
+from simulations.runner import run
 
+log = logging.getLogger("fedrec.own_data")
 _VALIDATION = 0.1
 _FEWEST_USERS = 20
 _TEST_USERS = 0.2  # default of the split
@@ -46,6 +54,54 @@ class OwnSystem:
 
     experiment: Experiment
     signal: Signal | None = None
+
+
+def try_table(
+    table: pd.DataFrame,
+    *,
+    epsilon: float | None = None,
+    overrides: Sequence[str] = (),
+    output: str | Path | None = None,
+    unrated: bool = False,
+    **columns: str,
+) -> Result:
+    """What `fedrec try` does, with a table in memory: train a federated recommender on it, and
+    compare it with popularity and centralised EASE.
+
+    Args:
+        table: one interaction per row.
+        epsilon: target of user-level differential privacy, > 0; None: no privacy.
+        overrides: texts such as `"seed=1"`.
+        output: a new or empty folder, for the table (`table.csv`) and the run (`run`); default:
+            below `$FEDREC_RUNS` or `runs/`.
+        unrated: whether no column holds ratings: every row counts as liked.
+        columns: names of the columns `user`, `item`, `rating` and `time` that are not recognised.
+
+    Returns:
+        The result. How the columns were recognised, and what makes results say little, is logged.
+
+    Raises:
+        DataError: columns are not recognised, or no user has two different items.
+        ExperimentError: an override is wrong.
+        RunError: the folder is not empty.
+    """
+    folder = Path(output) if output is not None else runs_directory() / f"table-{stamp()}"
+    if folder.is_dir() and any(folder.iterdir()):
+        raise RunError(
+            f"{folder} is not empty",
+            expected="a new or empty folder",
+            got="other files",
+            fix="choose another output",
+        )
+    file = folder / "table.csv"
+    write_atomically(file, table.to_csv(index=False))
+    found = recognise(file, columns, rated=not unrated)
+    for line in found.lines():
+        log.info(line)
+    for line in warnings(found):
+        log.warning(line.removeprefix("warning: "))
+    system = own_system(file, found, epsilon=epsilon, overrides=overrides)
+    return run(system.experiment, output=folder / "run")
 
 
 def own_system(

@@ -12,8 +12,12 @@ from fedrec.experiment.schema import Experiment
 
 def default_folder(experiment: Experiment) -> Path:
     """Where a run goes without `--output`: `$FEDREC_RUNS` or `runs/`, by name, time and digest."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return runs_directory() / f"{experiment.name}-{stamp}-{experiment.digest()[:6]}"
+    return runs_directory() / f"{experiment.name}-{stamp()}-{experiment.digest()[:6]}"
+
+
+def stamp() -> str:
+    """The present time as a part of a folder's name."""
+    return datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
 def runs_directory() -> Path:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,14 @@ import pandas as pd
 from fedrec.evaluation.groups import group_gaps
 from fedrec.experiment.schema import Experiment
 
-# in a package above this library, looked up by name on first use, like `fedrec.run`
+# in packages above this library, or that need this one, looked up by name on first use, like
+# `fedrec.run`
 _SCORING = "simulations.recommending"
+_ROWS = "fedrec.report.rows"
+_SHOWN = 5  # metrics of a short table
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """The result of a finished run.
 
@@ -48,11 +52,36 @@ class Result:
     rounds: pd.DataFrame
     users: pd.DataFrame
     groups: pd.DataFrame
-    parameters: dict[str, Any] = field(default_factory=dict, repr=False)
+    parameters: dict[str, Any] = field(default_factory=dict)
     privacy: tuple[str, ...] = ()
-    baseline_users: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
-    baseline_groups: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
-    early_stopping: dict[str, Any] = field(default_factory=dict, repr=False)
+    baseline_users: dict[str, pd.DataFrame] = field(default_factory=dict)
+    baseline_groups: dict[str, pd.DataFrame] = field(default_factory=dict)
+    early_stopping: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """The result in a few lines: metrics of all systems, and where the rest is."""
+        rows = self._systems().to_string(float_format=lambda value: f"{value:.4f}", na_rep="-")
+        return f"{self._about()}\n{rows}"
+
+    def _repr_html_(self) -> str:
+        """The same as a table for notebooks."""
+        rows = self._systems().to_html(float_format=lambda value: f"{value:.4f}", na_rep="-")
+        return f"<p>{html.escape(self._about())}</p>{rows}"
+
+    def _systems(self) -> pd.DataFrame:
+        """The first metrics of each system, and epsilon where one has it."""
+        rows = importlib.import_module(_ROWS).system_rows(self)
+        names = list(next(iter(rows.values()), {}))
+        shown = [name for name in self.experiment.evaluation.shown or () if name in names]
+        shown = shown or [name for name in names if name != "epsilon"][:_SHOWN]
+        if any("epsilon" in row for row in rows.values()):
+            shown.append("epsilon")
+        return pd.DataFrame.from_dict(rows, orient="index").reindex(columns=shown)
+
+    def _about(self) -> str:
+        count = max([len(self.users), *map(len, self.baseline_users.values())], default=0)
+        counts = f"{count:,} users tested, {len(self.rounds):,} rounds"
+        return f"{self.experiment.name}: {counts}, folder {self.folder}"
 
     @property
     def best_round(self) -> int:

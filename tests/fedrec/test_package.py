@@ -4,6 +4,7 @@
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
 import fedrec
@@ -16,6 +17,14 @@ def test_every_public_name_is_there(tmp_path):
         "dataset": {"name": "synthetic", "users": 24, "items": 30, "mean-interactions": 9},
         "evaluation": {"baselines": ["popularity"]},
     }
+    rows = [(user, (user * 7 + n * n) % 13) for user in range(30) for n in range(4)]
+    frame = pd.DataFrame(rows, columns=["Kunde", "Artikel"])
+    tried = fedrec.try_table(frame, output=tmp_path / "tried", overrides=["seed=1"])
+    assert tried.folder == tmp_path / "tried" / "run" and tried.experiment.seed == 1
+    assert len(repr(tried)) < 1000 and "popularity" in repr(tried)
+    assert tried._repr_html_().count("<tr") == len(tried.baselines) + 2
+    with pytest.raises(fedrec.FedrecError, match="not empty"):
+        fedrec.try_table(frame, output=tmp_path / "tried")
     used = {
         "load": lambda: fedrec.load(table).name == "tiny",
         "run": lambda: fedrec.run(table, output=tmp_path / "run").metrics == {},
@@ -23,6 +32,7 @@ def test_every_public_name_is_there(tmp_path):
         "Result": lambda: "popularity" in fedrec.Result.load(tmp_path / "run").baselines,
         "Experiment": lambda: fedrec.Experiment.parse(table).resolve() == fedrec.load(table),
         "FedrecError": lambda: "fix: b" in str(fedrec.FedrecError("a", fix="b")),
+        "try_table": lambda: "ease" in tried.baselines,
         "Interactions": lambda: callable(fedrec.Interactions.with_rows),
     }
     assert set(used) == set(fedrec.__all__) <= set(dir(fedrec))
