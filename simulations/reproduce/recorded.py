@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedrec.runtime.atomic_files import write_atomically
 from simulations.reproduce.catalogue import PAPERS, find
 from simulations.reproduce.published import published
 from simulations.study.folder import StudyFolder
-from simulations.study.study import Cell, Study, TaskJob, made
+from simulations.study.study import Cell, Found, Study, TaskJob, made
 from simulations.study.tables import comparison, differences, inputs_of
 
 FILE = Path(__file__).with_name("results.json")
@@ -153,7 +154,8 @@ def _read(table: dict[str, Any]) -> Recorded:
 
 
 def record(folder: Path, file: Path = FILE) -> str:
-    """Put the finished tasks of a study into the file, in place of what it had of that study.
+    """Put the finished tasks of a study into the file, in place of what it had of that study. A
+    task that has fewer seeds than others counts as not finished.
 
     Args:
         folder: of the study, as `fedrec reproduce ... --output` made it.
@@ -166,7 +168,7 @@ def record(folder: Path, file: Path = FILE) -> str:
         RunError: the folder has no finished task, or is of the small version of a study.
     """
     study, jobs = _of(folder)
-    done = [(job, own[0]) for job in jobs if (own := job.found()) is not None]
+    done = _finished(jobs)
     if not done:
         raise RunError(f"{folder} has no finished task", fix="run the study, see its study.json")
     found = [(job.seed, one) for job, numbers in done for one in numbers]
@@ -198,6 +200,14 @@ def record(folder: Path, file: Path = FILE) -> str:
     known[name] = {**table, **{what: own for what, own in further.items() if own}}
     write_atomically(file, text_of(dict(sorted(known.items()))))
     return name
+
+
+def _finished(jobs: list[TaskJob]) -> list[tuple[TaskJob, list[Found]]]:
+    """What tasks found that were run with as many seeds as any."""
+    done = [(job, own[0]) for job in jobs if (own := job.found()) is not None]
+    seeds = Counter(job.task.name for job, _ in done)
+    most = max(seeds.values(), default=0)
+    return [own for own in done if seeds[own[0].task.name] == most or not own[0].task.seeded]
 
 
 def _stated(
