@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from fedrec.report.inputs import Inputs
 
-_NAMED = 3  # systems in a warning; of more the rest is counted
+_NAMED = 2  # systems in a warning; of more the rest is counted
 _RESERVED = ("U", "L", "T")
 _NOTHING = "-"
 _UNKNOWN = "?"
