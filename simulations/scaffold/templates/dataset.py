@@ -9,6 +9,7 @@ import csv
 import numpy as np
 from pydantic import Field
 
+from fedrec.data.features import FeatureNames
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
@@ -30,6 +31,10 @@ class Example(Reader):
     Config = ExampleConfig
     title = "play counts, listener by artist"
     config: ExampleConfig
+
+    def feature_names(self) -> FeatureNames:
+        """The side features that `read` gives, for tables of results: none."""
+        return FeatureNames()
 
     def read(self) -> Interactions:
         """Users and items become indices; ratings are the logarithm of the counts."""
