@@ -37,9 +37,9 @@ def attribute(
     set: Sequence[str] = (),
     sources: Sequence[str] = ("profiles",),
 ) -> Iterator[Found]:
-    """Balanced accuracy and area under the curve of the neural attacker who infers the attribute
-    that a perturbation protects, and the errors of the system that it attacks, where it needs one.
-    """
+    """Balanced accuracy and, of two classes, area under the curve of the neural attacker who infers
+    the attribute that a perturbation protects, and the errors of the system that it attacks, where
+    it needs one."""
     attacked = job.experiment(experiment, set)
     for source in sources:
         name = attacked.settings(PERTURBATION).attribute
@@ -49,7 +49,8 @@ def attribute(
         success = outcome.found.balanced_accuracy
         metric = f"balanced accuracy{words}"
         yield Found(dataset, row, metric, success.value, success.low, success.high)
-        yield Found(dataset, row, f"AUC{words}", outcome.found.auc or 0.0)
+        if outcome.found.auc is not None:
+            yield Found(dataset, row, f"AUC{words}", outcome.found.auc)
         recommends = outcome.table.get("recommends", {})
         for name in ("mae", "rmse") if recommends else ():
             yield Found(dataset, row, name.upper(), recommends[name])

@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
 
+from fedrec.attacks.success import Figure
 from fedrec.errors import ClientError, RunError
 from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.loading import load
 from simulations import runner
-from simulations.reproduce.measures import dp_vae
+from simulations.reproduce.measures import attacks, dp_vae
 from simulations.study.runs import gap
 from simulations.study.study import TaskJob
 
@@ -100,3 +101,16 @@ def test_the_papers_svd_learns_from_ratings_not_from_likes(monkeypatch, tiny_exp
     job = SimpleNamespace(experiment=lambda *_: ranking, seed=0)
     (found,) = dp_vae.predicted_ratings(job, "tiny", "data", {"recall@50": "Recall@50"}, "SVD")
     assert len(np.unique(fitted[0])) == 5 and 0 < found.value <= 1
+
+
+def test_an_attribute_of_more_than_two_groups_has_no_area_under_the_curve(monkeypatch):
+    perturbed = SimpleNamespace(settings=lambda _: SimpleNamespace(attribute="age"))
+    job = SimpleNamespace(experiment=lambda *_: perturbed, folder=None)
+
+    def metrics(auc):
+        found = SimpleNamespace(balanced_accuracy=Figure(0.4, 0.3, 0.5), auc=auc)
+        outcome = SimpleNamespace(found=found, table={})
+        monkeypatch.setattr(attacks, "run_attack", lambda *_: outcome)
+        return [one.metric for one in attacks.attribute(job, "data", "experiment", "row")]
+
+    assert metrics(None) == ["balanced accuracy"] and metrics(0.6) == ["balanced accuracy", "AUC"]
