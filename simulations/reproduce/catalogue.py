@@ -31,7 +31,6 @@ NOT_HERE = {
 UNRECORDED = {
     "privrec figure9": "times of a machine, which other work on it changes",
     "privrec frontier-validation": "validation users, on whom settings are chosen",
-    "dp-vae search": "validation rows, on which settings are chosen",
 }
 """Studies of which no numbers are recorded on purpose, with the reason; they are nowhere quoted."""
 
