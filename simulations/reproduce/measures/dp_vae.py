@@ -167,10 +167,16 @@ def noisy_popularity(
 
 
 def predicted_ratings(
-    job: TaskJob, experiment: str, dataset: str, metrics: Mapping[str, str], row: str
+    job: TaskJob,
+    experiment: str,
+    dataset: str,
+    metrics: Mapping[str, str],
+    row: str,
+    set: Sequence[str] = (),
 ) -> Iterator[Found]:
     """The SVD of the paper's table 4, a model of ratings, with items ranked by predicted rating."""
-    population = POPULATIONS.population(job.experiment(experiment))
+    settings = job.experiment(experiment, set)
+    population = POPULATIONS.population(settings)
     data = population.interactions
     rows = population.partition.train_rows
     if data.ratings is None:
@@ -192,13 +198,16 @@ def predicted_ratings(
     clients = population.evaluated_clients("test")
     known = replace(rated, users=rated.users[:0], items=rated.items[:0], values=rated.values[:0])
     every = np.arange(data.num_items)
+    ks = tuple(settings.evaluation.ks)
     found: dict[str, list[np.ndarray]] = {ours: [] for ours in metrics}
     for part in np.array_split(clients, max(1, len(clients) // 64)):
         lists = population.held_out(part, "test")
         asked = (part.repeat(data.num_items), np.tile(every, len(part)))
         scores = system.predict(known, *asked).reshape(len(part), -1)
-        masks = {n: torch.from_numpy(getattr(lists, n)) for n in ("seen", "known", "relevant")}
-        own: Any = ranking_metrics(torch.from_numpy(scores).float(), **masks, ks=(20, 50, 100))
+        masks: dict[str, Any] = {
+            n: torch.from_numpy(getattr(lists, n)) for n in ("seen", "known", "relevant")
+        }
+        own: Any = ranking_metrics(torch.from_numpy(scores).float(), **masks, ks=ks)
         for ours in metrics:
             found[ours].append(np.asarray(own[ours]))
     for ours, theirs in metrics.items():
@@ -214,7 +223,8 @@ def fitted(
     settings = job.experiment(experiment, set)
     rows = POPULATIONS.population(settings).interactions
     above = settings.positive_above
-    liked = np.ones(len(rows), bool) if above is None else rows.ratings > above
+    everything = above is None or rows.ratings is None
+    liked = np.ones(len(rows), bool) if everything else rows.ratings > above
     counts = np.bincount(rows.users[liked])
     for place in (10, 50, 90):
         yield Found(

@@ -97,7 +97,7 @@ def test_the_papers_svd_learns_from_ratings_not_from_likes(monkeypatch, tiny_exp
             super().fit_ratings(ratings)
 
     monkeypatch.setattr(dp_vae, "Svd", Spy)
-    ranking = load(tiny_experiment(), ["split={name='ratio'}"])
+    ranking = load(tiny_experiment(), ["split={name='ratio'}", "evaluation.ks=[50]"])
     job = SimpleNamespace(experiment=lambda *_: ranking, seed=0)
     (found,) = dp_vae.predicted_ratings(job, "tiny", "data", {"recall@50": "Recall@50"}, "SVD")
     assert len(np.unique(fitted[0])) == 5 and 0 < found.value <= 1
