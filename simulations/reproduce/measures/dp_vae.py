@@ -223,8 +223,9 @@ def fitted(
     settings = job.experiment(experiment, set)
     rows = POPULATIONS.population(settings).interactions
     above = settings.positive_above
-    everything = above is None or rows.ratings is None
-    liked = np.ones(len(rows), bool) if everything else rows.ratings > above
+    liked = np.ones(len(rows), bool)
+    if above is not None and rows.ratings is not None:
+        liked = rows.ratings > above
     counts = np.bincount(rows.users[liked])
     for place in (10, 50, 90):
         yield Found(
