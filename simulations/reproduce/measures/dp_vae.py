@@ -16,7 +16,7 @@ import torch
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.hosting.node import Node
 from fedrec.baselines.base import Ratings
-from fedrec.baselines.factorisation.svd import Svd
+from fedrec.baselines.factorisation.svd import Svd, SvdConfig
 from fedrec.data.cache import POPULATIONS
 from fedrec.errors import ClientError, DataError
 from fedrec.evaluation.central import evaluate_baselines
@@ -193,7 +193,7 @@ def predicted_ratings(
         data.items[rows],
         data.ratings[rows].astype(np.float64),
     )
-    system = Svd(Svd.Config(seed=job.seed))
+    system = Svd(SvdConfig(seed=job.seed))
     system.fit_ratings(rated)
     clients = population.evaluated_clients("test")
     known = replace(rated, users=rated.users[:0], items=rated.items[:0], values=rated.values[:0])
