@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from simulations.study.runs import finished, values
 from simulations.study.study import Found, TaskJob
 
 
 def alone(
-    job: TaskJob, experiment: str, label: str, dataset: str, metrics: Mapping[str, str]
+    job: TaskJob,
+    experiment: str,
+    label: str,
+    dataset: str,
+    metrics: Mapping[str, str],
+    set: Sequence[str] = (),
 ) -> Iterator[Found]:
     """Metrics of a centralised system, and its seconds of CPU."""
-    table = job.experiment(experiment).table()
+    table = job.experiment(experiment, set).table()
     settings = job.experiment(experiment).evaluation.baseline_settings()[label]
     named = {"name": label, **settings, "label": label}
     table["evaluation"] = {**table["evaluation"], "baselines": [named]}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every split on small examples, and the common properties of all splits."""
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -292,16 +290,6 @@ class TestKfold:
     def test_settings_that_do_not_fit(self, options):
         with pytest.raises(ExperimentError, match="inconsistent settings"):
             make("kfold", **options)
-
-
-@pytest.mark.parametrize(("name", "options"), ALL)
-def test_a_million_rows_are_quick(name, options):
-    generator = np.random.default_rng(0)
-    users, items = generator.integers(0, 6000, 1_000_000), generator.integers(0, 3700, 1_000_000)
-    table = interactions(users, items, generator.integers(0, 10**9, 1_000_000))
-    start = time.perf_counter()
-    make(name, **options).split(table)
-    assert time.perf_counter() - start < 5  # about .3 s on a quiet machine
 
 
 def test_configuration_class_is_found_by_name():

@@ -3,7 +3,6 @@
 sizes."""
 
 import itertools
-import time
 import tracemalloc
 
 import numpy as np
@@ -168,15 +167,14 @@ def test_popularity_then_ease_then_the_oracle(default):
     assert ease > 1.3 * popularity and oracle > 1.1 * ease
 
 
-def test_large_catalogue_needs_little_memory_and_time():
+def test_large_catalogue_needs_little_memory():
     """20,000 users with 1,000,000 items: a matrix would take 80 GB."""
-    start = time.perf_counter()
     tracemalloc.start()
     table = reader(users=20_000, items=1_000_000, mean_interactions=20).read()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert table.num_items == 1_000_000 and len(table) > 300_000
-    assert peak < 600e6 and time.perf_counter() - start < 30
+    assert peak < 600e6
 
 
 def test_work_in_chunks_covers_every_user_once(monkeypatch):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense indices and the fingerprint of interactions."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -58,13 +56,3 @@ def test_fingerprint_ignores_order_times_type_of_ids_and_sign_of_zero():
 )
 def test_fingerprint_sees_every_other_change(other):
     assert other.fingerprint() != rows().fingerprint()
-
-
-def test_fingerprint_of_a_million_rows_is_fast():
-    random = np.random.default_rng(0)
-    data = index_rows(
-        "big", users=random.integers(6000, size=10**6), items=random.integers(4000, size=10**6)
-    )
-    start = time.perf_counter()
-    data.fingerprint()
-    assert time.perf_counter() - start < 2
