@@ -303,7 +303,12 @@ def text_of(tables: Mapping[str, Any]) -> str:
 def _of(folder: Path) -> tuple[Study, list[TaskJob]]:
     told = StudyFolder(folder, "study.json", "study").read("study.json")
     if told["quick"]:
-        raise RunError(f"{folder} is of the small version of a study", got="quick in study.json")
+        raise RunError(
+            f"{folder} is of the small version of a study",
+            expected="the folder of a whole study",
+            got="one that ran with --quick",
+            fix="run the study without --quick, into another folder",
+        )
     study = study_of(f"{told['paper']}/{told['item']}")
     seeds = [int(path.name.rpartition("-seed")[2]) for path in (folder / "tasks").glob("*-seed*")]
     return study, study.jobs(folder, max(seeds, default=0) - study.first_seed + 1, quick=False)

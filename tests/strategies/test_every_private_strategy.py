@@ -231,4 +231,4 @@ def test_the_steps_without_signs_are_these():
         for name in names
         if getattr(registry.resolve(registry.STEP, name), "contributions", "signed") != "signed"
     }
-    assert unsigned == {"counts", "gram", "rating-sums"}
+    assert unsigned == {"counts", "gram", "rating-sums", "transitions"}

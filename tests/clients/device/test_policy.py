@@ -649,7 +649,8 @@ def test_an_owner_limits_the_epsilon_of_all_runs(victim, mechanism, epsilon, upl
 
 def test_an_owner_who_insists_on_noise_limits_the_epsilon_of_all_runs(victim):
     """By default 20: 11 uploads with mu = 1 cost 19.005, 12 cost 20.125."""
-    node = victim(LOCAL, "sampler.name=full", **{"least-noise": 1.0, "most-rounds": 20})
+    owner = {"least-noise": 1.0, "most-rounds": 20, "reply-interval": 0.0}
+    node = victim(LOCAL, "sampler.name=full", **owner)
     order = node.order(protection=local(names=node.theta()))
     clients = [node.train(order, run=f"{run:016x}").clients for run in range(13)]
     assert clients == [18] * 11 + [0] * 2
