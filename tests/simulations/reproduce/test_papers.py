@@ -26,8 +26,8 @@ QUICK = """
     popularity, dp-vae whole, dp-vae p-min, dp-vae fitted, dp-vae scale-popularity
 """
 LONG = """
-    dp-vae figure3, privrec figure6, privrec figure7, upc-sdg figure2, privrec frontier, privrec table2,
-    privrec table6, pnbm figure1, pnbm figure1-ml1m, dp-vae table8, upc-sdg table2, upc-sdg
+    dp-vae figure3, privrec figure6, privrec figure7, upc-sdg figure2, privrec frontier, privrec
+    table2, privrec table6, pnbm figure1, pnbm figure1-ml1m, dp-vae table8, upc-sdg table2, upc-sdg
     table2-gowalla, dp-vae scale
 """
 
