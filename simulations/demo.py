@@ -40,15 +40,13 @@ class DemoRow:
 
 ROWS = (
     DemoRow("popularity", "linear-synthetic", "popularity", "one list for everybody"),
-    DemoRow("PrivRec", "privrec-synthetic", None, "REPTILE, adapted on each device"),
-    DemoRow(
-        "PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervised rounds"
-    ),
+    DemoRow("PrivRec", "privrec-synthetic", None, "REPTILE, adapts on device"),
+    DemoRow("PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervision"),
     DemoRow("linear", "linear-synthetic", None, "two sums over devices"),
-    DemoRow("EASE, centralised", "linear-synthetic", "ease", "the same, all data in one place"),
+    DemoRow("EASE, centralised", "linear-synthetic", "ease", "the same, data central"),
     DemoRow("private popularity", "linear-private-synthetic", "dp-popularity", "noisy counts"),
-    DemoRow("DP-PrivRec", "dp-privrec-synthetic", None, "two stages, noisy averages"),
-    DemoRow("linear, private", "linear-private-synthetic", None, "two noisy sums over devices"),
+    DemoRow("DP-PrivRec", "dp-privrec-synthetic", None, "two stages under noise"),
+    DemoRow("linear, private", "linear-private-synthetic", None, "two noisy sums"),
 )
 
 
