@@ -22,12 +22,15 @@ from fedrec.data.population import Population
 from fedrec.models.base import Parameters
 
 
-class SufficientStatisticsConfig(StepConfig, LowRatedConfig):
-    """Settings of what counts in a history; with `epochs = 0` nothing is sent, with any other
-    number once."""
+class OnceConfig(StepConfig):
+    """Settings of what is sent once; with `epochs = 0` nothing is, with any other number once."""
 
     epochs: int = Field(default=1, ge=0)
     """0 sends nothing, any other number sends the statistics once."""
+
+
+class SufficientStatisticsConfig(OnceConfig, LowRatedConfig):
+    """Settings of what counts in a history."""
 
 
 class SufficientStatistics(Step):
@@ -43,8 +46,8 @@ class SufficientStatistics(Step):
         outer: whether the parameter changes by the outer product of the vector with itself.
     """
 
-    Config = SufficientStatisticsConfig
-    config: SufficientStatisticsConfig
+    Config: ClassVar[type[OnceConfig]] = SufficientStatisticsConfig
+    config: OnceConfig
     outer: ClassVar[bool] = False
 
     def __init_subclass__(cls, **rest: Any) -> None:
@@ -106,13 +109,17 @@ class SufficientStatistics(Step):
 
     def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
         """What counts of a client's items, and their weights."""
-        return data.weighted_items(self.config.low_rated) if self.config.epochs else _NOTHING
+        return data.weighted_items(self._low_rated) if self.config.epochs else _NOTHING
 
     def _histories(
         self, population: Population, clients: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The same of some clients, one after the other, with offsets `int64 [clients + 1]`."""
-        return population.weighted_items(clients, self.config.low_rated)
+        return population.weighted_items(clients, self._low_rated)
+
+    @property
+    def _low_rated(self) -> float:
+        return self.config.low_rated if isinstance(self.config, LowRatedConfig) else 0.0
 
     def _outcome(
         self, parameters: Mapping[str, Tensor], block: Block, items: np.ndarray, weights: np.ndarray

@@ -17,11 +17,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from clients.local.sufficient_statistics import SufficientStatistics
-from clients.step import StepConfig
+from clients.local.sufficient_statistics import OnceConfig, SufficientStatistics
 from fedrec.data.client_data import ClientData
 from fedrec.data.population import Population
 from fedrec.data.time_weighting import RecencyConfig
@@ -32,11 +30,8 @@ from fedrec.models.base import HistoryModel, Model
 from fedrec.models.item_weights import WEIGHTS
 
 
-class TransitionsStepConfig(StepConfig, ItemScaleConfig):
+class TransitionsStepConfig(OnceConfig, ItemScaleConfig):
     """Settings of a client's transitions."""
-
-    epochs: int = Field(default=1, ge=0)
-    """0 sends nothing, any other number sends the transitions once."""
 
 
 class TransitionsStep(SufficientStatistics):
@@ -49,10 +44,10 @@ class TransitionsStep(SufficientStatistics):
     Config = TransitionsStepConfig
     contributions = "non-negative"
     paper = "a smoothed Markov chain as a sum over users"
-    config: TransitionsStepConfig  # type: ignore[assignment]
+    config: TransitionsStepConfig
 
     def __init__(self, config: TransitionsStepConfig, model: Model, device: torch.device) -> None:
-        super().__init__(config, model, device)  # type: ignore[arg-type]
+        super().__init__(config, model, device)
         recency = model.recency if isinstance(model, HistoryModel) else None
         if recency is None:
             raise ExperimentError(

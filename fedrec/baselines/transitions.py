@@ -15,7 +15,7 @@ from scipy import sparse
 
 from fedrec.baselines.base import Baseline, Histories
 from fedrec.data.time_weighting import RecencyConfig, recent_weights
-from fedrec.factors.transitions import SmoothingConfig, transitions
+from fedrec.factors.transitions import SmoothingConfig, multipliers, transitions
 
 _USERS_AT_ONCE = 20_000
 
@@ -42,10 +42,9 @@ class TransitionsBaseline(Baseline):
             found = transitions(part.offsets, part.items, size, config)
             places = (found.first, found.second)
             total += sparse.coo_array((found.weights, places), shape=(size, size)).tocsr()
-        rows = total.sum(1) + config.row_prior
-        columns = (total.sum(0) + config.column_prior) ** config.power
-        left = sparse.diags_array(np.divide(1.0, rows, out=np.zeros(size), where=rows > 0))
-        self._weights = (left @ total @ sparse.diags_array(1 / columns)).tocsr()
+        left, right = multipliers(total.sum(1), total.sum(0), config)
+        weights = sparse.diags_array(left) @ total @ sparse.diags_array(right)
+        self._weights = weights.tocsr()
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights from each user's last items, `float32 [users, items]`."""

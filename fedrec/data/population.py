@@ -176,8 +176,7 @@ class Population:
 
     def liked_times(self, clients: np.ndarray) -> np.ndarray | None:
         """`int64 [total]`: times of the rows of `liked`; None for data without times."""
-        rows = self._learned.of(self._places(clients))
-        return rows.where(rows.labels > 0).times
+        return self._rows(clients).times
 
     def sequences(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As `liked`, offsets `int64 [clients + 1]` and items `int64 [total]`, but in time.
@@ -185,13 +184,11 @@ class Population:
         The items of a client are from the earliest to the latest; in the source's order where times
         are equal, or unknown.
         """
-        rows = self._learned.of(self._places(clients))
-        rows = rows.where(rows.labels > 0)
-        counts = np.bincount(rows.place, minlength=len(clients))
-        items = (
-            rows.items if rows.times is None else rows.items[np.lexsort((rows.times, rows.place))]
-        )
-        return np.concatenate([[0], np.cumsum(counts)]), items
+        offsets, items = self.liked(clients)
+        rows = self._rows(clients)
+        if rows.times is None:
+            return offsets, items
+        return offsets, items[np.lexsort((rows.times, rows.place))]
 
     @cached_property
     def popularity(self) -> np.ndarray:
@@ -235,7 +232,7 @@ class Population:
 
     def recent(self, clients: np.ndarray, recency: RecencyConfig) -> np.ndarray:
         """`float32 [clients, items]`: how much each item of some clients counts for what comes next
-        (`fedrec.factors.transitions.recent_weights`)."""
+        (`fedrec.data.time_weighting.recent_weights`)."""
         return recent_weights(*self.sequences(clients), self.interactions.num_items, recency)
 
     def histories(
@@ -244,8 +241,7 @@ class Population:
         """`float32 [clients, items]`: preference of some clients for the items of their training
         rows: 1 for positive ones, or if `rated` their ratings weighted by time
         (`fedrec.data.time_weighting`); `low_rated`, >= 0, for other rated ones; 0 elsewhere."""
-        rows = self._learned.of(self._places(clients))
-        rows = rows.where(rows.labels > 0)
+        rows = self._rows(clients)
         users, items, amounts = time_weighted(rows.place, rows.items, rows.ratings, rows.times)
         table = np.zeros((len(clients), self.interactions.num_items), dtype=np.float32)
         table[users, items] = amounts if rated else 1.0
@@ -334,10 +330,14 @@ class Population:
         table[rows.place, rows.items] = True
         return table
 
+    def _rows(self, clients: np.ndarray, positive: bool = True) -> UserRows:
+        """The training rows of some clients that are positive, or that are not."""
+        rows = self._learned.of(self._places(clients))
+        return rows.where((rows.labels > 0) == positive)
+
     def _labelled(self, clients: np.ndarray, positive: bool) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and items of the training rows that are positive, or that are not."""
-        rows = self._learned.of(self._places(clients))
-        rows = rows.where((rows.labels > 0) == positive)
+        rows = self._rows(clients, positive)
         counts = np.bincount(rows.place, minlength=len(clients))
         return np.concatenate([[0], np.cumsum(counts)]), rows.items
 

@@ -83,9 +83,18 @@ def transitions(
     return Transitions(ends, first, second, summed)
 
 
+def multipliers(
+    rows: np.ndarray, columns: np.ndarray, smoothing: SmoothingConfig
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the transitions from and to each item are multiplied by in W, from their sums;
+    `float64 [m]` each. Without a prior, an item that nothing follows has 0."""
+    rows = rows + smoothing.row_prior
+    left = np.divide(1.0, rows, out=np.zeros(len(rows)), where=rows > 0)
+    return left, 1 / (columns + smoothing.column_prior) ** smoothing.power
+
+
 def transition_weights(total: Tensor, smoothing: SmoothingConfig) -> Tensor:
     """W from T, both `float64 [m, m]`; negative entries of T, which noise makes, count as 0."""
     total = total.clamp(min=0)
-    rows = total.sum(1, keepdim=True) + smoothing.row_prior
-    columns = total.sum(0, keepdim=True) + smoothing.column_prior
-    return torch.where(rows > 0, total / rows.clamp(min=1e-300), 0.0) / columns**smoothing.power
+    left, right = multipliers(total.sum(1).numpy(), total.sum(0).numpy(), smoothing)
+    return torch.from_numpy(left)[:, None] * total * torch.from_numpy(right)

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,11 +23,11 @@ def demo(
 ) -> None:
     """Train PrivRec on Ray, in one stage, in two, and under differential privacy, beside linear
     systems and popularity on synthetic data; print one table and write a report. Works offline."""
+    from fedrec.runs.directory import runs_directory, stamp
     from server.callbacks.progress import Progress
     from simulations.demo import demo as demonstrate
 
-    base = Path(os.environ.get("FEDREC_RUNS", "runs")).expanduser()
-    folder = output or base / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = output or runs_directory() / f"demo-{stamp()}"
     shown: list[Progress] = []
     results: list[Result] = []
 

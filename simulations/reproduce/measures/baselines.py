@@ -19,8 +19,9 @@ def alone(
     set: Sequence[str] = (),
 ) -> Iterator[Found]:
     """Metrics of a centralised system, and its seconds of CPU."""
-    table = job.experiment(experiment, set).table()
-    settings = job.experiment(experiment).evaluation.baseline_settings()[label]
+    loaded = job.experiment(experiment, set)
+    table = loaded.table()
+    settings = loaded.evaluation.baseline_settings()[label]
     named = {"name": label, **settings, "label": label}
     table["evaluation"] = {**table["evaluation"], "baselines": [named]}
     started = time.process_time()

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +17,13 @@ from clients.hosting.node import Node
 from fedrec.baselines.base import Ratings
 from fedrec.baselines.factorisation.svd import Svd, SvdConfig
 from fedrec.data.cache import POPULATIONS
+from fedrec.data.population import Population
 from fedrec.errors import ClientError, DataError
 from fedrec.evaluation.central import evaluate_baselines
-from fedrec.evaluation.lists import ranking_metrics
+from fedrec.evaluation.lists import HeldOutLists
+from fedrec.evaluation.metrics import Metrics
+from fedrec.evaluation.table import Evaluated
+from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.accounting.gdp import gdp_parameter
 from fedrec.protocol.orders import EvaluateOrder
 from fedrec.rng import stream
@@ -145,10 +148,8 @@ def noisy_popularity(
     judged = settings.evaluation.final_users
     if judged and judged < len(clients):
         clients = np.sort(stream(job.seed, "judged").choice(clients, judged, replace=False))
-    lists = population.held_out(clients, "test")
-    masks: dict[str, Any] = {
-        name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")
-    }
+    evaluation = settings.evaluation.model_copy(update={"ks": (20, 50, 100)})
+    lists = _lists(evaluation, population)
     users = population.partition.training_clients
     total = np.zeros(population.interactions.num_items)
     for start in range(0, len(users), 4096):
@@ -160,10 +161,16 @@ def noisy_popularity(
             std = 2 * math.sqrt(len(users)) / gdp_parameter(epsilon, delta)
         noise = std * np.random.default_rng(job.seed).standard_normal(len(total))
         scores = torch.from_numpy(total + noise).float().expand(len(clients), -1)
-        found = ranking_metrics(scores, **masks, ks=(20, 50, 100))
+        found = lists.measure(clients, scores).table
         for ours, theirs in metrics.items():
             value = float(np.nanmean(found[ours]))
             yield Found(dataset, row.format(epsilon=epsilon), theirs, value)
+
+
+def _lists(settings: EvaluationConfig, population: Population) -> HeldOutLists:
+    """Lists of test rows, for scores that no baseline computes."""
+    settings = settings.model_copy(update={"held_out": "test"})
+    return HeldOutLists(population, Metrics("ranking", settings), settings, keep=True)
 
 
 def predicted_ratings(
@@ -198,20 +205,15 @@ def predicted_ratings(
     clients = population.evaluated_clients("test")
     known = replace(rated, users=rated.users[:0], items=rated.items[:0], values=rated.values[:0])
     every = np.arange(data.num_items)
-    ks = tuple(settings.evaluation.ks)
-    found: dict[str, list[np.ndarray]] = {ours: [] for ours in metrics}
+    lists = _lists(settings.evaluation, population)
+    parts: list[Evaluated] = []
     for part in np.array_split(clients, max(1, len(clients) // 64)):
-        lists = population.held_out(part, "test")
         asked = (part.repeat(data.num_items), np.tile(every, len(part)))
         scores = system.predict(known, *asked).reshape(len(part), -1)
-        masks: dict[str, Any] = {
-            n: torch.from_numpy(getattr(lists, n)) for n in ("seen", "known", "relevant")
-        }
-        own: Any = ranking_metrics(torch.from_numpy(scores).float(), **masks, ks=ks)
-        for ours in metrics:
-            found[ours].append(np.asarray(own[ours]))
+        parts.append(lists.measure(part, torch.from_numpy(scores).float()))
+    found = Evaluated.joined(parts).table
     for ours, theirs in metrics.items():
-        yield Found(dataset, row, theirs, float(np.nanmean(np.concatenate(found[ours]))))
+        yield Found(dataset, row, theirs, float(np.nanmean(found[ours])))
 
 
 def fitted(
