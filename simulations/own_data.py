@@ -26,12 +26,13 @@ from fedrec.data.cache import POPULATIONS
 from fedrec.data.files.recognition import Recognised, recognise
 from fedrec.data.population import Population
 from fedrec.data.readers.table import Table
-from fedrec.errors import DataError, ExperimentError, RunError
+from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.directory import runs_directory, stamp
 from fedrec.runs.result import Result
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.new_folders import require_new_folder
 from simulations.private_signal import Signal, signal_of
 from simulations.runner import run
 
@@ -86,13 +87,7 @@ def try_table(
         RunError: the folder is not empty.
     """
     folder = Path(output) if output is not None else runs_directory() / f"table-{stamp()}"
-    if folder.is_dir() and any(folder.iterdir()):
-        raise RunError(
-            f"{folder} is not empty",
-            expected="a new or empty folder",
-            got="other files",
-            fix="choose another output",
-        )
+    require_new_folder(folder, fix="choose another output")
     file = folder / "table.csv"
     write_atomically(file, table.to_csv(index=False))
     found = recognise(file, columns, rated=not unrated)

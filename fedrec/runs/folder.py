@@ -44,6 +44,7 @@ from fedrec.runs.result import Result
 from fedrec.runs.tables import digests, read_table
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.folder_lock import locked
+from fedrec.runtime.new_folders import require_new_folder
 
 Row = dict[str, Any]
 _BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
@@ -86,19 +87,11 @@ class RunFolder:
             RunError: `path` exists already.
         """
         path = path.expanduser().resolve()
-        if path.exists() and (not path.is_dir() or not _never_began(path)):
-            known = (path / "run.json").is_file()
-            raise RunError(
-                f"{path} is not empty",
-                expected="a new or empty folder",
-                got="a run folder" if known else "other files",
-                fix=(
-                    f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to begin"
-                    " anew"
-                    if known
-                    else "choose another --output"
-                ),
-            )
+        resume = f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to begin anew"
+        known = (path / "run.json").is_file()
+        require_new_folder(
+            path, fix=resume if known else "choose another --output", usable=_never_began
+        )
         write_atomically(path / "environment.json", _json(environment()))
         write_atomically(path / "experiment.toml", experiment.toml())
         started = datetime.now(UTC).isoformat(timespec="seconds")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedrec.errors import RunError
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.new_folders import require_new_folder
 from fedrec.secure.identity import CERTIFICATE, KEY, REVOKED
 from simulations.deployment.compose import gateway_rules
 from simulations.deployment.containers import write_compose
@@ -29,13 +30,7 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
     """
     path = path.expanduser().resolve()
     refuse_unwritable(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunError(
-            f"{path} is not empty",
-            expected="a new or empty folder",
-            got="a folder with files" if path.is_dir() else "a file",
-            fix="choose another folder",
-        )
+    require_new_folder(path, fix="choose another folder")
     private_folder(path)
     deployment = Deployment.create(path, settings)
     authority = Authority.create(f"fedrec deployment {path.name}")

@@ -11,6 +11,7 @@ from typing import Any
 from fedrec.errors import RunError
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.folder_lock import locked
+from fedrec.runtime.new_folders import require_new_folder
 
 
 class StudyFolder:
@@ -35,14 +36,9 @@ class StudyFolder:
         """
         if (self.path / self.about).is_file():
             return True
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            run = (self.path / "run.json").is_file()
-            raise RunError(
-                f"{self.path} is not empty",
-                expected=f"a new or empty folder, or that of the same {self.kind}",
-                got="a run folder" if run else "other files" if self.path.is_dir() else "a file",
-                fix="choose another --output",
-            )
+        require_new_folder(
+            self.path, expected=f"a new or empty folder, or that of the same {self.kind}"
+        )
         return False
 
     def lock(self) -> AbstractContextManager[None]:
