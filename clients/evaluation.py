@@ -23,6 +23,7 @@ from clients.hosting.node import Node
 from clients.step import Step
 from clients.training.blocks import train_in_blocks
 from clients.training.one_client import to_device
+from fedrec.data.time_weighting import last_items
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.lists import HeldOutLists
 from fedrec.evaluation.table import Evaluated
@@ -145,11 +146,12 @@ def _history_scores(
     node: Node, model: HistoryModel, parameters: Mapping[str, Tensor], clients: np.ndarray
 ) -> Tensor:
     """Scores `[clients, items]` under the parameters of one client, `[1, ...]` each."""
-    known = (
-        node.population.histories(clients, model.rated, model.low_rated)
-        if model.recency is None
-        else node.population.recent(clients, model.recency)
-    )
+    if model.longest is not None:
+        known = last_items(*node.population.sequences(clients), model.longest)
+    elif model.recency is not None:
+        known = node.population.recent(clients, model.recency)
+    else:
+        known = node.population.histories(clients, model.rated, model.low_rated)
     histories = torch.from_numpy(known).to(node.device)
     return model.history_scores(parameters, histories.unsqueeze(0))[0]
 

@@ -18,7 +18,7 @@ on the cohort as batch, but for tau, which counts in units of the local step siz
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -41,6 +41,9 @@ class FedAdamConfig(ServerRate):
     """Added to the square root of the second moment (tau); the larger, the less adaptive."""
     bias_correction: bool = True
     """Whether both moments are corrected for their start at zero, as in Adam."""
+    weighting: Literal["examples", "uniform"] = "uniform"
+    """Weight of a client in the mean update: uniform, which differential privacy requires, or its
+    number of examples, which makes a cohort's examples one batch."""
 
 
 class FedAdam(CohortStrategy):
@@ -52,14 +55,18 @@ class FedAdam(CohortStrategy):
 
     def __init__(self, config: FedAdamConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
+        self.weighting = config.weighting
         self._first: dict[str, np.ndarray] = {}
         self._second: dict[str, np.ndarray] = {}
         self._steps = 0
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """The next global parameters from the present ones and a round's aggregate with at least
-        one client."""
+        one client. A cohort without any example, by which it is weighted, changes nothing."""
         config = self.config
+        divisor = aggregate.clients if config.weighting == "uniform" else aggregate.weight
+        if not divisor:
+            return theta
         start = 0.0 if self.config.bias_correction else self.config.tau**2
         self._steps += 1
         rate = config.rate(aggregate.round)
@@ -69,7 +76,7 @@ class FedAdam(CohortStrategy):
         ]
         moved = {}
         for name, total in aggregate.total(theta).items():
-            mean = total / aggregate.clients
+            mean = total / divisor
             first = self._first.setdefault(name, np.zeros(mean.shape))
             second = self._second.setdefault(name, np.full(mean.shape, start))
             first += (1 - config.beta1) * (mean - first)

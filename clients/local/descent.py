@@ -15,13 +15,11 @@ from fedrec.cohort.sgd import SgdSettings
 from fedrec.models.base import Parameters
 
 
-class DescentConfig(StepConfig):
-    """Settings of steps with mini-batch gradient descent."""
+class GradientConfig(StepConfig):
+    """Settings of steps with gradient descent."""
 
     learning_rate: float = Field(default=0.1, gt=0)
     """Learning rate (alpha1 in PrivRec)."""
-    batch_size: int = Field(default=32, ge=1)
-    """Examples per gradient step; the last batch of an epoch may be smaller."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """Heavy-ball momentum; starts at zero in every round."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -34,11 +32,18 @@ class DescentConfig(StepConfig):
         return SgdSettings(self.learning_rate, self.momentum, self.weight_decay, self.proximal_mu)
 
 
+class DescentConfig(GradientConfig):
+    """The same on batches of a client's examples."""
+
+    batch_size: int = Field(default=32, ge=1)
+    """Examples per gradient step; the last batch of an epoch may be smaller."""
+
+
 class DescentStep(Step):
-    """Base of steps of mini-batch gradient descent: on the model's own loss and on all parameters,
+    """Base of steps of gradient descent: on the model's own loss and on all parameters,
     unless a subclass says otherwise."""
 
-    config: DescentConfig
+    config: GradientConfig
 
     def objective(self) -> Objective | None:
         """What is minimised; None: the model's own loss."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedrec.baselines.base import Baseline, Histories
 from fedrec.baselines.training import HELD_OUT, PatienceConfig, train
+from fedrec.data.time_weighting import last_items
 from fedrec.models.base import HistoryModel
 from fedrec.rng import stream, torch_stream
 
@@ -60,7 +61,7 @@ def train_histories(
     def loss(
         values: Sequence[Tensor], some: Tensor, source: torch.Generator, beta: float
     ) -> Tensor:
-        rows = histories.take(some.numpy()).matrix().unsqueeze(0).to(device)
+        rows = _given(model, histories.take(some.numpy()), more=1).unsqueeze(0).to(device)
         parameters = dict(zip(drawn, values, strict=True))
         return model.training_loss(parameters, rows, source, beta).mean()
 
@@ -98,7 +99,16 @@ def history_scores(
 ) -> Tensor:
     """Scores of the catalogue for users' histories, `float32 [users, items]`; parameters are
     `[1, ...]`."""
-    return model.history_scores(parameters, histories.matrix().unsqueeze(0).to(device))[0]
+    return model.history_scores(parameters, _given(model, histories).unsqueeze(0).to(device))[0]
+
+
+def _given(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
+    """What the model takes of users: weights of the catalogue, or their last items, so many
+    `more`."""
+    if model.longest is None:
+        return histories.matrix()
+    own = histories.in_order()
+    return torch.from_numpy(last_items(own.offsets, own.items, model.longest + more))
 
 
 class HistoryBaseline(Baseline):

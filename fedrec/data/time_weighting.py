@@ -76,3 +76,20 @@ def recent_weights(
         users = np.flatnonzero(place >= offsets[:-1])
         table[users, items[place[users]]] = recency.decay ** (distance - 1)
     return table
+
+
+def last_items(offsets: np.ndarray, items: np.ndarray, length: int) -> np.ndarray:
+    """`int64 [users, length]`: each user's last items, from the earliest to the latest, and
+    -1 after them.
+
+    Args:
+        offsets: `int64 [users + 1]`: user u's items are `items[offsets[u]:offsets[u + 1]]`.
+        items: `int64 [n]`, each user's from the earliest to the latest.
+        length: number of items of a user at most.
+    """
+    table = np.full((len(offsets) - 1, length), -1, dtype=np.int64)
+    counts = np.minimum(np.diff(offsets), length)
+    real = np.arange(length) < counts[:, None]
+    first = offsets[1:] - counts
+    table[real] = items[(first[:, None] + np.arange(length))[real]]
+    return table

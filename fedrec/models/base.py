@@ -163,6 +163,13 @@ class HistoryModel(Model):
         else; None, by default: the order of items is of no account."""
         return None
 
+    @property
+    def longest(self) -> int | None:
+        """Number of a user's last items of which histories are, as sequences `int64 [C, B,
+        longest]` from the earliest to the latest, with -1 after the last; None, by default:
+        histories are weights of the catalogue."""
+        return None
+
     @abstractmethod
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue.
@@ -170,7 +177,8 @@ class HistoryModel(Model):
         Args:
             parameters: each `[C, ...]`.
             histories: `float32 [C, B, num_items]`, known liked items of B users of each slice: 1,
-                or a weight > 0 (see `rated`, `low_rated` and `recency`); 0 elsewhere.
+                or a weight > 0 (see `rated`, `low_rated` and `recency`); 0 elsewhere. Or sequences
+                (see `longest`).
 
         Returns:
             `[C, B, num_items]`.
@@ -183,7 +191,7 @@ class HistoryModel(Model):
 
         Args:
             parameters: each `[C, ...]`.
-            histories: see `history_scores`.
+            histories: see `history_scores`; sequences have one item more, the last to be predicted.
             generator: of random numbers, such as dropout, on the CPU.
             beta: weight of a divergence from a prior; models without one ignore it.
 
@@ -213,7 +221,7 @@ class HistoryModel(Model):
             f"{type(self).__name__} predicts from a user's whole history",
             expected="a step and an evaluation that give it one",
             got="items one by one",
-            fix="set step.name = 'vae'",
+            fix="set step.name to one for histories, such as 'vae' or 'sequence'",
         )
 
 

@@ -2,7 +2,7 @@
 """Layers with a leading cohort dimension: one table or weight per client, one operation for all of
 them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -88,6 +88,73 @@ def perceptron(
     for weight, bias in zip(weights[1:], biases[1:], strict=True):
         hidden = torch.baddbmm(bias.unsqueeze(1), _ACTIVATIONS[activation](hidden), weight)
     return hidden.squeeze(-1)
+
+
+def affine(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
+    """The affine layer with `NAME.weight` `[C, in, out]` and `NAME.bias` `[C, out]`: `[C, ..., in]
+    -> [C, ..., out]`."""
+    found = torch.baddbmm(
+        parameters[f"{name}.bias"].unsqueeze(1),
+        inputs.reshape(len(inputs), -1, inputs.shape[-1]),
+        parameters[f"{name}.weight"],
+    )
+    return found.view(*inputs.shape[:-1], -1)
+
+
+def normalised(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
+    """Inputs `[C, ..., d]` of mean 0 and variance 1 over the last dimension, times `NAME.weight`
+    `[C, d]` plus `NAME.bias` `[C, d]` (Ba, Kiros and Hinton 2016)."""
+    weight = parameters[f"{name}.weight"]
+    bias = parameters[f"{name}.bias"]
+    if len(inputs) == 1:
+        return F.layer_norm(inputs, weight.shape[1:], weight[0], bias[0])
+    unit = F.layer_norm(inputs, weight.shape[1:])
+    shape = (len(inputs), *[1] * (inputs.dim() - 2), -1)
+    return torch.addcmul(bias.view(shape), unit, weight.view(shape))
+
+
+def attended(joined: Tensor, heads: int) -> Tensor:
+    """Causal self-attention: each place is the mean of the values up to it, weighted by the softmax
+    of its query times their keys over the root of their width.
+
+    Args:
+        joined: `[C, B, W, 3 d]`, queries, keys and values of W places.
+        heads: number of parts of d that attend on their own.
+
+    Returns:
+        `[C, B, W, d]`.
+    """
+    cohort, sequences, places, _ = joined.shape
+    parts = joined.view(cohort * sequences, places, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    queries, keys, values = parts
+    found = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    return found.transpose(1, 2).reshape(cohort, sequences, places, -1)
+
+
+def recurrent_states(given: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """States of a gated recurrent unit, from a first state of zeros (Cho et al. 2014, in the form
+    of `torch.nn.GRU`).
+
+    Args:
+        given: `[C, B, W, 3 d]`, what the inputs of W places add to reset gate, update gate and new
+            state.
+        weight: `[C, d, 3 d]`, of the state.
+        bias: `[C, 3 d]`, likewise.
+
+    Returns:
+        `[C, B, W, d]`.
+    """
+    width = weight.shape[1]
+    state = given.new_zeros(*given.shape[:2], width)
+    states = []
+    for own in given.unbind(2):
+        added = torch.baddbmm(bias.unsqueeze(1), state, weight)
+        gates = torch.sigmoid(own[..., : 2 * width] + added[..., : 2 * width])
+        reset, update = gates.chunk(2, -1)
+        new = torch.tanh(torch.addcmul(own[..., 2 * width :], reset, added[..., 2 * width :]))
+        state = torch.lerp(new, state, update)
+        states.append(state)
+    return torch.stack(states, 2)
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:

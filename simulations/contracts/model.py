@@ -133,7 +133,10 @@ class ModelContract(RunContract):
             slices, users, _ = _inputs(model, 2, 1)
             catalogue = torch.arange(model.schema.num_items).expand(2, -1)
             if isinstance(model, HistoryModel):
-                found = model.history_scores(slices, torch.ones(2, 3, model.schema.num_items))
+                given = torch.ones(2, 3, model.schema.num_items)
+                if model.longest is not None:
+                    given = torch.ones(2, 3, model.longest, dtype=torch.int64)
+                found = model.history_scores(slices, given)
                 wanted = (2, 3, model.schema.num_items)
                 assert_equal(tuple(found.shape), wanted, "shape of history scores")
             else:

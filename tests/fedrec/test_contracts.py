@@ -52,6 +52,11 @@ ORDERED = {
     "model": {"name": "transitions", "items": 12, "window": 3},
     "step": {"name": "transitions"},
 }
+NEXT = {
+    "step": {"name": "sequence", "rates": {"item.id": 5.0}},
+    "split": {"name": "leave-one-out"},
+}
+SMALL_SASREC = {"width": 4, "longest": 5, "blocks": 1, "loss": "binary"}
 FOLD_IN = {
     "model": {"name": "fold-in", "items": 12, "factors": 4},
     "step": {"name": "gram", "low-rated": 0.3},
@@ -79,6 +84,9 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
         "random": False,
     },
     ("strategy", "transitions"): {"experiment": ORDERED},
+    ("model", "sasrec"): {"settings": SMALL_SASREC, "experiment": NEXT},
+    ("model", "gru4rec"): {"settings": {"width": 4, "longest": 5}, "experiment": NEXT},
+    ("step", "sequence"): {"experiment": {**NEXT, "model": {"name": "sasrec", **SMALL_SASREC}}},
     ("model", "fold-in"): {
         "settings": {"items": 12, "factors": 4},
         "experiment": {**FOLD_IN, "strategy": {"name": "fold-in"}},

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradient descent of a model of sequences on the client's own sequence.
+
+In each epoch a client takes one step on the mean loss of all places of its last items
+(`fedrec.models.sequential`), with new dropout and drawn items. With one epoch its update is a
+gradient; weighted by examples, which are places, and with an adaptive server, that is training in
+one place with the cohort as the batch. A client with fewer than two items trains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.local.descent import DescentStep, GradientConfig
+from clients.local.patterns import rates_by_name
+from clients.step import PrivateParameters
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.cohort.sgd import SgdSettings
+from fedrec.data.client_data import ClientData
+from fedrec.data.negatives import draw_negatives
+from fedrec.models.sequential.base import SequenceModel, padded_width
+
+
+class SequenceStepConfig(GradientConfig, PrivateParameters):
+    """Settings of gradient descent on sequences."""
+
+    epochs: int = Field(default=1, ge=0)
+    """Gradient steps on the client's sequence; 0 trains nothing."""
+    rates: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """Factors on the learning rate by pattern of parameter names, such as `{"item.id" = 50.0}`; no
+    parameter may fit two patterns."""
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceBatches(Batches):
+    """One client's work. The items of a step are those drawn for it, and then the sequence.
+
+    Attributes:
+        drawn: number of drawn items of a step.
+        seeds: `int64 [S]`, of dropout.
+        catalogue: number of items whose rows each step needs; None: those of its own items.
+    """
+
+    drawn: int
+    seeds: np.ndarray
+    catalogue: int | None
+
+    def references(self) -> tuple[np.ndarray, np.ndarray]:
+        """The items whose rows each step needs, see `Batches.references`."""
+        if self.catalogue is None:
+            return super().references()
+        needed = np.broadcast_to(np.arange(self.catalogue), (len(self.sizes), self.catalogue))
+        return needed, np.ones(needed.shape, dtype=bool)
+
+
+class SequenceStep(DescentStep):
+    """Gradient steps on the loss of what comes next."""
+
+    Config = SequenceStepConfig
+    trains = SequenceModel
+    tasks = ("ranking",)
+    paper = "SASRec (Kang and McAuley 2018), GRU4Rec (Hidasi et al. 2016)"
+    model: SequenceModel
+    config: SequenceStepConfig
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """All batches of one client's local work; none without an item and a next one."""
+        model = self.model
+        own = data.order()
+        sequence = data.items[own[data.labels[own] > 0]][-model.longest - 1 :]
+        if len(sequence) < 2 or not self.config.epochs:
+            return Batches.none()
+        steps = self.config.epochs
+        places = int(padded_width(np.array(len(sequence) - 1), model.longest))
+        drawn = model.drawn(places)
+        items = np.zeros((steps, drawn + places + 1), dtype=np.int64)
+        if drawn:
+            outside = data.never_negative, model.schema.num_items
+            items[:, :drawn] = draw_negatives(*outside, steps * drawn, random).reshape(steps, drawn)
+        items[:, drawn : drawn + len(sequence)] = sequence
+        return SequenceBatches(
+            items=items,
+            labels=np.zeros(items.shape, dtype=np.float32),
+            sizes=np.full(steps, drawn + len(sequence)),
+            examples=len(sequence) - 1,
+            last_epoch=1,
+            drawn=drawn,
+            seeds=random.integers(2**62, size=steps),
+            catalogue=None if drawn else model.schema.num_items,
+        )
+
+    def objective(self) -> SequenceObjective:
+        """The mean loss of a client's places."""
+        return SequenceObjective(self.model)
+
+    def settings(self, names: list[str]) -> SgdSettings:
+        """Settings of the gradient steps for the parameters of these names."""
+        return replace(super().settings(names), rates=rates_by_name(names, self.config.rates))
+
+
+class SequenceObjective:
+    """The mean loss of each client's places.
+
+    Args:
+        model: the model of sequences.
+    """
+
+    def __init__(self, model: SequenceModel) -> None:
+        self.model = model
+
+    def __call__(
+        self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
+    ) -> Tensor:
+        own = [one for one in block.members[:active] if isinstance(one, SequenceBatches)]
+        if len(own) != active:
+            raise TypeError("Expected SequenceBatches.")
+        drawn = own[0].drawn
+        rows = block.items[step, :active]
+        if own[0].catalogue is None:
+            rows = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+        counts = (block.sizes[step, :active] - drawn - 1)[:, None]
+        total = self.model.sequence_loss(
+            parameters,
+            rows[:, None, drawn:],
+            counts,
+            rows[:, None, :drawn],
+            self._kept(own, step, rows),
+        )
+        return total / counts[:, 0]
+
+    def _kept(self, own: list[SequenceBatches], step: int, rows: Tensor) -> Tensor | None:
+        """What dropout multiplies by, `[dropped, C, 1, W, d]`, of each client from its own seed."""
+        places = (1, 1, rows.shape[1] - own[0].drawn - 1)
+        parts = []
+        for one in own:
+            kept = self.model.keep(torch.Generator().manual_seed(int(one.seeds[step])), places)
+            if kept is None:
+                return None
+            parts.append(kept)
+        return torch.cat(parts, 1).to(rows.device)

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What models of sequences have in common: item embeddings, hidden states of the places of a
+sequence, and the loss of the item that comes next.
+
+With x_1 .. x_n the items of a user from the earliest to the latest, the hidden state h_t depends
+on x_1 .. x_t, and the score of item j as x_{t+1} is h_t . e_j, with the same embeddings e at both
+ends. A user has no parameters, and so all of them are shared.
+
+Losses of a place t, which are averaged over the places of a batch:
+
+- `softmax`: cross-entropy of x_{t+1} among all items;
+- `sampled-softmax`: among itself and drawn items, one draw for all places of a sequence, whose sum
+  of exponentials is scaled by (items - 1) / draws to estimate that of all others;
+- `binary` (SASRec, equation 7): -log s(h_t . e_{x_{t+1}}) - the mean of log(1 - s(h_t . e_j)) over
+  items j that are drawn for each place.
+
+Items are drawn outside the sequence. Only the last `longest` items of a user count, as published.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedrec.config import Config, Width
+from fedrec.data.negatives import draw_negatives
+from fedrec.data.schema import Schema
+from fedrec.errors import ExperimentError
+from fedrec.models.base import HistoryModel, Parameters
+from fedrec.nn.catalogue_softmax import catalogue_cross_entropy
+from fedrec.nn.layers import gather_rows
+
+ITEMS = "item.id"
+"""Name of the item embeddings."""
+_INIT_STD = 0.02  # of the embeddings; they are scaled by the root of their width
+_WIDTH_STEP = 32  # sequences are padded to a multiple, so that many are of one width
+
+
+class SequenceConfig(Config):
+    """Settings of all models of sequences."""
+
+    width: Width = 64
+    """Width d of embeddings and hidden states."""
+    longest: int = Field(default=50, ge=1)
+    """Number of last items of a user that count."""
+    dropout: float = Field(default=0.2, ge=0, lt=1)
+    """Share of numbers that dropout hides in training, in [0, 1), rounded to 1/256."""
+    loss: Literal["softmax", "sampled-softmax", "binary"] = "softmax"
+    """What is minimised; `softmax` costs examples times catalogue, and in rounds a client sends a
+    change of every item's embedding."""
+    negatives: int | None = Field(default=None, ge=1)
+    """Items drawn for a place with the loss `binary` (default: 1, as published), or for a sequence
+    with `sampled-softmax` (default: 256)."""
+
+
+class SequenceModel(HistoryModel):
+    """Embeddings, hidden states and losses.
+
+    Attributes:
+        dropped: number of times that dropout is applied to numbers `[places, d]`.
+
+    Raises:
+        ExperimentError: the task is to predict ratings.
+    """
+
+    Config = SequenceConfig
+    item_tables = (ITEMS,)
+    config: SequenceConfig
+
+    def __init__(self, config: SequenceConfig, schema: Schema) -> None:
+        super().__init__(config, schema)
+        if schema.task != "ranking":
+            raise ExperimentError(
+                f"{type(self).__name__} ranks items and predicts no ratings",
+                expected="task = 'ranking'",
+                got=f"task = {schema.task!r}",
+                fix="set task = 'ranking', or model.name = 'mf'",
+            )
+
+    @property
+    @abstractmethod
+    def dropped(self) -> int: ...
+
+    @abstractmethod
+    def encode(
+        self, parameters: Parameters, inputs: Tensor, counts: Tensor, kept: Tensor | None
+    ) -> Tensor:
+        """Hidden states.
+
+        Args:
+            parameters: each `[C, ...]`.
+            inputs: `[C, B, W, d]`, embeddings of the items of B sequences of each slice, from the
+                earliest to the latest; numbers after the last have no effect on the others.
+            counts: `int64 [C, B]`, numbers of items.
+            kept: `[dropped, C, B, W, d]`, what dropout multiplies by; None: nothing is dropped.
+
+        Returns:
+            `[C, B, W, d]`, the state after each place.
+        """
+
+    @property
+    def longest(self) -> int:
+        """Histories are sequences of so many items."""
+        return self.config.longest
+
+    @property
+    def draws(self) -> int:
+        """Number of items that are drawn for a place, or for a sequence."""
+        own = {"softmax": 0, "sampled-softmax": 256, "binary": 1}[self.config.loss]
+        return own if self.config.negatives is None or not own else self.config.negatives
+
+    def drawn(self, places: int) -> int:
+        """Number of items that are drawn for a sequence whose states are of so many places."""
+        return self.draws * (places if self.config.loss == "binary" else 1)
+
+    def initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Normal embeddings."""
+        shape = self.schema.num_items, self.config.width
+        return {ITEMS: torch.randn(*shape, generator=generator) * _INIT_STD}
+
+    def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
+        """Scores of the whole catalogue as the next item, `[C, B, items]`, from sequences `int64
+        [C, B, longest]`; of users without an item, 0."""
+        counts = (histories >= 0).sum(-1)
+        width = max(1, int(counts.max()))
+        states = self.states(parameters, histories[..., :width], counts)
+        last = (counts - 1).clamp(min=0)[..., None, None].expand(-1, -1, 1, states.shape[-1])
+        final = states.gather(2, last)[:, :, 0] * (counts > 0)[..., None]
+        return final @ parameters[ITEMS].mT
+
+    def states(
+        self, parameters: Parameters, rows: Tensor, counts: Tensor, kept: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states `[C, B, W, d]` of sequences by rows of the embeddings, `int64 [C, B, W]`,
+        of which the first `counts`, `int64 [C, B]`, are real; `kept` as in `encode`."""
+        embedded = gather_rows(parameters[ITEMS], rows.clamp(min=0))
+        return self.encode(parameters, embedded * math.sqrt(self.config.width), counts, kept)
+
+    def sequence_loss(
+        self,
+        parameters: Parameters,
+        rows: Tensor,
+        counts: Tensor,
+        negatives: Tensor,
+        kept: Tensor | None = None,
+    ) -> Tensor:
+        """Sum of the losses of all places of each slice's sequences, `[C]`.
+
+        Args:
+            parameters: each `[C, ...]`; of the embeddings, with the loss `softmax`, those of the
+                whole catalogue.
+            rows: `int64 [C, B, W + 1]`, rows of the embeddings of sequences; any after the last.
+            counts: `int64 [C, B]`, number of items that have a next one.
+            negatives: `int64 [C, B, drawn(W)]`, rows of drawn items.
+            kept: see `encode`.
+        """
+        states = self.states(parameters, rows[..., :-1], counts, kept)
+        real = torch.arange(states.shape[2], device=rows.device) < counts[..., None]
+        table = parameters[ITEMS]
+        targets = rows[..., 1:].clamp(min=0)
+        if self.config.loss == "softmax":
+            return _softmax_loss(states, table, targets, real)
+        wanted = (states * gather_rows(table, targets)).sum(-1)
+        if self.config.loss == "binary":
+            others = gather_rows(table, negatives.unflatten(2, (states.shape[2], -1)))
+            refused = F.softplus((others * states.unsqueeze(3)).sum(-1)).mean(-1)
+            return ((F.softplus(-wanted) + refused) * real).sum((1, 2))
+        others = states @ gather_rows(table, negatives).mT
+        scale = math.log((self.schema.num_items - 1) / negatives.shape[2])
+        logits = torch.cat([wanted.unsqueeze(3), others + scale], 3)
+        return ((logits.logsumexp(3) - wanted) * real).sum((1, 2))
+
+    def training_loss(
+        self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
+    ) -> Tensor:
+        """The mean loss of all places of each slice's users, the same for all of these, `[C, B]`;
+        `histories` are sequences `int64 [C, B, longest + 1]`."""
+        found = []
+        for one, sequences in enumerate(histories):
+            own = {name: value[one : one + 1] for name, value in parameters.items()}
+            found.append(self._mean_loss(own, sequences, generator))
+        return torch.stack(found)[:, None].expand(histories.shape[:2])
+
+    def keep(self, generator: torch.Generator, places: tuple[int, ...]) -> Tensor | None:
+        """What dropout multiplies numbers of sequences `[*places, d]` by, `[dropped, *places, d]`;
+        None without dropout."""
+        hidden = round(self.config.dropout * 256)
+        if not hidden:
+            return None
+        shape = (self.dropped, *places, self.config.width)
+        drawn = torch.empty(-(-math.prod(shape) // 8), dtype=torch.int64)
+        drawn.random_(-(2**63), None, generator=generator)
+        numbers = drawn.view(torch.uint8)[: math.prod(shape)].view(shape)
+        return (numbers >= hidden) * (256 / (256 - hidden))
+
+    def _mean_loss(
+        self, parameters: Parameters, sequences: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """The mean loss of all places of sequences `int64 [B, longest + 1]`, those of about the
+        same length together."""
+        counts = (sequences >= 0).sum(-1) - 1
+        widths = padded_width(counts.cpu().numpy(), self.config.longest)
+        total = torch.zeros(1, device=sequences.device)
+        for width in np.unique(widths[widths > 0]).tolist():
+            some = torch.from_numpy(widths == width).to(sequences.device)
+            rows = sequences[some, : width + 1]
+            drawn = self._negatives(rows, generator)[None].to(rows.device)
+            kept = self.keep(generator, (1, len(rows), width))
+            kept = None if kept is None else kept.to(rows.device)
+            total = total + self.sequence_loss(
+                parameters, rows[None], counts[some][None], drawn, kept
+            )
+        return total[0] / counts.clamp(min=0).sum().clamp(min=1)
+
+    def _negatives(self, sequences: Tensor, generator: torch.Generator) -> Tensor:
+        """Items drawn outside each sequence `int64 [B, W + 1]`, `[B, drawn(W)]`."""
+        count = self.drawn(sequences.shape[1] - 1)
+        if not count:
+            return torch.empty(len(sequences), 0, dtype=torch.int64)
+        random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+        own = [np.unique(one[one >= 0]) for one in sequences.cpu().numpy()]
+        drawn = [draw_negatives(one, self.schema.num_items, count, random) for one in own]
+        return torch.from_numpy(np.stack(drawn))
+
+
+def padded_width(places: np.ndarray, longest: int) -> np.ndarray:
+    """The width of the rectangle for sequences of so many places, `int64 [...]`; 0 without any."""
+    return np.minimum(-(-places // _WIDTH_STEP) * _WIDTH_STEP, longest).clip(min=0)
+
+
+def _softmax_loss(states: Tensor, table: Tensor, targets: Tensor, real: Tensor) -> Tensor:
+    """Sum of the cross-entropies of the `real` targets `int64 [C, B, W]` among all rows of the
+    table, `[C]`."""
+    if len(states) == 1:  # padding costs nothing
+        states = states[real][None, None]
+        targets = targets[real][None, None]
+        real = torch.ones_like(targets, dtype=torch.bool)
+    weights = real.flatten(1).to(states)
+    return catalogue_cross_entropy(states.flatten(1, 2), table, targets.flatten(1), weights)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Self-attention over the last items of a user (Kang and McAuley, Self-Attentive Sequential
+Recommendation, ICDM 2018).
+
+Embeddings of items and of their places, then `blocks` of causal self-attention and of a two-layer
+network of width d, each as x + dropout(g(norm(x))) (section 3.3), and a last normalisation.
+
+Where this differs from the paper and its code: keys and values are normalised as queries are, as
+the formula of section 3.3 says; its code takes them without. An affine layer follows the attention,
+as in Vaswani et al. 2017, and dropout is on the outputs of both parts and on the embeddings, not on
+weights of attention. Places are counted from the end of the sequence, which is what the paper's
+padding in front of it comes to. The default loss is the softmax over the catalogue, with which
+SASRec ranks better (Klenitskiy and Vasilev, RecSys 2023); `loss = "binary"` is as published.
+"""
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedrec.models.base import INIT_STD, Parameters
+from fedrec.models.sequential.base import SequenceConfig, SequenceModel
+from fedrec.nn.layers import affine, attended, gather_rows, normalised
+
+
+class SasRecConfig(SequenceConfig):
+    """Settings of SASRec."""
+
+    blocks: int = Field(default=2, ge=1)
+    """Number of blocks of attention and network."""
+    heads: int = Field(default=1, ge=1)
+    """Heads of attention; they divide `width`."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> "SasRecConfig":
+        if self.width % self.heads:
+            raise ValueError("heads that divide width")
+        return self
+
+
+class SasRec(SequenceModel):
+    """Item embeddings, embeddings of places, blocks."""
+
+    Config = SasRecConfig
+    paper = "SASRec (Kang and McAuley 2018)"
+    config: SasRecConfig
+
+    @property
+    def dropped(self) -> int:
+        """On the embeddings, and on both parts of each block."""
+        return 1 + 2 * self.config.blocks
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Normal embeddings, Glorot-uniform weights `[in, out]`, zero biases, norms of 1."""
+        width = self.config.width
+        places = torch.randn(self.config.longest, width, generator=generator) * INIT_STD
+        drawn = self.initial_items(generator) | {"place": places}
+        for block in range(self.config.blocks):
+            for name, out in (("attention", 3), ("output", 1), ("inner", 1), ("outer", 1)):
+                bound = (3 / width) ** 0.5
+                uniform = torch.rand(width, out * width, generator=generator)
+                drawn[f"block{block}.{name}.weight"] = (2 * uniform - 1) * bound
+                drawn[f"block{block}.{name}.bias"] = torch.zeros(out * width)
+        for norm in self._norms:
+            drawn[f"{norm}.weight"] = torch.ones(width)
+            drawn[f"{norm}.bias"] = torch.zeros(width)
+        return drawn
+
+    def encode(
+        self, parameters: Parameters, inputs: Tensor, counts: Tensor, kept: Tensor | None
+    ) -> Tensor:
+        """Hidden states, `[C, B, W, d]`, see `SequenceModel.encode`."""
+        masks = [None] * self.dropped if kept is None else list(kept)
+        values = _dropped(inputs + self._places(parameters["place"], counts, inputs), masks[0])
+        for block in range(self.config.blocks):
+            name = f"block{block}"
+            joined = affine(
+                parameters, f"{name}.attention", normalised(parameters, f"{name}.norm1", values)
+            )
+            found = affine(parameters, f"{name}.output", attended(joined, self.config.heads))
+            values = values + _dropped(found, masks[1 + 2 * block])
+            inner = affine(
+                parameters, f"{name}.inner", normalised(parameters, f"{name}.norm2", values)
+            )
+            found = affine(parameters, f"{name}.outer", torch.relu(inner))
+            values = values + _dropped(found, masks[2 + 2 * block])
+        return normalised(parameters, "norm", values)
+
+    def _places(self, table: Tensor, counts: Tensor, inputs: Tensor) -> Tensor:
+        """Embeddings of the places of sequences, counted from their ends, `[C, B, W, d]`."""
+        from_end = counts[..., None] - 1 - torch.arange(inputs.shape[2], device=counts.device)
+        return gather_rows(table, from_end.clamp(min=0))
+
+    @property
+    def _norms(self) -> list[str]:
+        blocks = range(self.config.blocks)
+        return [f"block{block}.norm{part}" for block in blocks for part in (1, 2)] + ["norm"]
+
+
+def _dropped(values: Tensor, kept: Tensor | None) -> Tensor:
+    return values if kept is None else values * kept

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SASRec and GRU4Rec against torch.nn with the same weights, and their losses by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedrec.data.features import FeatureTable
+from fedrec.data.schema import Schema
+from fedrec.errors import ExperimentError
+from fedrec.models.sequential.gru4rec import Gru4Rec, Gru4RecConfig
+from fedrec.models.sequential.sasrec import SasRec, SasRecConfig
+from fedrec.nn import catalogue_softmax
+from fedrec.nn.catalogue_softmax import catalogue_cross_entropy
+
+ITEMS = 11
+WIDTH = 6
+SEQUENCES = torch.tensor([[3, 0, 7, 7], [5, 2, -1, -1], [9, -1, -1, -1]])
+KINDS = [
+    (SasRec, SasRecConfig(width=WIDTH, longest=4, heads=2)),
+    (Gru4Rec, Gru4RecConfig(width=WIDTH, longest=4, layers=2)),
+]
+both = pytest.mark.parametrize(("kind", "config"), KINDS, ids=["sasrec", "gru4rec"])
+
+
+def made(kind, config, **settings):
+    schema = Schema(ITEMS, FeatureTable(ITEMS, ()), (), "ranking")
+    return kind(config.model_copy(update=settings), schema)
+
+
+def parameters_of(model, seed=1):
+    """Its parameters in float64, each different from its start, so that a missing one is seen."""
+    random = torch.Generator().manual_seed(seed)
+    fresh = model.initial(random)
+    return {
+        name: (value + 0.3 * torch.randn(value.shape, generator=random)).double()[None]
+        for name, value in fresh.items()
+    }
+
+
+def linear(layer, parameters, name):
+    layer.weight.data = parameters[f"{name}.weight"][0].T
+    layer.bias.data = parameters[f"{name}.bias"][0]
+
+
+def sasrec_states(parameters, sequence):
+    """The states of one sequence without padding, `[n, d]`, by `nn.TransformerEncoderLayer`."""
+    count = len(sequence)
+    values = parameters["item.id"][0][sequence] * math.sqrt(WIDTH)
+    values = values + parameters["place"][0][:count].flip(0)
+    for block in ("block0", "block1"):
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 2, WIDTH, 0.0, norm_first=True, batch_first=True, dtype=torch.float64
+        )
+        layer.self_attn.in_proj_weight.data = parameters[f"{block}.attention.weight"][0].T
+        layer.self_attn.in_proj_bias.data = parameters[f"{block}.attention.bias"][0]
+        linear(layer.self_attn.out_proj, parameters, f"{block}.output")
+        linear(layer.linear1, parameters, f"{block}.inner")
+        linear(layer.linear2, parameters, f"{block}.outer")
+        for norm in ("norm1", "norm2"):
+            getattr(layer, norm).weight.data = parameters[f"{block}.{norm}.weight"][0]
+            getattr(layer, norm).bias.data = parameters[f"{block}.{norm}.bias"][0]
+        later = nn.Transformer.generate_square_subsequent_mask(count, dtype=torch.float64)
+        values = layer(values[None], later)[0]
+    return F.layer_norm(values, (WIDTH,), parameters["norm.weight"][0], parameters["norm.bias"][0])
+
+
+def gru4rec_states(parameters, sequence):
+    """The same by `nn.GRU`."""
+    gru = nn.GRU(WIDTH, WIDTH, 2, batch_first=True, dtype=torch.float64)
+    for layer in (0, 1):
+        for own, name in (("ih", "input"), ("hh", "state")):
+            linear_weight = parameters[f"layer{layer}.{name}.weight"][0].T
+            getattr(gru, f"weight_{own}_l{layer}").data = linear_weight
+            bias = parameters[f"layer{layer}.{name}.bias"][0]
+            getattr(gru, f"bias_{own}_l{layer}").data = bias
+    values = parameters["item.id"][0][sequence] * math.sqrt(WIDTH)
+    return gru(values[None])[0][0]
+
+
+ORACLES = {SasRec: sasrec_states, Gru4Rec: gru4rec_states}
+
+
+def real(sequence):
+    return sequence[sequence >= 0]
+
+
+@both
+def test_scores_are_those_of_torch_nn_with_the_same_weights(kind, config):
+    model = made(kind, config)
+    parameters = parameters_of(model)
+    with torch.no_grad():
+        found = model.history_scores(parameters, SEQUENCES[None])[0]
+        for own, sequence in zip(found, SEQUENCES, strict=True):
+            last = ORACLES[kind](parameters, real(sequence))[-1]
+            torch.testing.assert_close(own, parameters["item.id"][0] @ last)
+
+
+@both
+def test_clients_of_a_cohort_do_not_mix(kind, config):
+    model = made(kind, config)
+    drawn = [parameters_of(model, seed) for seed in (1, 2)]
+    joined = {name: torch.cat([one[name] for one in drawn]) for name in drawn[0]}
+    found = model.history_scores(joined, torch.stack([SEQUENCES, SEQUENCES.flip(0)]))
+    for place, sequences in enumerate((SEQUENCES, SEQUENCES.flip(0))):
+        alone = model.history_scores(drawn[place], sequences[None])
+        torch.testing.assert_close(found[place], alone[0])
+
+
+@both
+def test_a_user_without_items_has_no_preference(kind, config):
+    model = made(kind, config)
+    scores = model.history_scores(parameters_of(model), torch.full((1, 1, 4), -1))
+    assert not scores.any()
+
+
+@both
+@pytest.mark.parametrize("cohort", [1, 2])
+def test_the_softmax_is_the_cross_entropy_of_each_next_item(kind, config, cohort):
+    model = made(kind, config, dropout=0.0)
+    parameters = parameters_of(model)
+    expected = sum(
+        F.cross_entropy(
+            ORACLES[kind](parameters, real(one)[:-1]) @ parameters["item.id"][0].T,
+            real(one)[1:],
+            reduction="sum",
+        )
+        for one in SEQUENCES[:2]
+    )
+    joined = {name: value.expand(cohort, *value.shape[1:]) for name, value in parameters.items()}
+    rows = SEQUENCES.expand(cohort, -1, -1)
+    counts = torch.tensor([3, 1, 0]).expand(cohort, -1)
+    none = torch.empty(cohort, 3, 0, dtype=torch.int64)
+    found = model.sequence_loss(joined, rows, counts, none)
+    torch.testing.assert_close(found, expected.detach().expand(cohort))
+
+
+@both
+def test_training_in_one_place_has_the_mean_of_all_places(kind, config):
+    """Of several lengths, padded to several widths; users with one item or none have no place."""
+    model = made(kind, config, dropout=0.0, longest=40)
+    parameters = parameters_of(model)
+    random = torch.Generator().manual_seed(3)
+    lengths = [41, 33, 20, 2, 1, 0]
+    sequences = torch.full((len(lengths), 41), -1)
+    for one, length in zip(sequences, lengths, strict=True):
+        one[:length] = torch.randint(ITEMS, (length,), generator=random)
+    losses = [
+        F.cross_entropy(
+            ORACLES[kind](parameters, real(one)[:-1]) @ parameters["item.id"][0].T,
+            real(one)[1:],
+            reduction="none",
+        )
+        for one in sequences[:4]
+    ]
+    found = model.training_loss(parameters, sequences[None], random, 0.0)
+    torch.testing.assert_close(found, torch.cat(losses).mean().detach().expand(1, len(lengths)))
+
+
+def test_the_binary_loss_is_equation_7():
+    model = made(*KINDS[0], dropout=0.0, loss="binary", negatives=2)
+    parameters = parameters_of(model)
+    table = parameters["item.id"][0]
+    negatives = torch.tensor([[1, 2, 4, 6, 8, 10]])
+    found = model.sequence_loss(
+        parameters, SEQUENCES[None, :1], torch.tensor([[3]]), negatives[None]
+    )
+    states = sasrec_states(parameters, SEQUENCES[0, :-1])
+    expected = 0.0
+    for place, state in enumerate(states):
+        right = torch.sigmoid(state @ table[SEQUENCES[0, place + 1]])
+        wrong = torch.sigmoid(table[negatives[0].view(3, 2)[place]] @ state)
+        expected = expected - right.log() - (1 - wrong).log().mean()
+    torch.testing.assert_close(found, expected.detach()[None])
+
+
+def test_drawing_all_other_items_gives_the_softmax():
+    """Of one place, whose sum of exponentials is then not scaled."""
+    sampled = made(*KINDS[0], dropout=0.0, loss="sampled-softmax", negatives=ITEMS - 1)
+    whole = made(*KINDS[0], dropout=0.0)
+    parameters = parameters_of(whole)
+    rows = torch.tensor([[[3, 8]]])
+    others = torch.tensor([[[item for item in range(ITEMS) if item != 8]]])
+    found = sampled.sequence_loss(parameters, rows, torch.tensor([[1]]), others)
+    none = torch.empty(1, 1, 0, dtype=torch.int64)
+    expected = whole.sequence_loss(parameters, rows, torch.tensor([[1]]), none)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("loss", ["binary", "sampled-softmax"])
+def test_items_of_a_sequence_are_never_drawn(loss):
+    model = made(*KINDS[0], loss=loss, negatives=30)
+    sequences = torch.tensor([[3, 0, 7, 7, 5], [9, 1, 1, -1, -1]])
+    drawn = model._negatives(sequences, torch.Generator().manual_seed(0))
+    assert drawn.shape == (2, 120 if loss == "binary" else 30)
+    for own, sequence in zip(drawn.tolist(), sequences.tolist(), strict=True):
+        assert set(own) <= set(range(ITEMS)) - set(sequence)
+    assert len(set(drawn[0].tolist())) == ITEMS - 4
+
+
+def test_dropout_hides_a_share_and_keeps_the_mean():
+    model = made(*KINDS[0], dropout=0.25, width=64)
+    kept = model.keep(torch.Generator().manual_seed(0), (1, 20, 30))
+    assert kept.shape == (5, 1, 20, 30, 64)
+    assert kept.unique().tolist() == pytest.approx([0.0, 4 / 3])
+    assert float(kept.mean()) == pytest.approx(1.0, abs=0.01)
+    assert made(*KINDS[0], dropout=0.0).keep(torch.Generator(), (1, 1, 1)) is None
+
+
+@both
+def test_what_dropout_hides_does_not_count(kind, config):
+    """Embeddings that are hidden everywhere leave the same states for all items."""
+    model = made(kind, config)
+    parameters = parameters_of(model)
+    kept = torch.ones(model.dropped, 1, 2, 4, WIDTH)
+    kept[0] = 0.0
+    rows = torch.stack([SEQUENCES[0], SEQUENCES[0].flip(0) + 1])[None]
+    states = model.states(parameters, rows, torch.tensor([[4, 4]]), kept)
+    torch.testing.assert_close(states[0, 0], states[0, 1])
+
+
+def test_the_cross_entropy_and_its_gradient_are_those_of_pytorch(monkeypatch):
+    monkeypatch.setattr(catalogue_softmax, "_LOGITS_AT_ONCE", 40)  # two examples at a time
+    random = torch.Generator().manual_seed(0)
+    hidden, table = (
+        torch.randn(2, rows, 3, generator=random, dtype=torch.float64, requires_grad=True)
+        for rows in (7, 5)
+    )
+    targets = torch.randint(5, (2, 7), generator=random)
+    weights = torch.rand(2, 7, generator=random, dtype=torch.float64)
+    found = catalogue_cross_entropy(hidden, table, targets, weights)
+    each = F.cross_entropy((hidden @ table.mT).flatten(0, 1), targets.flatten(), reduction="none")
+    expected = (each.view(2, 7) * weights).sum(1)
+    torch.testing.assert_close(found, expected)
+    scale = torch.tensor([2.0, -3.0])
+    pairs = zip(
+        torch.autograd.grad((found * scale).sum(), [hidden, table]),
+        torch.autograd.grad((expected * scale).sum(), [hidden, table]),
+        strict=True,
+    )
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine, theirs)
+
+
+@both
+def test_ratings_are_refused(kind, config):
+    with pytest.raises(ExperimentError, match="task = 'ranking'"):
+        kind(config, Schema(ITEMS, FeatureTable(ITEMS, ()), (), "rating"))
+
+
+def test_heads_divide_the_width():
+    with pytest.raises(ExperimentError, match="heads"):
+        SasRecConfig.parse({"width": 6, "heads": 4})
