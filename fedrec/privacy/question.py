@@ -40,9 +40,6 @@ class Question(Config):
     add-remove; scheduled: known rounds, for mechanisms that need a separation."""
     separation: int | None = Field(default=None, ge=1)
     """With the sampler scheduled: smallest distance between two rounds of a client; default: 1."""
-    secret_cohorts: bool = False
-    """With the sampler scheduled and add-remove: whether clients whose turn it is take part by
-    secret, independent coin flips."""
     adjacency: Adjacency = "replace-one"
     """replace-one (with fixed-size) or add-remove (with poisson)."""
     backend: BackendName | Literal["paper"] = DEFAULT_BACKEND
@@ -60,12 +57,8 @@ class Question(Config):
                 "backend autodp, tight-rdp or pld: noise is not calibrated to the paper's"
                 " arithmetic"
             )
-        scheduled = self.sampler == "scheduled"
-        if (self.separation is not None or self.secret_cohorts) and not scheduled:
-            raise ValueError("separation and secret-cohorts only with the sampler scheduled")
-        if scheduled and self.cohort * (self.separation or 1) > self.clients:
-            needed = f"{self.cohort:g} x {self.separation or 1}"
-            raise ValueError(f"at least {needed} clients, so many in each of as many groups")
+        if self.separation is not None and self.sampler != "scheduled":
+            raise ValueError("separation only with the sampler scheduled")
         return self
 
     @property
@@ -89,23 +82,15 @@ class Question(Config):
             adjacency=self.adjacency,
             backend=DEFAULT_BACKEND if self.backend == "paper" else self.backend,
         )
+        scheduled = self.sampler == "scheduled"
         return Plan.of(
             config,
             self.sampler,
             {"cohort": self.cohort},
             self.clients,
             self.rounds,
-            schedule=self.schedule,
+            schedule=Scheduled(self.cohort, self.separation or 1) if scheduled else None,
         )
-
-    @property
-    def schedule(self) -> Scheduled | None:
-        """What is known of a client's rounds; None: there is no schedule."""
-        if self.sampler != "scheduled":
-            return None
-        groups = self.separation or 1
-        rate = self.cohort * groups / self.clients if self.secret_cohorts else 1.0
-        return Scheduled(self.cohort, groups, rate=rate)
 
     def answer(self, plan: Plan) -> Report:
         """Cost of the rounds of a plan, and the epsilon of the best known attack."""

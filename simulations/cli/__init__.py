@@ -19,6 +19,7 @@ from simulations.cli import attacks, doctor
 from simulations.cli.data import datasets, glove, perturb
 from simulations.cli.deployment import client, deploy, keys
 from simulations.cli.experiments import (
+    bench,
     compare,
     demo,
     listing,
@@ -73,6 +74,12 @@ app.command(
 )(compare.compare)
 app.command("report", rich_help_panel=COMPARE, short_help="Write an HTML report of runs.")(
     report.report
+)
+app.add_typer(
+    bench.app,
+    name="bench",
+    rich_help_panel=COMPARE,
+    help="FedRec-Bench: systems under one protocol, a cell at a time.",
 )
 app.command(
     "recommend",

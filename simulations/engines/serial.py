@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -14,6 +15,8 @@ from flwr.clientapp import ClientApp
 from fedrec.runs.folder import RunFolder
 from simulations.engines.flwr_private import rebuilt
 from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
+
+G = TypeVar("G", bound="SerialGrid")
 
 
 class SerialGrid(LocalGrid):
@@ -59,8 +62,8 @@ def _copied(record):
 
 
 @contextmanager
-def open_grid(run: RunFolder) -> Iterator[SerialGrid]:
-    """The grid of a run."""
+def open_grid(run: RunFolder, kind: type[G] = SerialGrid) -> Iterator[G]:
+    """The grid of a run, of a subclass where a `kind` is named."""
     from clients.app import app
 
     experiment = run.experiment
@@ -69,4 +72,4 @@ def open_grid(run: RunFolder) -> Iterator[SerialGrid]:
         Context(1, FIRST_NODE_ID + place, node_config, RecordDict(), run_config)
         for place, (node_config, run_config) in enumerate(configs)
     ]
-    yield SerialGrid(app, contexts)
+    yield kind(app, contexts)

@@ -82,6 +82,7 @@ class Recorded:
         machine: its class.
         seeds: number of them.
         part: how many of the tasks were run, such as `3 of 23`; empty: all.
+        package: name and version of a package that brings the system; empty: fedrec.
         rows: by row and metric; a row's name begins with its data set where there are several.
         differences: of two rows paired by seed, by metric: mean, ends of the 95 % interval, p of
             the t-test, number of seeds.
@@ -97,6 +98,7 @@ class Recorded:
     rows: Mapping[str, Mapping[str, Number]]
     differences: Mapping[str, Mapping[str, tuple[float, ...]]]
     part: str = ""
+    package: str = ""
     inputs: Mapping[str, Inputs] = field(default_factory=dict)
 
     @property
@@ -168,9 +170,21 @@ def record(folder: Path, file: Path = FILE) -> str:
         RunError: the folder has no finished task, or is of the small version of a study.
     """
     study, jobs = _of(folder)
+    found = entry(study, jobs)
+    if found is None:
+        raise RunError(f"{folder} has no finished task", fix="run the study, see its study.json")
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    known[key(study)] = {"command": command(study, found["seeds"]), **found}
+    write_atomically(file, text_of(dict(sorted(known.items()))))
+    return key(study)
+
+
+def entry(study: Study, jobs: list[TaskJob]) -> dict[str, Any] | None:
+    """What the finished tasks of a study found, as it stands in the file, without the command; None
+    where none is finished."""
     done = _finished(jobs)
     if not done:
-        raise RunError(f"{folder} has no finished task", fix="run the study, see its study.json")
+        return None
     found = [(job.seed, one) for job, numbers in done for one in numbers]
     values: dict[Cell, list[float]] = {}
     for _, one in found:
@@ -183,23 +197,23 @@ def record(folder: Path, file: Path = FILE) -> str:
         ends = [row["low"], row["high"]] if several or not math.isnan(row["low"]) else []
         numbers = [row["ours"], *ends, *(values[cell] if several else [])]
         rows.setdefault(names[cell], {})[row["metric"]] = list(map(_short, numbers))
-    seeds = len({job.seed for job, _ in done})
-    table = {"command": command(study, seeds), **_made([job for job, _ in done])}
+    table = _made([job for job, _ in done])
     ran = len({job.task.name for job, _ in done})
     if ran < len(study.tasks):
         table["part"] = f"{ran} of {len(study.tasks)}"
-    table |= {"seeds": seeds, "rows": rows}
     apart: dict[str, dict[str, list[Any]]] = {}
     for row in differences(study.compared, found).to_dict("records"):
         own = [row[key] for key in ("difference", "low", "high", "t", "seeds")]
         apart.setdefault(row["rows"], {})[row["metric"]] = list(map(_short, own))
     inputs = _stated(names, inputs_of(one for _, one in found))
-    name = key(study)
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     further = {"inputs": inputs, "differences": apart}
-    known[name] = {**table, **{what: own for what, own in further.items() if own}}
-    write_atomically(file, text_of(dict(sorted(known.items()))))
-    return name
+    seeds = len({job.seed for job, _ in done})
+    return {
+        **table,
+        "seeds": seeds,
+        "rows": rows,
+        **{what: own for what, own in further.items() if own},
+    }
 
 
 def _finished(jobs: list[TaskJob]) -> list[tuple[TaskJob, list[Found]]]:

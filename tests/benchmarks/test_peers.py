@@ -1,26 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list without a model and the item-kNN of the study of federated peers."""
+"""The item-kNN of the study of federated peers."""
 
-import pytest
 import torch
 
 from benchmarks.item_knn import counted_cosines, judge, learned_cosines
-from benchmarks.never_drawn import never_drawn
 from fedrec.data.population import Population
-from fedrec.experiment.loading import load
-
-
-@pytest.mark.parametrize("leaky", [False, True])
-def test_undrawn_items_of_a_run_reveal_nothing_without_the_leak(tiny_experiment, leaky):
-    table = tiny_experiment() | {
-        "dataset": {"name": "synthetic", "users": 60, "items": 250, "mean-interactions": 20},
-        "split": {"name": "leave-one-out", "leaky-negatives": leaky},
-        "sampler": {"name": "full"},
-        "rounds": 40,
-    }
-    table["evaluation"] = {"ks": [10], "sampled-items": 99}
-    hits = never_drawn(load(table))["hits-of-100@10"]
-    assert hits > 0.97 if leaky else abs(hits - 0.1) < 0.1
 
 
 def test_an_items_cosines_by_hand():

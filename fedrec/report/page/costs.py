@@ -82,10 +82,13 @@ def _seconds(value: float | None) -> Cell:
 
 
 def _bytes(value: float | None) -> Cell:
-    if value is None:
-        return Cell("-")
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return Cell(f"{value:.3g} {unit}")
+    return Cell("-" if value is None else byte_text(value))
+
+
+def byte_text(value: float) -> str:
+    """A number of bytes with three digits and its unit."""
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
         value /= 1000
-    return Cell("-")
+    return f"{value:.3g} GB"
