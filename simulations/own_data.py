@@ -3,11 +3,12 @@
 users by features cannot learn from data without side features. The linear item-to-item model
 represents a user by its items; it is computed in two federated rounds, in each of which every
 client uploads once (counts, then products), and compared with popularity and centralised EASE. A
-fifth of the users are test users, each with a random half of its items held out; a tenth are
-validation users for tuning (`--set evaluation.held-out=validation`) and for early stopping
-(`[early-stopping]`): if popularity scores better on them than the linear model, popularity is kept.
-Under privacy, where noise would cover what the linear model can learn, the first round alone is
-run: private popularity with the whole budget.
+fifth of the users are test users, each with one half of its items held out: the later one where the
+table has times, and then the baseline `transitions` tells whether the order of items pays, or else
+a random one. A tenth are validation users for tuning (`--set evaluation.held-out=validation`) and
+for early stopping (`[early-stopping]`): if popularity scores better on them than the linear model,
+popularity is kept. Under privacy, where noise would cover what the linear model can learn, the
+first round alone is run: private popularity with the whole budget.
 """
 
 from __future__ import annotations
@@ -172,9 +173,10 @@ def _linear_experiment(path: Path, found: Recognised, epsilon: float | None) -> 
         **({} if found.positive_above is None else {"positive-above": found.positive_above}),
         "dataset": dataset,
         "split": {"name": "user-holdout", "split-by": "pairs"}
+        | ({"halves": "temporal"} if "time" in found.columns else {})
         | ({"validation-users": _VALIDATION} if found.divisible >= _FEWEST_USERS else {}),
         **linear_system(epsilon, min(found.items, 1000)),
-        "evaluation": {"every": 0, "ks": [10, 20], "baselines": _baselines(epsilon, found.items)},
+        "evaluation": {"every": 0, "ks": [10, 20], "baselines": _baselines(epsilon, found)},
     }
 
 
@@ -244,11 +246,12 @@ def warnings(found: Recognised) -> list[str]:
     return said
 
 
-def _baselines(epsilon: float | None, items: int) -> list[Any]:
-    ease: Any = "ease" if items <= _EASE_ITEMS else {"name": "ease", "max-items": _EASE_ITEMS}
+def _baselines(epsilon: float | None, found: Recognised) -> list[Any]:
+    ease: Any = "ease" if found.items <= _EASE_ITEMS else {"name": "ease", "max-items": _EASE_ITEMS}
+    order = ["transitions"] if "time" in found.columns else []
     if epsilon is None:
-        return ["popularity", ease]
-    return [{"name": "dp-popularity", "epsilon": epsilon}, "popularity", ease, "random"]
+        return ["popularity", ease, *order]
+    return [{"name": "dp-popularity", "epsilon": epsilon}, "popularity", ease, *order, "random"]
 
 
 def _name(path: Path) -> str:

@@ -59,7 +59,24 @@ FOLD_IN = (
     "sampler={name='full'}",
     "evaluation.fine-tune={epochs=0}",
 )
+NEXT = ("step={name='sequence', rates={'item.id'=5.0}}", *LAST_OUT)
+SASREC = (
+    "model={name='sasrec', width=4, longest=5, blocks=1, loss='sampled-softmax', negatives=6}",
+    "strategy={name='fed-adam', server-lr=0.05, weighting='examples'}",
+    *NEXT,
+)
+GRU4REC = ("model={name='gru4rec', width=4, longest=5}", "strategy={name='fedavg'}", *NEXT)
+TRANSITIONS = (
+    "rounds=2",
+    "model={name='transitions', window=3}",
+    "step={name='transitions'}",
+    "strategy={name='popularity-start', main={name='transitions'}}",
+    "sampler={name='full'}",
+    *LAST_OUT,
+)
 SYSTEMS = {
+    "sasrec": SASREC,
+    "gru4rec": GRU4REC,
     "metamf": METAMF,
     "mf": MF,
     "fedncf": FEDNCF,

@@ -74,8 +74,7 @@ class SequenceStep(DescentStep):
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All batches of one client's local work; none without an item and a next one."""
         model = self.model
-        own = data.order()
-        sequence = data.items[own[data.labels[own] > 0]][-model.longest - 1 :]
+        sequence = data.sequence()[-model.longest - 1 :]
         if len(sequence) < 2 or not self.config.epochs:
             return Batches.none()
         steps = self.config.epochs

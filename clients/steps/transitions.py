@@ -75,9 +75,8 @@ class TransitionsStep(SufficientStatistics):
         return WEIGHTS, places, weights * scale[first] * scale[second]
 
     def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
-        own = data.order()
-        own = own[data.labels[own] > 0] if self.config.epochs else own[:0]
-        return self._pairs(np.array([0, len(own)]), data.items[own])[1:]
+        own = data.sequence() if self.config.epochs else data.items[:0]
+        return self._pairs(np.array([0, len(own)]), own)[1:]
 
     def _histories(
         self, population: Population, clients: np.ndarray

@@ -200,6 +200,12 @@ class Baseline(ABC):
         return FeatureNames()
 
     @property
+    def ordered(self) -> bool:
+        """Whether it needs the order of users' items, and refuses data without times; no by
+        default."""
+        return False
+
+    @property
     def transductive(self) -> bool:
         """Whether it must also be fitted to the known items of the evaluated users."""
         return False

@@ -39,6 +39,7 @@ from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.base import HistoryModel, Model, Parameters
+from fedrec.models.sequential.base import SequenceModel
 from fedrec.rng import stream, torch_stream
 
 
@@ -72,6 +73,11 @@ class Central(ExamplesBaseline, RatingBaseline):
         self._settings = component_settings(MODEL, config.model, at="model")
         alike = self._kind.by_features or issubclass(self._kind, HistoryModel)
         self._private = () if alike else config.private_parameters
+
+    @property
+    def ordered(self) -> bool:
+        """Whether its model takes sequences."""
+        return issubclass(self._kind, SequenceModel)
 
     @property
     def transductive(self) -> bool:

@@ -2,9 +2,8 @@
 """A Markov chain over the items of users' sequences (`fedrec.factors.transitions`): what follows
 what users had last.
 
-It needs the order of users' items: their times, or without times the order of the source's rows. It
-has no user parameters, so it also scores users that it was not fitted to. Sums are kept sparse; a
-block of users is scored from the rows of their last items.
+It needs the order of users' items. It has no user parameters, so it also scores users that it was
+not fitted to. Sums are kept sparse; a block of users is scored from the rows of their last items.
 """
 
 from __future__ import annotations
@@ -30,6 +29,10 @@ class TransitionsBaseline(Baseline):
     Config = TransitionsConfig
     paper = "a smoothed Markov chain; FPMC (Rendle et al. 2010) without factors"
     config: TransitionsConfig
+
+    @property
+    def ordered(self) -> bool:
+        return True
 
     def fit(self, histories: Histories) -> None:
         """Sum the transitions of all users, and normalise them."""

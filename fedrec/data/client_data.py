@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedrec.data.interactions import no_times
 from fedrec.data.time_weighting import time_weighted
 
 
@@ -79,6 +80,17 @@ class ClientData:
             if self.times is None
             else np.argsort(self.times, kind="stable")
         )
+
+    def sequence(self) -> np.ndarray:
+        """`int64 [n]`: the items of its positive rows from the earliest to the latest.
+
+        Raises:
+            DataError: there are no times.
+        """
+        if self.times is None:
+            raise no_times(f"the data of client {self.client}", "have no order")
+        own = self.order()
+        return self.items[own[self.labels[own] > 0]]
 
     def amounts(self, rated: bool) -> np.ndarray:
         """Preference for each of the positives, `float32 [items]`: 1, or if `rated` its ratings

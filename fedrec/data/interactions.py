@@ -189,3 +189,15 @@ def _mixed(values: np.ndarray) -> np.ndarray:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+def no_times(name: str, what: str) -> DataError:
+    """The error where the order of items is needed: `what` the interactions of this name do not
+    allow."""
+    return DataError(
+        f"{name} {what}",
+        expected="a column of times",
+        got="interactions without one",
+        fix="name the column of times of a table with dataset.time (fedrec run --data: --time), or"
+        " choose a random order, and systems that need none",
+    )

@@ -13,7 +13,7 @@ from fedrec.components import registry
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.data.client_data import ClientData, HeldOut
 from fedrec.data.grouped_rows import GroupedRows, UserRows
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Interactions, no_times
 from fedrec.data.perturbation import Perturbed, apply_perturbation
 from fedrec.data.reader import Reader
 from fedrec.data.schema import Schema
@@ -182,12 +182,15 @@ class Population:
         """As `liked`, offsets `int64 [clients + 1]` and items `int64 [total]`, but in time.
 
         The items of a client are from the earliest to the latest; in the source's order where times
-        are equal, or unknown.
+        are equal.
+
+        Raises:
+            DataError: there are no times.
         """
         offsets, items = self.liked(clients)
         rows = self._rows(clients)
         if rows.times is None:
-            return offsets, items
+            raise no_times(self.interactions.name, "has no order of items")
         return offsets, items[np.lexsort((rows.times, rows.place))]
 
     @cached_property

@@ -14,6 +14,7 @@ import torch
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
 from fedrec.components.errors import Unchanged, component_errors, refuse_wrong
 from fedrec.components.registry import BASELINE, resolve
+from fedrec.data.interactions import no_times
 from fedrec.data.population import Population
 from fedrec.errors import DataError
 from fedrec.evaluation.groups import user_groups
@@ -94,7 +95,14 @@ class CentralEvaluation:
 
     def fit(self, baseline: Baseline) -> None:
         """Fit a baseline to the training clients, a transductive one to all clients that it is to
-        score as well."""
+        score as well.
+
+        Raises:
+            DataError: it needs the order of items, and there are no times.
+        """
+        if baseline.ordered and self._population.interactions.times is None:
+            name = self._population.interactions.name
+            raise no_times(name, f"has no order of items, which {type(baseline).__name__} needs")
         clients = self._population.partition.training_clients
         if self._population.task == "rating" and isinstance(baseline, RatingBaseline):
             with component_errors(BASELINE.name, baseline, "in fit_ratings"):

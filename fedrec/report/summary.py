@@ -11,6 +11,7 @@ from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import lower_is_better, main_metric
 from fedrec.experiment.phases import last_phase
 from fedrec.experiment.tables import EvaluationConfig
+from fedrec.report.bootstrap import bootstrap_intervals
 from fedrec.report.input_codes import budgets, input_codes
 from fedrec.report.inputs import system_inputs
 from fedrec.report.rows import is_private, system_rows
@@ -25,6 +26,7 @@ _SHOWN = ("hits@", "hits-of-", "mae", "rmse", "reconstruction-")
 _NOT_PRIVATE = " (not private)"
 _POPULARITY = "popularity"  # phase of the first round of `popularity-start`
 _RANDOM = "random"  # lists that do not depend on data
+_ORDERED = "transitions"  # lists that depend on the order of a user's items
 
 
 def summary_table(result: Result) -> Table:
@@ -113,13 +115,15 @@ def _cell(value: float | None) -> str:
 
 
 def summary_notes(result: Result) -> list[str]:
-    """Whether the system is better than popularity, and suggestions if it is not."""
+    """Whether the system is better than popularity, and suggestions if it is not; whether the order
+    of items pays."""
     name = deciding_metric(result)
     if name is None or not result.experiment.federated:
         return []
     if result.experiment.privacy is not None and _is_popularity(result):
         return _against_chance(result, name)
-    return _below_popularity(result, name) + _without_private_popularity(result)
+    notes = _below_popularity(result, name) + _without_private_popularity(result)
+    return notes + _worth_of_order(result, name)
 
 
 def early_stopping_line(result: Result) -> str:
@@ -211,6 +215,30 @@ def _below_popularity(result: Result, metric: str) -> list[str]:
             " --set evaluation.held-out=validation; or more data per user."
         )
     return said
+
+
+def _worth_of_order(result: Result, metric: str) -> list[str]:
+    """Whether transitions between items rank better than the best baseline without order, over the
+    test users of an own table."""
+    tables = {
+        label: table[metric]
+        for label, table in result.baseline_users.items()
+        if metric in table and label != _RANDOM
+    }
+    ordered = tables.pop(_ORDERED, None)
+    if ordered is None or not tables or result.experiment.dataset.name != "table":
+        return []
+    best = max(tables, key=lambda label: tables[label].mean())
+    differences = (ordered - tables[best]).dropna().to_numpy(float)
+    if len(differences) < 2:
+        return []
+    ((low, high),) = bootstrap_intervals([differences])
+    pays = "pays" if low > 0 else "does not pay" if high < 0 else "makes no sure difference"
+    return [
+        f"The order of items {pays} here: {metric} {ordered.mean():.4f} by transitions between"
+        f" items, {tables[best].mean():.4f} by {best}, which knows no order (difference"
+        f" {differences.mean():+.4f}, {low:+.4f} to {high:+.4f})."
+    ]
 
 
 def _without_private_popularity(result: Result) -> list[str]:

@@ -130,6 +130,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
         "has_files": False,
     },
     ("split", "leave-one-out"): {"random": False},
+    ("split", "global-time"): {"random": False},
     ("split", "published"): {"settings": {"validation": 0.25}},
     ("sampler", "full"): {"random": False},
     ("step", "counts"): {"experiment": BIASED, "random": False},

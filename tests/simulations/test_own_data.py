@@ -188,3 +188,56 @@ def test_the_table_is_read_once_and_the_experiment_built_once(
 def test_another_separator_than_the_recognised_one_is_read_again(tmp_path):
     with pytest.raises(DataError, match="no column 'Kunde'"):
         POPULATIONS.population(load(experiment(written(tmp_path), ["dataset.separator=,"])))
+
+
+def walks(tmp_path, ordered):
+    """A table of people who go from item to item, with times that are in this order or in none."""
+    random = np.random.default_rng(0)
+    lines = []
+    for user in range(120):
+        place = int(random.integers(60))
+        times = np.arange(20) if ordered else random.permutation(20)
+        for time in times.tolist():
+            lines.append(f"u{user},i{place},{1_000_000 * user + time}")
+            place = (place + int(random.integers(1, 3))) % 60
+    file = tmp_path / ("walks.csv" if ordered else "shuffled.csv")
+    file.write_text("\n".join(["user,item,timestamp", *dict.fromkeys(lines)]) + "\n")
+    return file
+
+
+def test_a_table_with_times_says_whether_order_pays(tmp_path):
+    """Next items follow from the last ones in one table; in the other, times are at random."""
+    said = {}
+    for ordered in (True, False):
+        file = walks(tmp_path, ordered)
+        table = experiment(file)
+        assert table["split"]["halves"] == "temporal"
+        assert table["evaluation"]["baselines"] == ["popularity", "ease", "transitions"]
+        output = ["-o", str(tmp_path / file.stem)]
+        done = CliRunner().invoke(app, ["try", str(file), *output])
+        said[ordered] = " ".join(done.output.split())
+    assert "The order of items pays here: hits@10" in said[True]
+    assert "The order of items pays" not in said[False]
+    assert "The order of items" in said[False]
+
+
+@pytest.mark.parametrize(
+    "name", ["transitions-ml1m", "dp-transitions-ml1m", "sasrec-ml1m", "gru4rec-ml1m"]
+)
+@pytest.mark.parametrize("split", ["leave-one-out", "ratio", "global-time"])
+def test_systems_with_order_refuse_a_table_without_times(tmp_path, name, split):
+    """The split by time does, and where it is at random the system itself."""
+    columns = "user='Kunde', item='Artikel', separator=';'"
+    dataset = f"dataset={{name='table', path='{written(tmp_path)}', {columns}}}"
+    given = ["-s", dataset, "-s", f"split={{name='{split}'}}", "-s", "evaluation.baselines=[]"]
+    done = CliRunner().invoke(app, ["run", name, *given, "-o", str(tmp_path / "run")])
+    assert done.exit_code != 0
+    said = str(done.exception)
+    assert "a column of times" in said and "dataset.time" in said
+
+
+def test_centralised_systems_with_order_refuse_a_table_without_times(tmp_path):
+    for baseline in ("'transitions'", "{name='central', model={name='sasrec'}}"):
+        given = ["-s", f"evaluation.baselines=[{baseline}]", "-o", str(tmp_path / "run")]
+        done = CliRunner().invoke(app, ["try", str(written(tmp_path)), *given, "--quiet"])
+        assert done.exit_code != 0 and "a column of times" in str(done.exception)

@@ -29,9 +29,9 @@ _UNFIT = {
     "rating": "not every row has a finite number there (with a decimal point)",
     "time": "not every row has a number or a date (2024-12-31 or 31.12.2024) there",
 }
-_TIMES_UNUSED = (
-    "; the default split holds out random items and does not use it"
-    " (--set split.halves=temporal holds out the later half)"
+_TIMES_USED = (
+    "; of test users the later half of the items is held out"
+    " (--set split.halves=random holds out a random half)"
 )
 _NAMES = {
     "user": "kunde kundennr kundennummer nutzer benutzer "
@@ -99,7 +99,7 @@ class Recognised:
         """The result as text, one finding per line."""
         said = [
             f"{role}: column {self.columns[role]!r} ({self.reasons[role]})"
-            + (_TIMES_UNUSED if role == "time" else "")
+            + (_TIMES_USED if role == "time" else "")
             for role in ROLES
             if role in self.columns
         ]

@@ -7,8 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedrec.data.interactions import Interactions
-from fedrec.errors import DataError
+from fedrec.data.interactions import Interactions, no_times
 from fedrec.rng import stream
 
 Order = Literal["random", "temporal"]
@@ -28,13 +27,17 @@ def sort_key(interactions: Interactions, order: Order, seed: int) -> np.ndarray:
     """
     if order == "random":
         return stream(seed, "split", ROWS).permutation(len(interactions))
+    return times_of(interactions)
+
+
+def times_of(interactions: Interactions) -> np.ndarray:
+    """`int64 [rows]`: the times of interactions.
+
+    Raises:
+        DataError: they have none.
+    """
     if interactions.times is None:
-        raise DataError(
-            f"{interactions.name} cannot be split by time",
-            expected="interactions with times",
-            got="no times",
-            fix="choose the random order",
-        )
+        raise no_times(interactions.name, "cannot be split by time")
     return interactions.times
 
 

@@ -5,6 +5,10 @@
 The protocol of NCF and of most federated recommenders (FedMF, PFedRec). Users with fewer than three
 rows are not tested, so that a tested user always has training rows, and so that the test rows do
 not depend on `validation`.
+
+Each user is cut at a time of its own, so training rows of others may be later than a tested row: a
+system learns what became popular, and what followed what, after the time at which it is asked. The
+split `global-time` has no such leak.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ class LeaveOneOutConfig(Config):
 
 
 class LeaveOneOut(Split):
-    """The last row of each user is tested, the one before chooses settings, the others train."""
+    """The last row of each user is tested, the one before chooses settings, the others train, those
+    of other users that are later than a tested row, too (`global-time` has none of these)."""
 
     Config = LeaveOneOutConfig
     config: LeaveOneOutConfig

@@ -100,11 +100,60 @@ def test_temporal_split_ignores_the_order_of_rows(name, options):
         ("leave-one-out", {}),
         ("ratio", {"order": "temporal"}),
         ("user-holdout", {"halves": "temporal"}),
+        ("global-time", {}),
     ],
 )
 def test_temporal_split_needs_times(name, options):
-    with pytest.raises(DataError, match="by time"):
+    with pytest.raises(DataError, match="by time") as error:
         make(name, **options).split(interactions([0, 0, 0, 1, 1, 1, 2, 2, 2]))
+    assert "dataset.time" in str(error.value)
+
+
+class TestGlobalTime:
+    """Ten rows at times 0 to 9; users 0 and 1 begin before the points, user 2 after them."""
+
+    TABLE = interactions([0, 1, 0, 1, 0, 1, 2, 0, 2, 0], times=np.arange(10))
+
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({"test": 0.3, "validation": 0.2}, [[0, 1, 2, 3, 4], [5], [7, 9]]),
+            ({"test": 0.3, "validation": 0.0}, [[0, 1, 2, 3, 4, 5, 6], [], [7, 8, 9]]),
+            (
+                {"test": 0.4, "validation": 0.2, "new-users": "tested"},
+                [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]],
+            ),
+            ({"test": 0.3, "validation": 0.2, "tested": "first"}, [[0, 1, 2, 3, 4], [5], [7]]),
+        ],
+    )
+    def test_rows_are_divided_at_two_points(self, options, expected):
+        found = make("global-time", **options).split(self.TABLE)
+        assert parts(found) == expected
+        assert found.training_clients.tolist() == np.unique(self.TABLE.users[expected[0]]).tolist()
+
+    def test_rows_of_one_time_are_in_one_part(self):
+        table = interactions([0, 1, 0, 1, 0, 1], times=np.array([1, 1, 2, 3, 3, 3]))
+        assert parts(make("global-time", test=0.2, validation=0.2).split(table))[2] == [3, 4, 5]
+
+    @settings(max_examples=40, deadline=None)
+    @given(data=st.data())
+    def test_nothing_that_trains_is_later_than_what_is_held_out(self, data):
+        rows = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30)), min_size=20, max_size=60)
+        users, times = np.array([*data.draw(rows), (0, -1)]).T
+        table = interactions(users, times=times)
+        train, validation, test = parts(make("global-time", test=0.2).split(table))
+        before, between = (table.times[part].max(initial=-1) for part in (train, validation))
+        assert (table.times[validation] > before).all()
+        assert (table.times[test] > max(before, between)).all()
+
+    @pytest.mark.parametrize("times", [np.zeros(10), np.array([0])])
+    def test_a_point_before_all_rows_is_refused(self, times):
+        with pytest.raises(DataError, match="point of time"):
+            make("global-time").split(interactions(np.zeros(len(times)), times=times))
+
+    def test_some_rows_must_train(self):
+        with pytest.raises(ExperimentError, match="below 1"):
+            make("global-time", test=0.6, validation=0.4)
 
 
 class TestUserHoldout:

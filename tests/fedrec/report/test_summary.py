@@ -29,6 +29,7 @@ def result() -> Any:
         experiment=experiment,
         metrics={"hits@10": 0.1},
         baselines={"dp-popularity": {"hits@10": 0.2}},
+        baseline_users={},
         early_stopping={},
     )
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One point of time for everybody: what came before trains, what came after is validated and tested
+(Ji et al., A Critical Study on Data Leakage in Recommender System Offline Evaluation, TOIS 2023).
+
+Leave-one-out holds out each user's own last row, so that a system learns from what others did after
+it; here no row that trains is later than one that is held out. Test rows are the last ones, by
+their times, in a share `test` of all, validation rows a share `validation` before these; rows of
+one time are in one part. Users come and go, so that few of them may have rows on both sides.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedrec.config import Config
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Partition, Split
+from fedrec.data.splits._order import places, times_of, users_of
+from fedrec.errors import DataError
+
+
+class GlobalTimeConfig(Config):
+    """Settings of the split by one point of time."""
+
+    test: float = Field(default=0.1, gt=0, lt=1)
+    """Share of all rows, the latest ones, that are after the point of test, in (0, 1)."""
+    validation: float = Field(default=0.1, ge=0, lt=1)
+    """Share of all rows between the point of validation and that of test, in [0, 1); 0: all rows
+    before the point of test train."""
+    tested: Literal["all", "first"] = "all"
+    """Rows of a user after the point that are held out: "all", or the "first", the next item; the
+    others are then in no part."""
+    new_users: Literal["left-out", "tested"] = "left-out"
+    """Users without a training row: "left-out" of all parts, or "tested" like others, on lists that
+    know nothing of them."""
+
+    @model_validator(mode="after")
+    def _some_rows_train(self) -> Self:
+        if self.test + self.validation >= 1:
+            raise ValueError("test + validation below 1")
+        return self
+
+
+class GlobalTime(Split):
+    """Trains before one point of time, and validates and tests after it; no row that trains is
+    later than one that is held out."""
+
+    Config = GlobalTimeConfig
+    paper = "Ji et al. 2023"
+    config: GlobalTimeConfig
+
+    def split(self, interactions: Interactions) -> Partition:
+        """Divide the interactions; every user with a training row is a training client.
+
+        Raises:
+            DataError: the interactions have no times, or one time for nearly all rows.
+        """
+        times = times_of(interactions)
+        tested_from, validated_from = self._points(interactions.name, times)
+        train = times < validated_from
+        training = users_of(interactions, train)
+        counted = np.ones(len(times), dtype=bool)
+        if self.config.new_users == "left-out":
+            counted = np.isin(interactions.users, training)
+        test = counted & (times >= tested_from)
+        validation = counted & ~train & (times < tested_from)
+        return Partition(
+            training_clients=training,
+            train_rows=np.flatnonzero(train),
+            validation_rows=self._held_out(interactions.users, times, np.flatnonzero(validation)),
+            test_rows=self._held_out(interactions.users, times, np.flatnonzero(test)),
+        )
+
+    def _points(self, name: str, times: np.ndarray) -> tuple[int, int]:
+        """The times at which testing and validation begin."""
+        ordered = np.sort(times)
+        count = len(times)
+        first = [int(count * (1 - share) + 0.5) for share in (self.config.test, self._held_share)]
+        tested, validated = (int(ordered[min(place, count - 1)]) for place in first)
+        if not count or validated == ordered[0]:
+            raise DataError(
+                f"{name} cannot be split at a point of time",
+                expected="rows before the point of validation",
+                got=f"{count:,} rows, the first of them at that point",
+                fix="lower split.test and split.validation, or name another column of times",
+            )
+        return tested, validated
+
+    @property
+    def _held_share(self) -> float:
+        return self.config.test + self.config.validation
+
+    def _held_out(self, users: np.ndarray, times: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Those of a part's rows that are held out."""
+        if self.config.tested == "all" or not len(rows):
+            return rows
+        return rows[places(users[rows], times[rows])[0] == 0]
