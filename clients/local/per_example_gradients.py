@@ -12,7 +12,6 @@ here, because the encoder's input is the client's whole history.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,26 +39,10 @@ class FactoredGradients:
         ]
         return torch.stack(squares).sum(0).sqrt()
 
-    def combined(self, weights: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Each client's gradients times `weights [J, C]`, added up: `float32 [C, ...]` for each
-        parameter.
-
-        An example of weight 0 adds nothing, even if its gradient is not finite. Parameters outside
-        of layers get zeros.
-        """
-        clients = weights.shape[1]
-        found = {}
-        for name, (inputs, weighted) in self.weighted(weights).items():
-            found[f"{name}.weight"] = inputs[:, :, None] * weighted[:, None, :]
-            found[f"{name}.bias"] = weighted
-        return {
-            n: found[n] if n in found else v.new_zeros(clients, *v.shape)
-            for n, v in parameters.items()
-        }
-
     def weighted(self, weights: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """The same as factors: by layer x `[C, in]` and the weighted sum of g `[C, out]`,
-        `float32`."""
+        """Each client's gradients times `weights [J, C]`, added up, as factors: by layer x
+        `[C, in]` and the weighted sum of g `[C, out]`, `float32`. An example of weight 0 adds
+        nothing, even if its gradient is not finite."""
         counts = (weights != 0).any(0)[:, None]
         found = {}
         for name, outputs in self.outputs.items():

@@ -95,15 +95,14 @@ class DpVae(HistoryStep, OwnNoiseStep):
             return self._summed(
                 parameters, block, gradients, torch.where(usable, factors, 0.0) / counts, bounds
             )
-        means = gradients.combined(torch.where(usable, factors, 0.0) / counts, network)
-        changes = {name: v.new_zeros(len(block), *v.shape) for name, v in parameters.items()}
-        for place, member in enumerate(block.histories_of if self.config.epochs else ()):
-            mean = torch.cat([value[place].flatten() for value in means.values()])
-            before = norms[: int(real[place].sum()), place]
-            bound = float(bounds[place])
-            uploaded = self.uploaded(mean, bound, before, member.client, member.random)
-            for name, change in self.shaped(uploaded, network).items():
-                changes[name][place] = change
+        changes = self._noise(parameters, block, bounds, norms, real)
+        weights = torch.where(usable, factors, 0.0) / counts
+        rates = torch.tensor([self.rate(member.client) for member in block.histories_of])
+        for name, (inputs, weighted) in gradients.weighted(weights).items():
+            moved = -self.config.epochs * rates.to(weighted)[:, None] * weighted
+            changes[f"{name}.weight"].addcmul_(inputs[:, :, None], moved[:, None, :])
+            changes[f"{name}.bias"].add_(moved)
+        changes = {name: change.float() for name, change in changes.items()}
         reported = torch.where(real, losses.detach(), 0.0).sum(1) / real.sum(1)
         paper = self.config.mode == "paper"
         return Updates(
@@ -112,6 +111,36 @@ class DpVae(HistoryStep, OwnNoiseStep):
             changes,
             tuple(reported.tolist()) if paper else (math.nan,) * len(block),
         )
+
+    def _noise(
+        self,
+        parameters: Parameters,
+        block: HistoryBlock,
+        bounds: Tensor,
+        norms: Tensor,
+        real: Tensor,
+    ) -> dict[str, Tensor]:
+        """The noise of every client's upload, `[C, ...]` for each parameter of the network: views
+        of one array, in which it is drawn; and the upload for the bound, if it follows a quantile.
+        """
+        network = _network(parameters)
+        sizes = [value.numel() for value in network.values()]
+        new = torch.empty if self.config.epochs else torch.zeros
+        flat = new(len(block), sum(sizes), dtype=self.noise_dtype)
+        bound_shape = {name: v for name, v in parameters.items() if name == BOUND}
+        found = {name: v.new_zeros(len(block), *v.shape) for name, v in bound_shape.items()}
+        for place, member in enumerate(block.histories_of if self.config.epochs else ()):
+            normal = self.normal(member.random)
+            bound = float(bounds[place])
+            normal(flat[place]).mul_(self.noise_std(member.client, bound))
+            if self.config.quantile is not None:
+                before = norms[: int(real[place].sum()), place]
+                change = self.bound_change(before, bound, member.client, normal)
+                found[BOUND][place] = torch.from_numpy(change).to(self.device)
+        parts = flat.to(self.device).split(sizes, dim=1)
+        for (name, value), part in zip(network.items(), parts, strict=True):
+            found[name] = part.view(len(block), *value.shape)
+        return found
 
     def _summed(
         self,

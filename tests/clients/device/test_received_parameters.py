@@ -2,8 +2,6 @@
 """Parameters by which a server would learn a client's items from who answers are refused by every
 node alike, before a client's data are read."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,7 @@ import torch
 from clients.device.received_parameters import refuse_unsound
 from clients.hosting.node import Node
 from clients.local.one_by_one import Update, as_block
-from clients.local.own_noise import OwnNoiseConfig, OwnNoiseStep
-from clients.steps.dpvae import DpVae
+from clients.steps.dpvae import DpVae, DpVaeConfig
 from clients.steps.sgd import Sgd
 from clients.training.round import train_clients
 from clients.training.update_sum import UpdateSum
@@ -196,11 +193,12 @@ def test_a_client_that_fails_in_a_step_with_own_noise_sends_the_noise_alone(
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_the_own_noise_of_a_client_covers_a_gradient_that_diverged(value):
-    step = SimpleNamespace(config=OwnNoiseConfig(noise="reproducible"))
+    step = object.__new__(DpVae)
+    step.config = DpVaeConfig(noise="reproducible")
 
     def uploaded(mean):
         draws = np.random.default_rng(1)
-        return OwnNoiseStep.uploaded(step, mean, 1.0, torch.ones(1), 3, draws)[None]  # type: ignore
+        return step.uploaded(mean, 1.0, torch.ones(1), 3, draws)[None]
 
     diverged = torch.zeros(3)
     diverged[0] = value
