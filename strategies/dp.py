@@ -56,6 +56,8 @@ class DpFedAvg:
         self.source = source
         self.charge = charge
         self.memory: dict[str, np.ndarray] = {}
+        self._drawn: list[int] = []  # rounds with correlated noise from the seed
+        self._missing: list[int] = []  # those that the memory does not have since a restart
         self._warned = False
 
     def refuse_unequal(self, strategy: str, weighting: Weighting) -> None:
@@ -115,13 +117,34 @@ class DpFedAvg:
         return round(self.plan.denominator) if self.plan.config.mode == "secure" else clients
 
     def state(self) -> dict[str, np.ndarray]:
-        """The present clip norm, which adaptive clipping moves, and what the mechanism keeps."""
-        return {"clip-norm": np.asarray(self.plan.clip_norm), **add_prefix({"noise/": self.memory})}
+        """The present clip norm, which adaptive clipping moves, and what the mechanism keeps; of
+        noise from the seed only the rounds, from which it is drawn again."""
+        state = {"clip-norm": np.asarray(self.plan.clip_norm)}
+        if self._repeats:
+            return {**state, "drawn": np.array(self._drawn, dtype=np.int64)}
+        return {**state, **add_prefix({"noise/": self.memory})}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore what `state` returned."""
         self.plan = self.plan.at_clip_norm(float(state["clip-norm"]))
         self.memory = strip_prefix("noise/", state)
+        self._drawn = np.asarray(state.get("drawn", ())).astype(int).tolist()
+        self._missing = list(self._drawn)
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether the noise of a round depends on that of earlier ones, all of it from the seed."""
+        return self.plan.mechanism.correlated and self.plan.config.mode == "reproducible"
+
+    def _remember(self, round_number: int, sizes: Mapping[str, int]) -> None:
+        """Draw the noise of earlier rounds again if a resumed run needs it, and count this one."""
+        if not self._repeats:
+            return
+        for earlier in self._missing:
+            for name, size in sizes.items():
+                self.plan.mechanism.draw(name, size, self.memory, self.source, earlier)
+        self._missing = []
+        self._drawn.append(round_number)
 
     def _noisy(
         self,
@@ -138,6 +161,8 @@ class DpFedAvg:
             return total
         whole = {name: dense_change(change, theta[name]) for name, change in total.items()}
         mechanism = plan.mechanism
+        if plan.server_noise_scale:
+            self._remember(round_number, {name: value.size for name, value in whole.items()})
         noisy = mechanism.add_noise(
             whole, plan.server_noise_scale, self.source, round_number, memory=self.memory
         )

@@ -88,6 +88,11 @@ def _about_the_system(plan: Plan) -> Iterator[str]:
     yield _TRUST[settings.placement].format(dropouts=settings.max_dropouts, rounds=plan.rounds)
     if isinstance(plan.sampling, Scheduled):
         yield _scheduled(plan.sampling)
+        if plan.config.adjacency == "add-remove" and plan.sampling.rate == 1:
+            yield (
+                "Add-remove means here that a client sends its updates or zeros in their place: who"
+                " else is drawn is the same."
+            )
     elif not isinstance(plan.sampling, Full):
         drawn = "independently" if isinstance(plan.sampling, Poisson) else "uniformly"
         yield (
@@ -95,6 +100,7 @@ def _about_the_system(plan: Plan) -> Iterator[str]:
             f" {plan.clients} clients and are kept secret. If only some clients are ever available,"
             " N is their number."
         )
+    yield from _remembered(plan)
     if settings.mode == "reproducible":
         yield (
             "Mode 'reproducible' is a simulation, not a release: noise and cohorts come from the"
@@ -105,12 +111,37 @@ def _about_the_system(plan: Plan) -> Iterator[str]:
 
 def _scheduled(sampling: Scheduled) -> str:
     most = sampling.participations
-    return (
-        "Who takes part in which round may be known: nothing is gained by sampling. Accounted is a"
-        f" client that takes part every {sampling.separation} rounds"
-        + ("" if most is None else f", at most {most} times")
-        + "; the sampler guarantees that none does more often, and clients that join are refused."
+    sampled = f" with probability {sampling.rate:.3g}" if sampling.rate < 1 else ""
+    often = f"every {sampling.separation} rounds{sampled}" + (
+        "" if most is None else f", at most {most} times"
     )
+    known = (
+        "Who takes part in which round may be known: nothing is gained by sampling."
+        if sampling.rate == 1
+        else "Whose turn it is may be known; who of these takes part is drawn by independent coin"
+        " flips, which amplification assumes to be secret."
+    )
+    joining = "" if sampling.joining else ", and clients that join are refused"
+    return (
+        f"{known} Accounted is a client that takes part {often}; the sampler guarantees that none"
+        f" does more often{joining}."
+    )
+
+
+def _remembered(plan: Plan) -> Iterator[str]:
+    """The memory of correlated noise."""
+    kept = plan.mechanism.kept
+    if kept:
+        how = (
+            "and checkpoints have them, too"
+            if plan.config.mode == "secure"
+            else "which a resumed run draws again from the seed"
+        )
+        yield (
+            f"Noise is correlated between rounds: the server keeps at most {kept} arrays of the"
+            f" size of the trained parameters, in float64, {how}. Whoever reads them can remove"
+            " noise."
+        )
 
 
 def _about_the_rest(plan: Plan) -> Iterator[str]:

@@ -40,6 +40,9 @@ class Question(Config):
     add-remove; scheduled: known rounds, for mechanisms that need a separation."""
     separation: int | None = Field(default=None, ge=1)
     """With the sampler scheduled: smallest distance between two rounds of a client; default: 1."""
+    secret_cohorts: bool = False
+    """With the sampler scheduled and add-remove: whether clients whose turn it is take part by
+    secret, independent coin flips."""
     adjacency: Adjacency = "replace-one"
     """replace-one (with fixed-size) or add-remove (with poisson)."""
     backend: BackendName | Literal["paper"] = DEFAULT_BACKEND
@@ -57,8 +60,12 @@ class Question(Config):
                 "backend autodp, tight-rdp or pld: noise is not calibrated to the paper's"
                 " arithmetic"
             )
-        if self.separation is not None and self.sampler != "scheduled":
-            raise ValueError("separation only with the sampler scheduled")
+        scheduled = self.sampler == "scheduled"
+        if (self.separation is not None or self.secret_cohorts) and not scheduled:
+            raise ValueError("separation and secret-cohorts only with the sampler scheduled")
+        if scheduled and self.cohort * (self.separation or 1) > self.clients:
+            needed = f"{self.cohort:g} x {self.separation or 1}"
+            raise ValueError(f"at least {needed} clients, so many in each of as many groups")
         return self
 
     @property
@@ -82,15 +89,23 @@ class Question(Config):
             adjacency=self.adjacency,
             backend=DEFAULT_BACKEND if self.backend == "paper" else self.backend,
         )
-        scheduled = self.sampler == "scheduled"
         return Plan.of(
             config,
             self.sampler,
             {"cohort": self.cohort},
             self.clients,
             self.rounds,
-            schedule=Scheduled(self.cohort, self.separation or 1) if scheduled else None,
+            schedule=self.schedule,
         )
+
+    @property
+    def schedule(self) -> Scheduled | None:
+        """What is known of a client's rounds; None: there is no schedule."""
+        if self.sampler != "scheduled":
+            return None
+        groups = self.separation or 1
+        rate = self.cohort * groups / self.clients if self.secret_cohorts else 1.0
+        return Scheduled(self.cohort, groups, rate=rate)
 
     def answer(self, plan: Plan) -> Report:
         """Cost of the rounds of a plan, and the epsilon of the best known attack."""

@@ -116,14 +116,18 @@ class SampledCohorts:
 
     def sample(self, round_number: int) -> np.ndarray:
         """The cohort of a round, `int64 [clients]`, ascending; in secure mode drawn anew at each
-        call, from the operating system's generator, unless it follows a schedule."""
+        call, from the operating system's generator, unless it may be known."""
         privacy = self.experiment.privacy
-        if privacy is None or privacy.mode != "secure" or self.schedule is not None:
+        schedule = self.schedule
+        known = schedule is not None and schedule.rate == 1
+        if privacy is None or privacy.mode != "secure" or known:
             doing = f"in round {round_number}"
             with component_errors(SAMPLER.name, self.sampler, doing):
                 cohort = self.sampler.sample(round_number)
                 _refuse_no_cohort(self.sampler, cohort, self.clients, doing)
                 return cohort
+        if schedule is not None:
+            return secure_poisson(self.sampler.eligible(round_number), schedule.rate)
         if self.section.name == "full":
             return self.clients
         cohort = self.section.options["cohort"]

@@ -144,15 +144,16 @@ class Guard(RunExtension):
         self._refuse_joined(phase)
 
     def _refuse_joined(self, phase: str) -> None:
-        """Refuse clients that joined where the cost rests on the sampler's schedule, which is that
-        of the clients with which the run began.
+        """Refuse clients that joined where the cost rests on a schedule that is only that of the
+        clients with which the run began.
 
         Raises:
             RunError: there are others.
         """
         plan = self.plans[phase]
         present = len(self.strategy.by_phase[phase].cohorts.clients)
-        if isinstance(plan.sampling, Scheduled) and present != plan.clients:
+        fixed = isinstance(plan.sampling, Scheduled) and not plan.sampling.joining
+        if fixed and present != plan.clients:
             raise RunError(
                 f"the schedule of phase {phase!r} is for other clients",
                 expected=f"the {plan.clients} clients of the run's beginning",

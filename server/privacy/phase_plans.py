@@ -297,7 +297,7 @@ def _drawn(plan: Plan) -> str:
     """Description of the cohort of a plan."""
     if isinstance(plan.sampling, Full):
         return f"all {plan.clients} clients in each"
-    words = {FixedSize: "", Scheduled: "at most "}
+    words = {FixedSize: "", Scheduled: "at most " if plan.sampling.rate == 1 else "on average "}
     drawn = words.get(type(plan.sampling), "on average ")
     return f"{drawn}{plan.denominator:g} of {plan.clients} clients in each"
 
@@ -320,11 +320,14 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
     signal = plan.clip_norm * plan.denominator
     if not noise:
         return []
+    mechanism = plan.mechanism
+    kept = mechanism.kept * numbers * 8 / 2**20
+    memory = f" The server keeps up to {kept:.3g} MiB of noise of earlier rounds." if kept else ""
     return [
         f"Noise of phase {phase} in a round: norm {noise:.4g} over {numbers:,} numbers; the largest"
         f" signal, all {plan.denominator:g} clients alike, has norm {signal:.4g}"
         f" ({signal / noise:.2g} times the noise; on one number at most"
-        f" {signal / per_number:.3g} times)."
+        f" {signal / per_number:.3g} times).{memory}"
     ]
 
 

@@ -38,6 +38,10 @@ class Sampler(ABC):
         and round, in any process."""
         return np.sort(self.draw(stream(self.seed, "cohort", round_number)))
 
+    def eligible(self, round_number: int) -> np.ndarray:
+        """The clients that may be drawn in a round, `int64 [clients]`, ascending."""
+        return self.clients
+
     @property
     def expected_cohort(self) -> float | None:
         """Mean number of clients in a round, the same in every round; None where it is not known.

@@ -13,6 +13,7 @@ from fedrec.components.registry import DATASET, KINDS, builtin_names, resolve
 from fedrec.data.reader import data_directory
 from fedrec.errors import DataError
 from fedrec.experiment.sections import Section, component_settings
+from fedrec.privacy.accounting.sampling import Scheduled
 from simulations.contracts.base import SMALL, RunContract
 
 VAE = {"model": {"name": "vae", "hidden": 6, "latent": 3}}
@@ -21,6 +22,10 @@ PRIVATE = {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
 STAGES = {
     "stage-one": {"rounds": 1, "step": {"name": "sgd", "epochs": 1}},
     "main": {"name": "reptile"},
+}
+SCHEDULED = {
+    "schedule": Scheduled(3, 4),
+    "experiment": {"sampler": {"name": "min-separation", "cohort": 3, "separation": 4}},
 }
 PROFILED = {"model": {**SMALL["model"], "name": "privrec-profile", "item-bias": True}}
 BIASED = {"model": {**SMALL["model"], "item-bias": True}}
@@ -114,8 +119,11 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "dpvae"): {"experiment": VAE},
     ("model", "vae"): {"experiment": {"step": {"name": "vae"}}},
     ("model", "ae"): {"experiment": {"step": {"name": "vae"}}},
+    ("mechanism", "banded"): {"settings": {"bands": 3, "optimised-for": 8}, **SCHEDULED},
+    ("mechanism", "blt"): {"settings": {"optimised-for": 8, "separation": 4}, **SCHEDULED},
     ("sampler", "fixed-size"): COHORT,
     ("sampler", "limited"): {"settings": {"cohort": 6, "participations": 30}},
+    ("sampler", "min-separation"): {"settings": {"cohort": 3, "separation": 4}},
     ("sampler", "poisson"): COHORT,
     ("strategy", "two-stage"): {"settings": STAGES},
     ("attack", "audit"): {"settings": {"canaries": 20}, "experiment": PRIVATE},

@@ -64,23 +64,24 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """Who takes part in which round does not depend on data and need not be secret: no
-    amplification, but a bound on the rounds of each client.
+    """Who may take part in which round does not depend on data and need not be secret: a bound on
+    the rounds of each client.
 
     Attributes:
         cohort: clients per round, or their largest number: what sums are divided by.
         separation: smallest distance between two rounds of a client, at least 1.
         participations: largest number of rounds of a client; None: no bound but the separation.
+        rate: probability that a client whose turn it is takes part, in (0, 1]. 1: who takes part
+            may be known, so that nothing is gained by sampling; below 1: independent coin flips,
+            which have to be secret.
+        joining: whether clients may join without another client's coming more often.
     """
 
     cohort: float
     separation: int = 1
     participations: int | None = None
-
-    @property
-    def rate(self) -> float:
-        """1: a client that takes part is known."""
-        return 1.0
+    rate: float = 1.0
+    joining: bool = False
 
     def most(self, rounds: int) -> int:
         """Largest number of rounds of a client among so many."""
@@ -124,12 +125,13 @@ def refuse_unproven(sampling: Sampling, adjacency: Adjacency) -> None:
     Raises:
         ExperimentError: Poisson with replace-one, or a fixed size with add-remove.
     """
-    if isinstance(sampling, Poisson) and adjacency == "replace-one" and sampling.rate < 1:
+    coins = isinstance(sampling, Poisson | Scheduled) and sampling.rate < 1
+    if coins and adjacency == "replace-one":
         raise ExperimentError(
             "Poisson sampling and replace-one adjacency have no proven bound here",
             expected="the bounds for Poisson sampling are for one client more or less",
-            got="sampler poisson, adjacency replace-one",
-            fix="set adjacency to add-remove, or the sampler to fixed-size",
+            got=f"sampler {name_of(sampling)} with independent coin flips, adjacency replace-one",
+            fix="set adjacency to add-remove, or the sampler to draw a fixed size",
         )
     if isinstance(sampling, FixedSize) and adjacency == "add-remove" and sampling.rate < 1:
         raise ExperimentError(

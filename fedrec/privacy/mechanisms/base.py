@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
@@ -47,7 +48,7 @@ class Mechanism(ABC):
     as the whole; `local`: each client's noise is of its own. Clients have no memory."""
     samplings: ClassVar[tuple[type[Sampling], ...]] = (Full, FixedSize, Poisson)
     """Samplers for which its cost is known; `fits` may ask for more."""
-    needs: ClassVar[str] = "the sampler 'fixed-size', 'poisson' or 'full'"
+    needs: str = "the sampler 'fixed-size', 'poisson' or 'full'"
     """The same in words, for errors."""
     counts: ClassVar[bool] = False
     """Whether a noisy count of the same cohort may be released beside the sum at the joint cost of
@@ -83,6 +84,27 @@ class Mechanism(ABC):
     def std(self) -> float:
         """Largest standard deviation of a value of `draw`, over all rounds."""
         return 1.0
+
+    @property
+    def momentum(self) -> float:
+        """Momentum of the server, in [0, 1), for which `running_sums` are measured."""
+        return 0.0
+
+    @property
+    def kept(self) -> int:
+        """Largest number of arrays of a parameter's size that `memory` has, whatever the number of
+        rounds."""
+        return 0
+
+    def running_sums(self, rounds: int) -> float:
+        """Root mean square, over the rounds, of noise of scale 1 in what the server's rule makes of
+        the rounds so far; of independent noise, in their sum."""
+        return self.std * math.sqrt((rounds + 1) / 2)
+
+    def mixing(self, rounds: int) -> np.ndarray:
+        """What the noise of a round has of the independent noise of that round and of those before,
+        `float64 [rounds]`, for audits; a correlated mechanism states it."""
+        return self.std * np.eye(1, rounds)[0]
 
     def longest(self, scale: float, clients: int, values: int) -> float:
         """A norm (of `order`) that the noise of so many clients, of so many values each, exceeds

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Banded noise as a plug-in of two files, a mechanism and the sampler that it needs: the contracts
-of both, whole runs, and figures against dense matrices in numpy."""
+"""Banded noise and the sampler that it needs: whole runs, and figures against dense matrices in
+numpy."""
 
 import itertools
 import json
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,47 +14,35 @@ from scipy.special import binom, ndtr
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
+from fedrec.privacy.accounting.accountant import Accountant, backend_of
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Release
 from fedrec.privacy.accounting.sampling import Full, Scheduled
+from fedrec.privacy.factorisation.coefficients import prefix_sums
 from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.mechanisms.banded import Banded
 from fedrec.privacy.mechanisms.base import mechanism_of
-from fedrec.privacy.noise_source import Reproducible
-from fedrec.protocol.orders import Presence
+from fedrec.privacy.noise_source import Reproducible, source_of
+from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.runs.folder import RunFolder
-from fedrec.testing import MechanismContract, SamplerContract
+from fedrec.testing import SamplerContract
 from server.cohorts.roster import Roster
 from server.cohorts.selection import SampledCohorts
 from server.privacy.guard import Guard
 from server.privacy.phase_plans import PhasePlans
+from server.samplers.min_separation import MinSeparation, MinSeparationConfig
 from server.strategy_state import make_strategy
 from simulations import runner
-from tests.fedrec.privacy.banded_plugin.banded import Banded
-from tests.fedrec.privacy.banded_plugin.separated import Separated
+from strategies.base import CohortStrategy
 from tests.runs import assert_close, parameters_in
 
-HERE = "tests.fedrec.privacy.banded_plugin"
-BANDED = f"{HERE}.banded:Banded"
-SAMPLER = f"sampler={{name='{HERE}.separated:Separated', cohort=3, separation=4}}"
-MECHANISM = f"mechanism={{name='{BANDED}', bands=3}}"
+SAMPLER = "sampler={name='min-separation', cohort=3, separation=4}"
+MECHANISM = "mechanism={name='banded', bands=3}"
 PRIVATE = f"privacy={{clip-norm=1.0, noise-multiplier=2.0, delta=1e-5, {MECHANISM}}}"
 CHEAP = "evaluation.fine-tune.epochs=0"
 
 
-class TestBanded(MechanismContract):
-    component = Banded
-    settings: ClassVar[dict[str, Any]] = {"bands": 3}
-    schedule = Scheduled(3, 4)
-    experiment: ClassVar[dict[str, Any]] = {
-        "sampler": {"name": f"{HERE}.separated:Separated", "separation": 4}
-    }
-
-
-class TestSeparated(SamplerContract):
-    component = Separated
-
-
 def banded(bands):
-    return mechanism_of({"name": BANDED, "bands": bands})
+    return mechanism_of({"name": "banded", "bands": bands})
 
 
 def dense(rounds, bands):
@@ -66,7 +54,7 @@ def dense(rounds, bands):
 
 def moved(rounds, schedule, bands):
     """How far a client moves C x: the factor by which a run's multiplier is below a round's."""
-    one = Release(BANDED, Full(), "add-remove", 1.0)
+    one = Release("banded", Full(), "add-remove", 1.0)
     (found,) = banded(bands).releases(one, rounds, schedule)
     assert found.mechanism == "gaussian"
     return 1 / found.noise_multiplier
@@ -111,7 +99,8 @@ def test_its_noise_is_that_of_the_dense_matrix(bands):
     memory: dict[str, np.ndarray] = {}
     drawn = [banded(bands).draw("x", 50, memory, source, number) for number in range(1, 13)]
     assert np.allclose(drawn, np.linalg.solve(dense(12, bands), white), rtol=0, atol=1e-12)
-    assert memory["x"].shape == (bands - 1, 50)
+    assert banded(bands).kept == bands - 1
+    assert sum(value.shape == (50,) for value in memory.values()) == bands - 1
     rows = np.linalg.norm(np.linalg.inv(dense(400, bands)), axis=1)
     assert banded(bands).std == pytest.approx(rows.max(), rel=1e-9)
 
@@ -213,17 +202,17 @@ def test_noise_for_a_target_epsilon(load_tiny):
 
 
 @pytest.mark.parametrize(
-    "sampler",
+    ("sampler", "adjacency"),
     [
-        SAMPLER.replace("separation=4", "separation=2"),
-        "sampler={name='fixed-size', cohort=3}",
-        "sampler={name='full'}",
+        (SAMPLER.replace("separation=4", "separation=2, draw='poisson'"), "add-remove"),
+        ("sampler={name='fixed-size', cohort=3}", "replace-one"),
+        ("sampler={name='poisson', cohort=3}", "add-remove"),
     ],
 )
-def test_cohorts_that_are_too_near_are_refused(run_tiny, sampler, tmp_path):
-    """Columns of two of a client's rounds would overlap, and move the release further."""
+def test_cohorts_without_a_known_cost_are_refused(run_tiny, sampler, adjacency, tmp_path):
+    """Amplification is proven for rounds without a row in common, and for coin flips in turn."""
     with pytest.raises(ExperimentError, match="no cost") as refused:
-        run_tiny(PRIVATE, sampler)
+        run_tiny(PRIVATE, sampler, f"privacy.adjacency={adjacency}")
     assert "separates a client's rounds by 3" in str(refused.value)
     assert not (tmp_path / "run" / "privacy.jsonl").exists()
 
@@ -233,23 +222,42 @@ def test_noise_with_a_memory_is_refused_on_clients(run_tiny):
         run_tiny(PRIVATE, SAMPLER, "privacy.placement=local")
 
 
-def test_clients_that_join_are_refused(load_tiny, tmp_path):
-    """They change the groups: a client of an early round may come again too soon."""
-    run = RunFolder.create(load_tiny(PRIVATE, SAMPLER), tmp_path / "run")
+@pytest.fixture
+def joining(load_tiny, tmp_path):
+    """The rounds of every client in 12 rounds, of which the last 6 are drawn after two joined."""
 
-    def roster(clients):
-        return Roster((0,), (Presence(0, np.arange(clients), np.arange(0)),))
+    def rounds_of(*overrides):
+        run = RunFolder.create(load_tiny(PRIVATE, SAMPLER, *overrides), tmp_path / "run")
 
-    cohorts = SampledCohorts(run.experiment, roster(18))
-    guard = Guard(run, run.experiment.privacy, make_strategy(run.experiment, cohorts))
-    guard.before_upload(1)
-    cohorts.joined(roster(20))
+        def roster(clients):
+            return Roster((0,), (Presence(0, np.arange(clients), np.arange(0)),))
+
+        cohorts = SampledCohorts(run.experiment, roster(18))
+        guard = Guard(run, run.experiment.privacy, make_strategy(run.experiment, cohorts))
+        guard.before_upload(1)
+        drawn = [cohorts.sample(number) for number in range(1, 7)]
+        cohorts.joined(roster(60))
+        guard.before_upload(7)
+        drawn += [cohorts.sample(number) for number in range(7, 13)]
+        return [np.flatnonzero([client in cohort for cohort in drawn]) for client in range(60)]
+
+    return rounds_of
+
+
+def test_clients_that_join_change_nobodys_group(joining):
+    rounds = joining()
+    assert min(np.diff(own).min(initial=4) for own in rounds) == 4
+    assert any(len(own) for own in rounds[18:])
+
+
+def test_clients_that_join_are_refused_where_they_change_the_rate(joining):
+    """Noise of a run that continues would be for another rate."""
     with pytest.raises(RunError, match="for other clients") as refused:
-        guard.before_upload(2)
-    assert "18 clients" in str(refused.value) and "20" in str(refused.value)
+        joining("sampler.draw=poisson", "privacy.adjacency=add-remove")
+    assert "18 clients" in str(refused.value) and "60" in str(refused.value)
 
 
-class Hasty(Separated):
+class Hasty(MinSeparation):
     """Draws from a group again after two rounds."""
 
     def sample(self, round_number):
@@ -259,6 +267,7 @@ class Hasty(Separated):
 def test_the_contract_finds_a_schedule_that_is_not_kept():
     class TestHasty(SamplerContract):
         component = Hasty
+        settings: ClassVar = {"cohort": 3, "separation": 4}
 
     with pytest.raises(AssertionError, match="after 2 rounds, not 4"):
         TestHasty().test_its_schedule_is_kept()
@@ -274,7 +283,7 @@ def test_commands_explain_and_calibrate_it(fedrec, tiny_file):
 
     numbers = ("--clients", 18, "--cohort", 3, "--rounds", 8, "--delta", 1e-5)
     numbers += ("--sampler", "scheduled", "--separation", 4)
-    numbers += ("--mechanism", f"{{name='{BANDED}', bands=3}}")
+    numbers += ("--mechanism", "{name='banded', bands=3}")
     found = json.loads(fedrec("privacy", "calibrate", *numbers, "--epsilon", 2, "--json")[1])
     mu = np.linalg.norm(dense(8, 3)[:, [0, 4]]) / found["noise_multiplier"]
     assert gdp_delta(mu, 2.0) == pytest.approx(1e-5, rel=5e-3)
@@ -282,3 +291,126 @@ def test_commands_explain_and_calibrate_it(fedrec, tiny_file):
         "privacy", "epsilon", *numbers, "--noise-multiplier", found["noise_multiplier"], "--json"
     )
     assert json.loads(again)["epsilon"] == pytest.approx(2.0, rel=1e-3)
+
+
+def in_turn(experiment_rate, rounds, separation, bands, z):
+    """Epsilon at delta 1e-5 of secret cohorts drawn in turn, by dp-accounting: the norms of the
+    columns of a client's rounds are the sensitivities of as many sampled releases."""
+    pld = pytest.importorskip("dp_accounting.pld.pld_privacy_accountant")
+    event = pytest.importorskip("dp_accounting.dp_event")
+    accountant = pld.PLDAccountant()
+    for first in range(0, rounds, separation):
+        norm = float(np.linalg.norm(dense(rounds, bands)[:, first]))
+        one = event.PoissonSampledDpEvent(experiment_rate, event.GaussianDpEvent(z / norm))
+        accountant.compose(one)
+    return accountant.get_epsilon(1e-5)
+
+
+@pytest.mark.parametrize(("rounds", "separation", "bands"), [(12, 4, 4), (14, 5, 3), (3, 4, 4)])
+def test_secret_cohorts_in_turn_cost_what_dp_accounting_says(rounds, separation, bands):
+    schedule = Scheduled(3, separation, rate=0.3)
+    one = Release("banded", schedule, "add-remove", 1.5)
+    found = banded(bands).releases(one, rounds, schedule)
+    accountant = backend_of("pld")
+    assert accountant.epsilon(found, 1e-5).epsilon == pytest.approx(
+        in_turn(0.3, rounds, separation, bands, 1.5), rel=5e-3
+    )
+
+
+def test_secret_cohorts_under_replace_one_are_refused(run_tiny):
+    with pytest.raises(ExperimentError, match="no proven bound"):
+        run_tiny(PRIVATE, SAMPLER, "sampler.draw=poisson")
+
+
+def test_secret_cohorts_are_drawn_anew_from_the_group_whose_turn_it_is(load_tiny):
+    """And the number of clients in a round is not in its metrics."""
+    experiment = load_tiny(PRIVATE, SAMPLER, "sampler.draw=poisson", "privacy.adjacency=add-remove")
+    secure = experiment.model_copy(
+        update={"privacy": experiment.privacy.model_copy(update={"mode": "secure"})}
+    )
+    clients = np.arange(400)
+    drawn = [
+        np.concatenate([cohorts.sample(1) for _ in range(60)])
+        for cohorts in (
+            SampledCohorts.without_nodes(secure, clients),
+            SampledCohorts.without_nodes(experiment, clients),
+        )
+    ]
+    assert len(np.unique(drawn[0])) > 60 > 20 > len(np.unique(drawn[1]))
+    group = MinSeparation(MinSeparationConfig(cohort=3, separation=4), clients, experiment.seed)
+    assert np.isin(drawn[0], group.eligible(1)).all()
+    assert not np.isin(drawn[0], group.eligible(2)).any()
+
+
+@pytest.mark.parametrize("mode", ["reproducible", "secure"])
+def test_what_is_kept_of_the_noise_is_bounded_and_stated(load_tiny, mode):
+    """Checkpoints of noise from the seed have the rounds only, and draw it again."""
+    experiment = load_tiny(PRIVATE, SAMPLER, f"privacy.mode={mode}", "rounds=8")
+    clients = np.arange(18)
+    cohorts = SampledCohorts.without_nodes(experiment, clients)
+    strategy = make_strategy(experiment, cohorts)
+    plans = PhasePlans.of(experiment, experiment.privacy, strategy)
+    source = source_of(mode, 0)
+    plans.protect(strategy, source, lambda number, event: None)
+    privacy = strategy.privacy
+    theta = {"x": np.zeros((50, 3), dtype=np.float32)}
+    (plan,) = plans.plans.values()
+    zeros = [(TrainSum({"x": np.zeros((50, 3))}, 3, 3.0, 0, 0.0, 0), 3)]
+    sizes = []
+    for number in range(1, 7):
+        privacy.release(number, theta, zeros)
+        sizes.append(sum(value.nbytes for value in privacy.state().values()))
+    most = plan.mechanism.kept * 150 * 8
+    assert plan.mechanism.kept == 2
+    assert sizes[-1] < 200 if mode == "reproducible" else most < sizes[-1] < most + 200
+    assert any("at most 2 arrays" in line for line in plans.report(Accountant()).caveats)
+    if mode == "reproducible":
+        again = type(privacy)(plan, privacy.phase, source, lambda number, event: None)
+        again.restore(privacy.state())
+        first = privacy.release(7, theta, zeros)["x"]
+        assert np.array_equal(again.release(7, theta, zeros)["x"], first)
+
+
+class ServerMomentum(CohortStrategy):
+    """FedAvgM: moves along a running mean of the rounds."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.speed = {}
+
+    def apply(self, theta, aggregate):
+        for name, total in aggregate.total(theta).items():
+            self.speed[name] = 0.9 * self.speed.get(name, 0.0) + total / aggregate.clients
+        return {name: value + self.speed[name] for name, value in theta.items()}
+
+
+STRATEGIES = {
+    "{name='reptile', server-lr=1.0}": 0.0,
+    "{name='fedavg', weighting='uniform'}": 0.0,
+    "{name='test_banded:ServerMomentum'}": 0.9,
+    "{name='fed-adam', server-lr=0.1}": None,
+}
+
+
+@pytest.mark.parametrize(("strategy", "momentum"), STRATEGIES.items(), ids=STRATEGIES)
+def test_strategies_add_up_correlated_noise(run_tiny, strategy, momentum):
+    """With updates of zero, a server that adds up what rounds release ends with its workload's last
+    row of the dense matrix times white noise; Adam's steps are not linear, and are charged
+    alike."""
+    nothing = f"strategy={strategy}", "step.epochs=0", CHEAP, "rounds=7", "evaluation.every=0"
+    result = run_tiny(PRIVATE, SAMPLER, *nothing)
+    lines = Ledger(result.folder / "privacy.jsonl").charges
+    assert sum(isinstance(line.event, CorrelatedRounds) for line in lines) == 1
+    if momentum is None:
+        return
+    noiseless = "privacy={clip-norm=1.0, noise-multiplier=0.0, delta=1e-5}"
+    run_tiny(noiseless, "sampler={name='full'}", *nothing, output="start")
+    after = parameters_in(result.folder)
+    before = parameters_in(result.folder.parent / "start")
+    source = Reproducible(result.experiment.seed)
+    workload = np.linalg.inv(dense(7, 3)).T @ prefix_sums(7, momentum)[::-1]
+    scale = 2.0 * 2 / 3  # noise multiplier, sensitivity 2S, and a cohort of 3
+    for name, value in after.items():
+        white = [source.gaussian(value.size, name, number) for number in range(1, 8)]
+        moved = scale * (workload @ np.array(white)).reshape(value.shape)
+        assert np.allclose(value - before[name], moved, atol=1e-5)
