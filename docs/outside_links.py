@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """For the documentation site: links to files outside of docs/ become their text and the file's
-name.
+name, and CHANGELOG.md becomes a page.
 
 In the repository such links lead to code and examples; the site has only the pages.
 """
@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import posixpath
 import re
+from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File
+
+_CHANGES = Path(__file__).resolve().parents[1] / "CHANGELOG.md"
 _LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
 _FENCE = re.compile(
     r'^```(\w+) \w+$|^(```\w+ title="[^"]+")(?: from="[^"]+")?(?: fails)?$|^(```\w+) fails$', re.M
 )
+
+
+def on_files(files: Any, *, config: Any, **_: Any) -> Any:
+    """The files of the site, with the changelog."""
+    files.append(File.generated(config, "changelog.md", abs_src_path=str(_CHANGES)))
+    return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -32,4 +42,6 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     def fence(match: re.Match[str]) -> str:
         return match[2] or match[3] or f"```{match[1]}"
 
+    if page.file.src_uri == "changelog.md":
+        markdown = markdown.replace("](docs/", "](")
     return _LINK.sub(plain, _FENCE.sub(fence, markdown))

@@ -55,7 +55,7 @@ def _table(settings: Iterable[Setting]) -> Iterator[str]:
             f"`{one.key}`",
             one.type,
             f"`{one.default}`" if one.default else "",
-            one.range,
+            f"`{one.range}`" if "[" in one.range else one.range,  # "[a][b]" would be a link
             one.about,
         )
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

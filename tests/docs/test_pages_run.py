@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tutorials and how-tos: their files are written, and their Python and commands run, in the order
-of the page.
+"""Tutorials, guides and how-tos: their files are written, and their Python and commands run, in
+the order of the page.
 
 A block with `title` is a file (appended to the file `from`), commands in `bash` blocks must
-succeed, or fail if the block is marked `fails`, and other `python` blocks are executed.
+succeed, or fail if the block is marked `fails`, and other `python` blocks are executed. Commands
+are fedrec's, `flwr run .` and `pytest`.
 """
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,9 +18,11 @@ import flwr.app  # noqa: F401  # its handler of logs keeps the stream of its fir
 import pytest
 
 from simulations import cli
+from tests.simulations.bundles import flwr_command
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = [*sorted((DOCS / "tutorials").glob("*.md")), DOCS / "how-to.md"]
+PAGES = sorted([*DOCS.glob("tutorials/*.md"), *DOCS.glob("guides/*.md"), DOCS / "how-to.md"])
+FLOWER = DOCS / "guides" / "flower-app.md"
 BLOCK = re.compile(
     r'^```(\w+)(?: title="([^"]+)")?(?: from="([^"]+)")?( fails)?\n(.*?)^```', re.S | re.M
 )
@@ -44,9 +49,22 @@ def place(tmp_path, monkeypatch):
                 del sys.modules[name]
 
 
-def command(line, monkeypatch, capsys):
-    """Exit status and output of a command in this process."""
+def command(line, place, monkeypatch, capsys):
+    """Exit status and output of a command: fedrec in this process, others in their own."""
     arguments = shlex.split(line.removeprefix("PYTHONPATH=. "))  # as `place` is
+    if arguments[:3] == ["flwr", "run", "."]:
+        config = arguments[-1].replace("$PWD", str(place))
+        done = flwr_command(place, place, config)
+        return done.returncode, done.stdout + done.stderr
+    if arguments[0] == "pytest":
+        path = os.pathsep.join([str(place), str(DOCS.parent)])
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments, "-p", "no:cacheprovider"],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout + done.stderr
     assert arguments[0] == "fedrec", line
     monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit) as ended:
@@ -55,14 +73,18 @@ def command(line, monkeypatch, capsys):
     return int(ended.value.code or 0), captured.out + captured.err
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_runs_from_its_first_line_to_its_last(page, place, monkeypatch, capsys):
+def name_of(page):
+    """Of a page, within its folder."""
+    return str(page.relative_to(DOCS).with_suffix(""))
+
+
+def run_page(page, place, monkeypatch, capsys):
+    """Write the files of a page and run its blocks, in order."""
     names: dict = {"__name__": "page"}
     for language, title, base, fails, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         if title:
             before = (place / base).read_text() + "\n" if base else ""
+            (place / title).parent.mkdir(exist_ok=True)
             (place / title).write_text(before + text)
         elif language == "python":
             exec(compile(text, str(page), "exec"), names)
@@ -70,6 +92,20 @@ def test_a_page_runs_from_its_first_line_to_its_last(page, place, monkeypatch, c
             for line in text.replace("\\\n", " ").strip().splitlines():
                 if line == "export PYTHONPATH=.":  # as `place` is
                     continue
-                code, said = command(line, monkeypatch, capsys)
+                code, said = command(line, place, monkeypatch, capsys)
                 assert (code != 0) == bool(fails), f"{line}\n{said}"
                 assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != FLOWER], ids=name_of)
+def test_a_page_runs_from_its_first_line_to_its_last(page, place, monkeypatch, capsys):
+    run_page(page, place, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+@pytest.mark.timeout(600)
+def test_the_page_of_a_flower_app_runs(place, monkeypatch, capsys):
+    run_page(FLOWER, place, monkeypatch, capsys)

@@ -20,23 +20,27 @@ def install(target, folders):
     subprocess.run([*command, *map(str, folders)], check=True)
 
 
-def flwr_run(app, folder, config, path=()):
-    """The run of an app bundle on two SuperNodes, whose processes find fedrec; its run folder is
-    `folder / "run"`."""
+def flwr_command(app, folder, config, path=()):
+    """`flwr run` of an app bundle on two SuperNodes, whose processes find fedrec, with a SuperLink
+    of its own below `folder`; the finished process."""
     port = flower._free_port()
     environment = flower._environment(folder / "home", port)
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *path])
-    config = f"{config} output='{folder / 'run'}'"
     sizes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
     command = [flower.script("flwr"), "run", str(app), "fedrec", "--stream", "-c", config]
     with flower._superlink(SimpleNamespace(path=folder), environment, port):
-        done = subprocess.run(
+        return subprocess.run(
             [*command, "--federation-config", sizes],
             env=environment,
             cwd=folder,
             capture_output=True,
             text=True,
         )
+
+
+def flwr_run(app, folder, config, path=()):
+    """The run folder, `folder / "run"`, of an app bundle with fedrec's server."""
+    done = flwr_command(app, folder, f"{config} output='{folder / 'run'}'", path)
     assert (folder / "run" / "run.json").exists(), done.stdout[-3000:] + done.stderr[-2000:]
     run = RunFolder(folder / "run")
     assert run.status() == {"state": "finished", "round": 2}, run.log_file.read_text()[-3000:]
