@@ -61,7 +61,7 @@ class Catalogue:
         if self.item_ids.ndim != 1 or len(np.unique(self.item_ids)) < len(self.item_ids):
             raise ValueError("items are a list in which an item stands once")
         names = (
-            [feature.name for feature in self.item_features.features],
+            [feature.name for feature in self.item_features.every],
             [name for name, _ in self.user_features],
         )
         if any(len(set(own)) < len(own) for own in names):
@@ -69,7 +69,7 @@ class Catalogue:
         known = [categories for _, categories in self.user_features]
         for categories in [
             *known,
-            *(feature.categories for feature in self.item_features.features),
+            *(feature.categories for feature in self.item_features.every),
         ]:
             if not all(isinstance(category, str) for category in categories):
                 raise ValueError("categories are texts")
@@ -83,6 +83,7 @@ class Catalogue:
         table = {
             "items": self.item_ids.tolist(),
             "item-features": [_table(feature) for feature in self.item_features.features],
+            "item-texts": [_table(text) for text in self.item_features.texts],
             "user-features": [
                 {"name": name, "categories": list(known)} for name, known in self.user_features
             ],
@@ -101,13 +102,14 @@ class Catalogue:
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
             items = np.array(table["items"], dtype=np.str_)
-            features = tuple(_feature(entry) for entry in table["item-features"])
+            kinds = (table["item-features"], table.get("item-texts", ()))
+            features = (tuple(_feature(entry) for entry in kind) for kind in kinds)
             users = tuple(
                 (str(entry["name"]), tuple(entry["categories"])) for entry in table["user-features"]
             )
             found = cls(
                 items,
-                FeatureTable(len(items), features),
+                FeatureTable(len(items), *features),
                 users,
                 bool(table["rated"]),
                 bool(table["timed"]),

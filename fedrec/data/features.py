@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Categorical side features of users and of items, single- or multi-valued."""
+"""Side features of users and of items: categories, single- or multi-valued, and words of texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,12 +13,36 @@ import pandas as pd
 
 from fedrec.errors import DataError
 
+_WORD = re.compile(r"[^\W_]{2,}")
+
 
 class FeatureNames(NamedTuple):
-    """Names of side features, of users and of items."""
+    """Names of side features, by kind.
+
+    Attributes:
+        users: categories of users.
+        items: categories of items.
+        item_texts: texts of items.
+    """
 
     users: tuple[str, ...] = ()
     items: tuple[str, ...] = ()
+    item_texts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, users: FeatureTable, items: FeatureTable) -> FeatureNames:
+        """Those of two tables."""
+        return cls(users.names, items.names, tuple(text.name for text in items.texts))
+
+    @property
+    def of_items(self) -> tuple[str, ...]:
+        """All of the items."""
+        return (*self.items, *self.item_texts)
+
+    @property
+    def categories(self) -> FeatureNames:
+        """Those that are categories."""
+        return FeatureNames(self.users, self.items)
 
 
 @dataclass(frozen=True)
@@ -76,6 +101,12 @@ class Feature:
         categories, codes = np.unique(flat, return_inverse=True)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return cls(name, tuple(categories.tolist()), offsets, codes.astype(np.int64))
+
+    @classmethod
+    def words(cls, name: str, texts: Iterable[str]) -> Feature:
+        """The distinct words of each row's text, in lower case: letters and digits, at least two in
+        a word."""
+        return cls.multiple(name, [sorted(set(_WORD.findall(text.lower()))) for text in texts])
 
     @property
     def rows(self) -> int:
@@ -143,14 +174,16 @@ class FeatureTable:
 
     Attributes:
         rows: number of users (or items); needed because there may be no features.
-        features: each with the same number of rows, names distinct.
+        features: categories; each with the same number of rows, names distinct.
+        texts: words of texts, most of them rare; likewise. Only what says so uses them.
     """
 
     rows: int
     features: tuple[Feature, ...] = ()
+    texts: tuple[Feature, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [feature.name for feature in self.features]
+        names = [feature.name for feature in self.every]
         if len(set(names)) != len(names):
             raise DataError(
                 "two features have one name",
@@ -158,7 +191,7 @@ class FeatureTable:
                 got=", ".join(names),
                 fix="rename one of the features",
             )
-        for feature in self.features:
+        for feature in self.every:
             if feature.rows != self.rows:
                 raise DataError(
                     f"feature {feature.name!r} has the wrong number of rows",
@@ -169,16 +202,30 @@ class FeatureTable:
 
     def renumbered(self, rows: np.ndarray, known: int) -> FeatureTable:
         """The features of other rows `int64 [n]`, see `Feature.renumbered`."""
-        features = tuple(feature.renumbered(rows, known) for feature in self.features)
-        return FeatureTable(len(rows), features)
+        kinds = (self.features, self.texts)
+        return FeatureTable(
+            len(rows), *(tuple(one.renumbered(rows, known) for one in kind) for kind in kinds)
+        )
+
+    def only(self, names: Collection[str]) -> FeatureTable:
+        """The features of some names."""
+        kinds = (self.features, self.texts)
+        return FeatureTable(
+            self.rows, *(tuple(one for one in kind if one.name in names) for kind in kinds)
+        )
+
+    @property
+    def every(self) -> tuple[Feature, ...]:
+        """Those of all kinds, in order."""
+        return (*self.features, *self.texts)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the features, in order."""
+        """Names of the categories, in order."""
         return tuple(feature.name for feature in self.features)
 
     def __getitem__(self, name: str) -> Feature:
-        for feature in self.features:
+        for feature in self.every:
             if feature.name == name:
                 return feature
         raise KeyError(name)

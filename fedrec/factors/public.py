@@ -3,18 +3,19 @@
 
 A user's utility for item i is a sum of effects of the item's categories, so that over users its
 covariance is a kernel between items, and the embeddings e_i are a factor of that kernel: e_i . e_j
-= K(i, j). Three kinds of effects (Rasmussen and Williams 2006, chapter 4, for the kernels and their
+= K(i, j). Four kinds of effects (Rasmussen and Williams 2006, chapter 4, for the kernels and their
 sums and products):
 
 * *categories*, such as genres: each has an effect of its own, independent of the others;
 * *ordered categories*, such as decades of release: effects of neighbouring categories are alike,
   with covariance exp(-(a - b)^2 / 2 l^2) for the categories at places a and b; an item with several
   of them has their mean;
-* *interactions*: each pair of a category and an ordered one, the latter at half the length scale.
+* *interactions*: each pair of a category and an ordered one, the latter at half the length scale;
+* *words* of a text, such as a title, that few items have in common: they tell series and sequels.
 """
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from fedrec.config import Config
 from fedrec.data.features import Feature, FeatureTable
@@ -35,6 +36,11 @@ class PublicPriorConfig(Config):
     """The same of an ordered category."""
     interaction_variance: float = Field(default=0.3, ge=0)
     """The same of an unordered and an ordered category together."""
+    word_variance: float = Field(default=0.3, ge=0)
+    """The same of a word of a text; 0 leaves texts out."""
+    word_items: tuple[PositiveInt, PositiveInt] = (2, 12)
+    """Smallest and largest number of items that have a word; other words are left out: rare ones
+    tell nothing of other items, and frequent ones little."""
 
 
 def feature_embeddings(
@@ -69,6 +75,9 @@ def feature_embeddings(
     columns = [np.zeros((features.rows, 0))]
     columns += [config.feature_variance**0.5 * table for table in plain]
     columns += [config.ordered_variance**0.5 * table for table in smooth]
+    columns += [
+        config.word_variance**0.5 * _common_words(one, config.word_items) for one in features.texts
+    ]
     finer = [_smooth(one, ordered[one.name] / 2) for one in by_place]
     for table in plain:
         unit = unit_rows(table)
@@ -91,6 +100,14 @@ def memberships(feature: Feature) -> np.ndarray:
 def unit_rows(table: np.ndarray) -> np.ndarray:
     """Rows of a table of memberships `[items, categories]` scaled to length 1; zeros stay."""
     return table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1.0)
+
+
+def _common_words(text: Feature, items: tuple[int, int]) -> np.ndarray:
+    """`float64 [items, words]`: 1 where an item has a word that so many items have."""
+    fewest, most = items
+    table = memberships(text)
+    counts = table.sum(0)
+    return table[:, (counts >= fewest) & (counts <= most)]
 
 
 def _smooth(feature: Feature, length_scale: float) -> np.ndarray:

@@ -31,6 +31,9 @@ class LearnedConfig(Config):
     """Factor on the prior variance along the learned coordinates; 0 leaves them out."""
     damping: float = Field(default=0.7, ge=0)
     """Of learned coordinates of rare items, in units of the mean expected root of an entry."""
+    popularity_variance: float = Field(default=0.1, ge=0)
+    """Prior variance of a user's liking of popular items: the logarithm of an item's popularity is
+    the first of the learned coordinates; 0: none is."""
 
 
 def placed_embeddings(
@@ -59,15 +62,19 @@ def placed_embeddings(
     Returns:
         `float64 [items, factors]`, leading coordinates last.
     """
+    popularity = config.popularity_variance**0.5 * shares.log()[:, None]
+    popularity = popularity[:, : min(factors, int(config.popularity_variance > 0))]
+    known = torch.cat([public, popularity], 1)
     learned = learned_embeddings(
         gram,
         expected_profile(gram, shares[chosen] * scale),
-        (public - shares @ public)[chosen],
+        (known - shares @ known)[chosen],
         edge=edge,
-        factors=factors,
+        factors=factors - popularity.shape[1],
         damping=config.damping,
     )
     placed = learned.new_zeros(len(shares), factors)
+    placed[:, : popularity.shape[1]] = popularity
     if learned.shape[1]:
         placed[chosen, -learned.shape[1] :] = config.learned_variance**0.5 * learned
     return placed

@@ -64,9 +64,9 @@ class Model(ABC):
 
     @classmethod
     def features_used(cls, config: Any, known: FeatureNames) -> FeatureNames:
-        """Which of the data's side features it uses; all if it represents users by features, else
-        none by default. Tables of results state it."""
-        return known if cls.by_features else FeatureNames()
+        """Which of the data's side features it uses; all categories if it represents users by
+        features, else none by default. Tables of results state it."""
+        return known.categories if cls.by_features else FeatureNames()
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:

@@ -62,8 +62,9 @@ class FoldIn(ProductsModel):
 
     @classmethod
     def features_used(cls, config: FoldInConfig, known: FeatureNames) -> FeatureNames:
-        """Those of the items."""
-        return FeatureNames(items=known.items)
+        """Those of the items; their texts unless words have no variance."""
+        texts = known.item_texts if config.word_variance else ()
+        return FeatureNames(items=known.items, item_texts=texts)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Public coordinates, of which there is at least one column, and zeros; nothing is drawn.

@@ -91,8 +91,8 @@ class PrivRec(Model):
 
     @classmethod
     def features_used(cls, config: PrivRecConfig, known: FeatureNames) -> FeatureNames:
-        """All, or none with `features = false`."""
-        return known if config.features else FeatureNames()
+        """All categories, or none with `features = false`."""
+        return known.categories if config.features else FeatureNames()
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, He-uniform (ReLU) or Glorot-uniform weights `[in, out]`, zero

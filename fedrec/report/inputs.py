@@ -100,8 +100,10 @@ def _federated(result: Result) -> Inputs | None:
         return None
     tables = [_table(one) for one in (*settings.values(), fine_tuned)]
     clients = result.rounds.get("num-clients")
+    used = model.features_used(settings[registry.MODEL], known)
     return Inputs(
-        *model.features_used(settings[registry.MODEL], known),
+        used.users,
+        used.of_items,
         low_rated=_low_rated(experiment, tables),
         test_users=_test_users_train(experiment),
         client_rounds=None if clients is None else int(clients.sum()),
@@ -117,8 +119,10 @@ def _central(experiment: Experiment, label: str, options: Mapping[str, Any]) -> 
         return None
     if known is None:
         return None
+    used = baseline.features_used(baseline.config, known)
     return Inputs(
-        *baseline.features_used(baseline.config, known),
+        used.users,
+        used.of_items,
         low_rated=_low_rated(experiment, [_table(baseline.config)]),
         test_users=baseline.transductive or _test_users_train(experiment),
         settings_tried=experiment.evaluation.settings_tried().get(label),

@@ -78,14 +78,15 @@ class BaselineContract(Contract):
         self._skip_ratings()
         config = self.config()
         table = _feature_table()
-        used = self.cls.features_used(config, FeatureNames(table.names, table.names))
-        known = set(table.names)
-        assert_that({*used.users, *used.items} <= known, f"it names features {used} of {known}")
+        known = FeatureNames.of(table, table)
+        used = self.cls.features_used(config, known)
+        named = all(set(some) <= set(every) for some, every in zip(used, known, strict=True))
+        assert_that(named, f"it names features {used} of {known}")
         plain = _histories()
         others = Histories(11, plain.offsets, (plain.items + 1) % 11, plain.users)
         described = {
             **({} if used.users else {"user_features": _feature_table(7)}),
-            **({} if used.items else {"item_features": _feature_table()}),
+            "item_features": table.only(set(known.of_items) - set(used.of_items)),
             **({} if low_rated_weights(config.table()) else {"low_rated": others}),
         }
         wanted = self._fitted(plain).scores(plain).clone()
@@ -143,9 +144,10 @@ def _learned(baseline: Baseline) -> torch.Tensor:
 
 
 def _feature_table(rows: int = 11) -> FeatureTable:
-    """One feature of two categories, of users or items."""
+    """One feature of two categories, of users or items, and a text."""
     labels = [str(row % 2) for row in range(rows)]
-    return FeatureTable(rows, (Feature.single("kind", labels),))
+    text = Feature.words("title", [f"title of {row // 3}" for row in range(rows)])
+    return FeatureTable(rows, (Feature.single("kind", labels),), (text,))
 
 
 def _histories() -> Histories:

@@ -52,7 +52,7 @@ class DatasetContract(Contract):
         """If it states them."""
         stated = reader_of(self.small()).feature_names()
         data = self.read()
-        names = FeatureNames(data.user_features.names, data.item_features.names)
+        names = FeatureNames.of(data.user_features, data.item_features)
         assert_that(stated in (None, names), f"it states {stated} and gives {names}")
 
     def test_reading_twice_gives_the_same(self) -> None:

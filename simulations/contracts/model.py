@@ -78,11 +78,12 @@ class ModelContract(RunContract):
         for model in self.models():
             schema = model.schema
             users = tuple(name for name, _ in schema.user_features)
-            known = FeatureNames(users, schema.item_features.names)
+            items = schema.item_features
+            known = FeatureNames.of(FeatureTable(0), items)._replace(users=users)
             used = self.cls.features_used(self.config(), known)
             stated = Schema(
                 schema.num_items,
-                schema.item_features if used.items else FeatureTable(schema.num_items),
+                items.only(used.of_items),
                 schema.user_features if used.users else (),
                 schema.task,
             )

@@ -62,8 +62,10 @@ class Warp(UserRowsBaseline):
     @classmethod
     def features_used(cls, config: WarpConfig, known: FeatureNames) -> FeatureNames:
         """Those that `features` names."""
-        users, items = (tuple(name for name in side if name in config.features) for side in known)
-        return FeatureNames(users, items)
+        sides = (known.users, known.items)
+        return FeatureNames(
+            *(tuple(name for name in side if name in config.features) for side in sides)
+        )
 
     def fit(self, histories: Histories) -> None:
         """Train from fresh factors.

@@ -62,8 +62,9 @@ class DpFoldIn(CountsAndGramBaseline):
 
     @classmethod
     def features_used(cls, config: DpFoldInConfig, known: FeatureNames) -> FeatureNames:
-        """Those of the items."""
-        return FeatureNames(items=known.items)
+        """Those of the items; their texts unless words have no variance."""
+        texts = known.item_texts if config.word_variance else ()
+        return FeatureNames(items=known.items, item_texts=texts)
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and compute embeddings from them and public features.

@@ -66,12 +66,19 @@ class MovieLens(Reader):
     def _table(self, file: str, layout: TableLayout, ids: np.ndarray) -> FeatureTable:
         path = self.file(file)
         rows = rows_of(ids, read_table(path, layout), path)
-        features = self.film_features if layout is self.films else self.user_features
-        return FeatureTable(len(ids), tuple(features(rows)))
+        if layout is self.films:
+            return FeatureTable(
+                len(ids), tuple(self.film_features(rows)), tuple(self.film_texts(rows))
+            )
+        return FeatureTable(len(ids), tuple(self.user_features(rows)))
 
     @abstractmethod
     def film_features(self, films: Columns) -> list[Feature]:
         """Features of films from their rows in the file of films."""
+
+    def film_texts(self, films: Columns) -> list[Feature]:
+        """Words of films' texts from the same rows; none by default."""
+        return []
 
     def user_features(self, users: Columns) -> list[Feature]:
         """Gender, age band and occupation from the columns `gender`, `age` (years) and

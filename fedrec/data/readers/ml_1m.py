@@ -3,8 +3,8 @@
 
 The catalogue is the 3,706 films with a rating: `movies.dat` lists 3,883, and film ids run to 3,952,
 a number that some papers quote. Occupations get the labels of the data's README; the zip code is
-dropped. Every title ends in the film's year of release, which is public: `eras` makes a feature of
-it.
+dropped. Titles are public, and so is the year of release in which each ends: `titles` and `eras`
+make a text and a feature of them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fedrec.data.reader import ReaderConfig
 from fedrec.data.readers._movielens import LICENCE, RATINGS, MovieLens, genre_lists
 from fedrec.errors import DataError
 
+_YEAR = re.compile(r"\((\d{4})\)\s*$")
 _OCCUPATIONS = (
     *(
         "other or not specified",
@@ -57,6 +58,8 @@ class MovieLens1MConfig(ReaderConfig):
     eras: bool = False
     """Whether items have a feature `eras`: both overlapping decades (1985-1994, 1990-1999) of the
     year of release."""
+    titles: bool = False
+    """Whether items have a text `title`: the words of their titles, without the year."""
 
 
 class MovieLens1M(MovieLens):
@@ -94,15 +97,21 @@ class MovieLens1M(MovieLens):
     )
 
     def feature_names(self) -> FeatureNames:
-        """With eras of the films if they are asked for."""
-        users, items = super().feature_names()
-        return FeatureNames(users, (*items, "eras") if self.config.eras else items)
+        """With eras and titles of the films if they are asked for."""
+        users, items, *_ = super().feature_names()
+        eras = ("eras",) if self.config.eras else ()
+        return FeatureNames(users, (*items, *eras), ("title",) if self.config.titles else ())
 
     def film_features(self, films: Columns) -> list[Feature]:
         features = [Feature.multiple("genres", genre_lists(films["genres"]))]
         if self.config.eras:
             features.append(Feature.multiple("eras", [_eras(title) for title in films["title"]]))
         return features
+
+    def film_texts(self, films: Columns) -> list[Feature]:
+        if not self.config.titles:
+            return []
+        return [Feature.words("title", (_YEAR.sub("", title) for title in films["title"]))]
 
     def user_features(self, users: Columns) -> list[Feature]:
         return super().user_features({**users, "occupation": _occupations(users["occupation"])})
@@ -111,7 +120,7 @@ class MovieLens1M(MovieLens):
 def _eras(title: str) -> list[str]:
     """The two decades, of those that start every five years, that hold the year at the end of a
     title."""
-    year = re.search(r"\((\d{4})\)\s*$", title)
+    year = _YEAR.search(title)
     if year is None:
         raise DataError(
             "movies.dat: a film without a year",

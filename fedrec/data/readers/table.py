@@ -49,6 +49,8 @@ class TableConfig(ReaderConfig):
     item_features: tuple[str, ...] = ()
     """Names of columns that are constant per item, or files of additional tables with the item
     column and one row per item."""
+    item_texts: tuple[str, ...] = ()
+    """Names of columns of these tables that hold a text, such as a title, instead of a category."""
 
 
 class Table(Reader):
@@ -80,14 +82,22 @@ class Table(Reader):
             user_features=self._features(
                 frame, config.user, config.user_features, bare.users, bare.user_ids
             ),
-            item_features=self._features(
-                frame, config.item, config.item_features, bare.items, bare.item_ids
+            item_features=_with_texts(
+                self._features(
+                    frame,
+                    config.item,
+                    (*config.item_features, *self._own_texts(path)),
+                    bare.items,
+                    bare.item_ids,
+                ),
+                config.item_texts,
             ),
         )
 
     def feature_names(self) -> FeatureNames:
         """Columns, and files of additional tables, as the settings name them."""
-        return FeatureNames(self.config.user_features, self.config.item_features)
+        config = self.config
+        return FeatureNames(config.user_features, config.item_features, config.item_texts)
 
     def files(self) -> list[Path]:
         path = self.config.path
@@ -132,6 +142,7 @@ class Table(Reader):
         for setting, names in (
             ("user-features", config.user_features),
             ("item-features", config.item_features),
+            ("item-texts", self._own_texts(path)),
         ):
             columns |= {
                 name: f"dataset.{setting}" for name in names if self._extra(name, path) is None
@@ -143,6 +154,13 @@ class Table(Reader):
         table's folder."""
         extra = path.parent / name
         return extra if extra.is_file() else None
+
+    def _own_texts(self, path: Path) -> tuple[str, ...]:
+        """The texts that are columns of the main table: those that no additional one has."""
+        layout = TableLayout.own({}, separator=self.config.separator)
+        extras = (self._extra(name, path) for name in self.config.item_features)
+        elsewhere = {name for extra in extras if extra for name in column_names(extra, layout)}
+        return tuple(name for name in self.config.item_texts if name not in elsewhere)
 
     def _features(
         self,
@@ -189,6 +207,21 @@ def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Inter
         items=ids_of(frame[config.item], path),
         ratings=numbers_of(frame[config.rating], path) if config.rating else None,
         times=times_of(frame[config.time], path) if config.time else None,
+    )
+
+
+def _with_texts(table: FeatureTable, names: Sequence[str]) -> FeatureTable:
+    """A table of which the features of some names are texts, by their words."""
+    texts = [_words(one) for one in table.features if one.name in names]
+    return replace(
+        table, features=table.only(set(table.names) - set(names)).features, texts=tuple(texts)
+    )
+
+
+def _words(feature: Feature) -> Feature:
+    labels = feature.padded()[:, 0]
+    return Feature.words(
+        feature.name, [feature.categories[code] if code >= 0 else "" for code in labels]
     )
 
 

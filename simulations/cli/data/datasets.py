@@ -113,6 +113,8 @@ def info(name: Name, settings: Settings = None) -> None:
                 f"{owner} feature {feature.name}: {len(feature.categories)} categories, up to"
                 f" {feature.width} each"
             )
+        for text in table.texts:
+            typer.echo(f"{owner} text {text.name}: {len(text.categories):,} words")
     typer.echo(f"fingerprint {data.fingerprint()}")
 
 

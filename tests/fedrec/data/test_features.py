@@ -2,9 +2,11 @@
 """Features as tables of shares."""
 
 import numpy as np
+import pytest
 import torch
 
-from fedrec.data.features import Feature
+from fedrec.data.features import Feature, FeatureNames, FeatureTable
+from fedrec.errors import DataError
 from fedrec.nn.layers import row_shares
 
 
@@ -28,3 +30,16 @@ def test_renumbered_rows_keep_the_categories_of_the_known_rows():
         for start, end in zip(other.offsets, other.offsets[1:], strict=False)
     ]
     assert words == [["a", "b"], ["b"], [], []]
+
+
+def test_texts_stay_apart_and_follow_their_rows():
+    title = Feature.words("title", ["Red shoes", "red hat", ""])
+    table = FeatureTable(3, (Feature.single("kind", "aba"),), (title,))
+    assert table.names == ("kind",) and table["title"] is title
+    assert FeatureNames.of(FeatureTable(9), table) == ((), ("kind",), ("title",))
+    moved = table.renumbered(np.array([1, -1, 0]), known=3)["title"]
+    words = [{moved.categories[code] for code in row if code >= 0} for row in moved.padded()]
+    assert words == [{"red", "hat"}, set(), {"red", "shoes"}]
+    assert table.only({"title"}).every == (title,)
+    with pytest.raises(DataError, match="one name"):
+        FeatureTable(3, (Feature.single("title", "aba"),), (title,))

@@ -81,6 +81,16 @@ class TestMovieLens1M:
         assert labels(data.item_features["eras"], 0) == ["1990-1999", "1995-2004"]
         assert labels(data.item_features["eras"], 1) == ["1995-2004", "2000-2009"]
 
+    def test_titles_are_words_without_the_year(self, tmp_path):
+        folder = write_ml_1m(tmp_path)
+        config = MovieLens1M.Config(path=folder, verify=False, titles=True)
+        reader = MovieLens1M("small", config)
+        table = reader.read().item_features
+        assert labels(table["title"], 0) == ["café", "film", "the"]
+        assert labels(table["title"], 1) == ["other"]
+        assert table.names == ("genres",), "a text is no category"
+        assert reader.feature_names().item_texts == ("title",)
+
     def test_a_title_without_a_year_has_no_era(self, tmp_path):
         folder = write_ml_1m(tmp_path)
         (folder / "movies.dat").write_text("10::Film (1995)::War\n30::Other::Drama\n")

@@ -164,6 +164,27 @@ def test_features_from_a_further_table(tmp_path):
     )
 
 
+TITLED = "who,what,name\nu2,x,Red Shoes\nu1,y,\nu2,y,red  hat\n"
+
+
+def test_texts_are_columns_of_either_table(tmp_path):
+    own = read(write(tmp_path, TITLED), user="who", item="what", item_texts=["name"])
+    assert own.item_features.names == ()
+    assert label(own.item_features["name"], 0) == ["red", "shoes"]
+    assert label(own.item_features["name"], 1) == ["hat", "red"]
+    write(tmp_path, "what,maker,blurb\ny,Acme,Warm; warm coat\n", "items.csv")
+    settings = {"item_features": ["items.csv"], "item_texts": ["blurb"]}
+    other = read(write(tmp_path, CSV), **settings, **COLUMNS)
+    assert other.item_features.names == ("maker",)
+    assert label(other.item_features["blurb"], 0) == []
+    assert label(other.item_features["blurb"], 1) == ["coat", "warm"]
+
+
+def test_a_text_that_is_no_column_is_named(tmp_path):
+    with pytest.raises((DataError, ExperimentError), match=r"dataset\.item-texts"):
+        read(write(tmp_path, TITLED), user="who", item="what", item_texts=["title"])
+
+
 def test_further_table_with_number_ids(tmp_path):
     write(tmp_path, "user,job\n10,cook\n9,vet\n", "users.csv")
     data = read(write(tmp_path, "user,item\n9,a\n10,b\n"), user_features=["users.csv"])

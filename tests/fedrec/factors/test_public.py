@@ -64,6 +64,18 @@ def test_interactions_are_products(features):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_words_that_some_items_share_count():
+    titles = ["The Toy Story", "Toy Story II", "Toy Box", "the box", "the end"]
+    table = FeatureTable(5, texts=(Feature.words("title", titles),))
+    prior = PublicPriorConfig(word_variance=0.6, word_items=(2, 3))
+    found = feature_embeddings(table, prior)
+    counted = [{"the", "toy", "story"}, {"toy", "story"}, {"toy", "box"}, {"the", "box"}, {"the"}]
+    common = [[len(one & other) for other in counted] for one in counted]
+    np.testing.assert_allclose(found @ found.T, 0.6 * np.array(common), atol=1e-12)
+    fewer = feature_embeddings(table, prior.model_copy(update={"word_items": (2, 2)}))
+    assert fewer.shape == (5, 2), "of story and box; ii and end are of one item"
+
+
 def test_without_features_there_is_no_coordinate():
     assert embeddings(FeatureTable(7), {}).shape == (7, 0)
 

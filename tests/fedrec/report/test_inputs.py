@@ -42,9 +42,13 @@ def inputs_of(name, *overrides, baselines=()):
         ("privrec-ml1m", ("step.low-rated='negative'", "dataset.eras=false"),
             {**DESCRIBED, "low_rated": ("negative",)}),
         ("fofl-self-ml1m", (), {}),
-        ("fed-fold-in-ml1m", (), {"item_features": ("genres", "eras"), "low_rated": ("0.3",)}),
+        ("fed-fold-in-ml1m", (),
+            {"item_features": ("genres", "eras", "title"), "low_rated": ("0.3",)}),
         ("fed-fold-in-ml1m", ("model.low-rated=0.0", "step.low-rated=0.0",
-            "strategy.step.low-rated=0.0"), {"item_features": ("genres", "eras")}),
+            "strategy.step.low-rated=0.0"), {"item_features": ("genres", "eras", "title")}),
+        ("fed-fold-in-ml1m", ("model.word-variance=0.0",),
+            {"item_features": ("genres", "eras"), "low_rated": ("0.3",)}),
+        ("privrec-ml1m", ("dataset.titles=true", "dataset.eras=false"), DESCRIBED),
         ("fedgnn-privrec-ml1m", (), {"test_users": True}),
         ("fedmf-ml1m", (), {"test_users": True}),
     ],
@@ -85,7 +89,7 @@ def test_a_centralised_systems_inputs_follow_from_its_settings(baseline, expecte
 def test_nothing_is_low_rated_where_every_row_is_positive():
     found = inputs_of("fed-fold-in-ml1m", "positive-above=0.0")
     assert found["fed-fold-in-ml1m"] == Inputs(
-        item_features=("genres", "eras"), low_rated=("0.3",), client_rounds=35
+        item_features=("genres", "eras", "title"), low_rated=("0.3",), client_rounds=35
     )
     experiment = load("fed-fold-in-ml1m").model_copy(update={"positive_above": None})
     result: Any = SimpleNamespace(experiment=experiment, rounds=pd.DataFrame(), baselines={})

@@ -31,7 +31,8 @@ EXACT = {"noise": False, "clip_norm": 1e9, "count_clip": 1e9, "exponent": 0.0, "
 
 def histories(liked, low_rated) -> Histories:
     kind = Feature.single("kind", [KINDS[item % 3] for item in range(ITEMS)])
-    features = FeatureTable(ITEMS, (kind,))
+    title = Feature.words("title", [f"part {item // 3:02}" for item in range(ITEMS)])
+    features = FeatureTable(ITEMS, (kind,), (title,))
     return replace(ragged(liked), item_features=features, low_rated=ragged(low_rated))
 
 
@@ -54,13 +55,17 @@ def fitted(users, **options) -> DpFoldIn:
     return model
 
 
-def by_hand(users, low_rated, variance, factors):
+def by_hand(users, low_rated, variance, factors, *, words=0.0, popularity=0.0):
     """The same without noise from its equations: dense matrices and a general optimiser."""
     rows = users.distinct().matrix().double().numpy()
     rows += low_rated * users.low_rated.matrix().double().numpy()
     gram, shares = rows.T @ rows, rows.sum(0) / rows.sum()
     public = variance**0.5 * np.array(
         [[float(item % 3 == kind) for kind in range(3)] for item in range(ITEMS)]
+    )
+    titles = np.array([[float(item // 3 == part) for part in range(8)] for item in range(ITEMS)])
+    public = np.concatenate(
+        [public, words**0.5 * titles, popularity**0.5 * np.log(shares)[:, None]], 1
     )
     public -= shares @ public
     off = ~np.eye(ITEMS, dtype=bool)
@@ -82,9 +87,23 @@ def by_hand(users, low_rated, variance, factors):
     return np.array(found)
 
 
-def test_without_noise_it_follows_its_equations(users):
-    expected = by_hand(users, 0.4, 0.5, 4)
-    model = fitted(users, **EXACT, low_rated=0.4, feature_variance=0.5, factors=4, damping=0.0)
+@pytest.mark.parametrize(
+    ("words", "popularity", "factors"), [(0.0, 0.0, 4), (0.6, 0.0, 4), (0.0, 0.3, 5), (0.6, 0.3, 5)]
+)
+def test_without_noise_it_follows_its_equations(users, words, popularity, factors):
+    expected = by_hand(
+        users, 0.4, 0.5, factors - bool(popularity), words=words, popularity=popularity
+    )
+    model = fitted(
+        users,
+        **EXACT,
+        low_rated=0.4,
+        feature_variance=0.5,
+        word_variance=words,
+        popularity_variance=popularity,
+        factors=factors,
+        damping=0.0,
+    )
     difference = model.scores(users).numpy() - expected
     difference -= difference.mean(1, keepdims=True)
     np.testing.assert_allclose(difference, 0, atol=2e-2)
