@@ -130,7 +130,8 @@ def own_system(
     _refuse_other_data(experiment, table["dataset"])
     settings = experiment.settings(DATASET)
     if (settings.separator, settings.header) == (found.separator, found.header):
-        rows = Table(experiment.dataset.name, settings).interactions(found.frame)
+        reader = Table(experiment.dataset.name, settings)
+        rows = reader.described(reader.interactions(found.frame))
         POPULATIONS.hold(experiment, Population.of(experiment, rows))
     return OwnSystem(experiment, signal)
 

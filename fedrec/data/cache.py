@@ -80,6 +80,6 @@ def _stamps(settings: DataSettings) -> tuple[FileStamp, ...]:
     """The files that a dataset is read from; empty for generated data."""
     reader = resolve(DATASET, settings.dataset.name)
     with component_errors(DATASET.name, reader, "when its files were looked for"):
-        files = reader_of(settings).files()
+        files = reader_of(settings).every_file()
     found = ((str(file), file.stat()) for file in files)
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found)

@@ -8,6 +8,7 @@ nodes.
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.features import Feature, FeatureNames, FeatureTable, Vectors
 from fedrec.data.interactions import Interactions
 from fedrec.errors import DataError
 from fedrec.runtime.atomic_files import write_atomically
@@ -61,7 +62,7 @@ class Catalogue:
         if self.item_ids.ndim != 1 or len(np.unique(self.item_ids)) < len(self.item_ids):
             raise ValueError("items are a list in which an item stands once")
         names = (
-            [feature.name for feature in self.item_features.every],
+            FeatureNames.of(FeatureTable(0), self.item_features).of_items,
             [name for name, _ in self.user_features],
         )
         if any(len(set(own)) < len(own) for own in names):
@@ -84,6 +85,7 @@ class Catalogue:
             "items": self.item_ids.tolist(),
             "item-features": [_table(feature) for feature in self.item_features.features],
             "item-texts": [_table(text) for text in self.item_features.texts],
+            "item-vectors": [_packed(one) for one in self.item_features.vectors],
             "user-features": [
                 {"name": name, "categories": list(known)} for name, known in self.user_features
             ],
@@ -104,12 +106,13 @@ class Catalogue:
             items = np.array(table["items"], dtype=np.str_)
             kinds = (table["item-features"], table.get("item-texts", ()))
             features = (tuple(_feature(entry) for entry in kind) for kind in kinds)
+            vectors = tuple(_vectors(entry) for entry in table.get("item-vectors", ()))
             users = tuple(
                 (str(entry["name"]), tuple(entry["categories"])) for entry in table["user-features"]
             )
             found = cls(
                 items,
-                FeatureTable(len(items), *features),
+                FeatureTable(len(items), *features, vectors),
                 users,
                 bool(table["rated"]),
                 bool(table["timed"]),
@@ -146,3 +149,24 @@ def _feature(entry: dict[str, Any]) -> Feature:
     offsets = np.array(entry["offsets"], dtype=np.int64)
     codes = np.array(entry["codes"], dtype=np.int64)
     return Feature(str(entry["name"]), tuple(entry["categories"]), offsets, codes)
+
+
+def _packed(vectors: Vectors) -> dict[str, Any]:
+    """The known rows as bytes, little-endian `float32`."""
+    known = vectors.values[vectors.known].astype("<f4")
+    return {
+        "name": vectors.name,
+        "width": vectors.values.shape[1],
+        "known": np.flatnonzero(vectors.known).tolist(),
+        "items": vectors.rows,
+        "values": base64.b64encode(known.tobytes()).decode("ascii"),
+    }
+
+
+def _vectors(entry: dict[str, Any]) -> Vectors:
+    known = np.zeros(int(entry["items"]), dtype=bool)
+    known[np.array(entry["known"], dtype=np.int64)] = True
+    values = np.zeros((len(known), int(entry["width"])), dtype=np.float32)
+    own = np.frombuffer(base64.b64decode(entry["values"], validate=True), dtype="<f4")
+    values[known] = own.reshape(-1, values.shape[1])
+    return Vectors(str(entry["name"]), values, known)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Side features of users and of items: categories, single- or multi-valued, and words of texts."""
+"""Side features of users and of items: categories, single- or multi-valued, words of texts, and
+dense vectors."""
 
 from __future__ import annotations
 
@@ -23,21 +24,24 @@ class FeatureNames(NamedTuple):
         users: categories of users.
         items: categories of items.
         item_texts: texts of items.
+        item_vectors: dense vectors of items.
     """
 
     users: tuple[str, ...] = ()
     items: tuple[str, ...] = ()
     item_texts: tuple[str, ...] = ()
+    item_vectors: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, users: FeatureTable, items: FeatureTable) -> FeatureNames:
         """Those of two tables."""
-        return cls(users.names, items.names, tuple(text.name for text in items.texts))
+        texts, vectors = (tuple(one.name for one in kind) for kind in (items.texts, items.vectors))
+        return cls(users.names, items.names, texts, vectors)
 
     @property
     def of_items(self) -> tuple[str, ...]:
         """All of the items."""
-        return (*self.items, *self.item_texts)
+        return (*self.items, *self.item_texts, *self.item_vectors)
 
     @property
     def categories(self) -> FeatureNames:
@@ -168,6 +172,57 @@ class Feature:
         return shares, index.astype(np.int32)
 
 
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """A dense vector of every row, such as an embedding of a text or an image.
+
+    Attributes:
+        name: such as `"cover"`.
+        values: `float32 [rows, width]`, finite; zeros where a row has none.
+        known: `bool [rows]`, whether a row has one.
+    """
+
+    name: str
+    values: np.ndarray
+    known: np.ndarray
+
+    def __post_init__(self) -> None:
+        for array in (self.values, self.known):
+            array.setflags(write=False)
+        shape = self.values.shape
+        wrong = self.values.ndim != 2 or not shape[1] or self.known.shape != shape[:1]
+        if wrong or not np.isfinite(self.values).all():
+            raise DataError(
+                f"vectors {self.name!r} are not usable",
+                expected="finite numbers [rows, width], at least one in a row",
+                got=f"an array of shape {list(shape)}" + ("" if wrong else " with NaN or infinity"),
+                fix="correct the vectors",
+            )
+
+    @property
+    def rows(self) -> int:
+        """Number of users (or items)."""
+        return len(self.values)
+
+    def renumbered(self, rows: np.ndarray, known: int) -> Vectors:
+        """The vectors of other rows `int64 [n]`; -1: it has none."""
+        has = rows >= 0
+        has[has] = self.known[rows[has]]
+        values = np.zeros((len(rows), self.values.shape[1]), dtype=np.float32)
+        values[has] = self.values[rows[has]]
+        return Vectors(self.name, values, has)
+
+    def standardised(self) -> np.ndarray:
+        """The vectors less their mean, of mean squared length 1, `float32 [rows, width]`; zeros,
+        which is the mean, where a row has none."""
+        centred = np.zeros(self.values.shape)
+        own = self.values[self.known].astype(np.float64)
+        if len(own):
+            own -= own.mean(0)
+            centred[self.known] = own / max(float(np.square(own).sum(1).mean()) ** 0.5, 1e-12)
+        return centred.astype(np.float32)
+
+
 @dataclass(frozen=True)
 class FeatureTable:
     """All features of the users (or of the items) of a dataset.
@@ -176,14 +231,16 @@ class FeatureTable:
         rows: number of users (or items); needed because there may be no features.
         features: categories; each with the same number of rows, names distinct.
         texts: words of texts, most of them rare; likewise. Only what says so uses them.
+        vectors: dense vectors, likewise.
     """
 
     rows: int
     features: tuple[Feature, ...] = ()
     texts: tuple[Feature, ...] = ()
+    vectors: tuple[Vectors, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [feature.name for feature in self.every]
+        names = [feature.name for feature in (*self.every, *self.vectors)]
         if len(set(names)) != len(names):
             raise DataError(
                 "two features have one name",
@@ -191,7 +248,7 @@ class FeatureTable:
                 got=", ".join(names),
                 fix="rename one of the features",
             )
-        for feature in self.every:
+        for feature in (*self.every, *self.vectors):
             if feature.rows != self.rows:
                 raise DataError(
                     f"feature {feature.name!r} has the wrong number of rows",
@@ -202,21 +259,21 @@ class FeatureTable:
 
     def renumbered(self, rows: np.ndarray, known: int) -> FeatureTable:
         """The features of other rows `int64 [n]`, see `Feature.renumbered`."""
-        kinds = (self.features, self.texts)
+        kinds = (self.features, self.texts, self.vectors)
         return FeatureTable(
             len(rows), *(tuple(one.renumbered(rows, known) for one in kind) for kind in kinds)
         )
 
     def only(self, names: Collection[str]) -> FeatureTable:
         """The features of some names."""
-        kinds = (self.features, self.texts)
+        kinds = (self.features, self.texts, self.vectors)
         return FeatureTable(
             self.rows, *(tuple(one for one in kind if one.name in names) for kind in kinds)
         )
 
     @property
     def every(self) -> tuple[Feature, ...]:
-        """Those of all kinds, in order."""
+        """Categories and texts, in order."""
         return (*self.features, *self.texts)
 
     @property

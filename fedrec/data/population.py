@@ -202,6 +202,18 @@ class Population:
         counts = np.bincount(liked, minlength=self.interactions.num_items)
         return counts / max(1, len(self.training_clients))
 
+    @cached_property
+    def untrained_items(self) -> np.ndarray:
+        """`bool [items]`: items that no training client has a training row of; none on a device,
+        which does not know the others' rows."""
+        if self.numbers is not None:
+            return np.zeros(self.interactions.num_items, dtype=bool)
+        rows = self.partition.train_rows
+        training = np.zeros(self.interactions.num_users, dtype=bool)
+        training[self.partition.training_clients] = True
+        trained = self.interactions.items[rows[training[self.interactions.users[rows]]]]
+        return np.bincount(trained, minlength=self.interactions.num_items) == 0
+
     def low_rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The items of the rows that are not positive, in the form of `liked`: offsets `int64
         [clients + 1]` and items `int64 [n]`."""
@@ -394,9 +406,10 @@ def read_interactions(settings: DataSettings) -> Interactions:
     """
     reader = registry.resolve(registry.DATASET, settings.dataset.name)
     with component_errors(registry.DATASET.name, reader, "when it was read"):
-        interactions = reader_of(settings).read()
+        made = reader_of(settings)
+        interactions = made.read()
     if not isinstance(interactions, Interactions):
         expected = "fedrec.data.interactions.Interactions"
         got = type(interactions).__name__
         refuse_wrong(registry.DATASET.name, reader, "from read()", expected=expected, got=got)
-    return interactions
+    return made.described(interactions)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fedrec.config import Config
 from fedrec.data.features import FeatureNames
 from fedrec.data.files.published import DatasetSource, require_complete_lines, require_match
+from fedrec.data.files.vectors import read_vectors, vector_files
 from fedrec.data.interactions import Interactions
 from fedrec.errors import DataError
 
@@ -24,6 +26,12 @@ class ReaderConfig(Config):
     verify: bool = True
     """Whether to reject data whose counts or checksum differ from the published ones; false for a
     deliberately changed copy."""
+    item_vectors: tuple[Path, ...] = ()
+    """Files of dense vectors of the items, such as embeddings of their texts or images: `.parquet`
+    with a column of item ids and one of lists (or several of numbers), or `.npy` beside a `.txt`
+    with the id of each row."""
+    items_without_vector: Literal["refuse", "mean"] = "refuse"
+    """An item that is not in a file of vectors: refused, or has the mean of the others."""
 
 
 class Reader(ABC):
@@ -62,6 +70,32 @@ class Reader(ABC):
         """Names of the side features that `read` gives, by the settings, without reading any row;
         None: not stated."""
         return None
+
+    def described(self, interactions: Interactions) -> Interactions:
+        """The interactions with the vectors of items that the settings name.
+
+        Raises:
+            DataError: see `read_vectors`.
+        """
+        config = self.config
+        if not config.item_vectors:
+            return interactions
+        complete = config.items_without_vector == "refuse"
+        ids = interactions.item_ids
+        vectors = (read_vectors(path, ids, complete=complete) for path in config.item_vectors)
+        table = replace(interactions.item_features, vectors=tuple(vectors))
+        return replace(interactions, item_features=table)
+
+    def stated_features(self) -> FeatureNames | None:
+        """`feature_names`, and the names of vectors of items."""
+        names = self.feature_names()
+        vectors = tuple(path.stem for path in self.config.item_vectors)
+        return None if names is None else names._replace(item_vectors=vectors)
+
+    def every_file(self) -> list[Path]:
+        """`files`, and those of vectors of items."""
+        vectors = (vector_files(path) for path in self.config.item_vectors)
+        return [*self.files(), *(file for own in vectors for file in own)]
 
     def folder(self) -> Path:
         """The folder (or file) with the raw data.

@@ -13,6 +13,9 @@ import pandas as pd
 
 from fedrec.data.interactions import Interactions
 
+UNTRAINED_ITEMS = "items without training rows"
+"""A line of tables of groups: held-out items that no training client has a row of."""
+
 
 def user_groups(
     interactions: Interactions,
@@ -75,6 +78,7 @@ def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
         metrics of `means`. Groups without any value do not count. NaN for a kind with fewer than
         two other groups.
     """
+    means = means.drop(index=UNTRAINED_ITEMS, errors="ignore")  # no group of users
     kinds = [
         str(name).partition("=")[0] if "=" in str(name) else "activity" for name in means.index
     ]

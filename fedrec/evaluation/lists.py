@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedrec.data.population import Population
 from fedrec.evaluation.metrics import Metrics
-from fedrec.evaluation.table import Evaluated
+from fedrec.evaluation.table import UNTRAINED, Evaluated
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.block import RankedBlock
 
@@ -60,8 +60,27 @@ class HeldOutLists:
         if sums:
             block.popularity = torch.from_numpy(self._population.popularity).to(scores.device)
             block.liked = self._liked(clients).to(scores.device)
-        columns = self._metrics.of_block(block)
+        columns = self._metrics.of_block(block) | self._of_untrained_items(scores, masks)
         return Evaluated.of(columns, clients, self._metrics.sums(block) if sums else None)
+
+    def _of_untrained_items(self, scores: Tensor, masks: _Masks) -> dict[str, np.ndarray]:
+        """The same metrics over held-out items without training rows alone, NaN for clients without
+        one; nothing if no client has one. Other held-out items stay where they were in lists."""
+        untrained = torch.from_numpy(self._population.untrained_items).to(scores.device)
+        wanted = masks["relevant"] & untrained
+        users = wanted.any(1).nonzero()[:, 0]
+        if not len(users) or self._settings.protocol == "reconstruction":
+            return {}
+        own = {name: mask[users] for name, mask in masks.items()}
+        if "sampled" in own:
+            own["sampled"] = own["sampled"] & ~own["relevant"]
+        own["relevant"] = wanted[users]
+        found = self._metrics.of_block(RankedBlock(scores[users], ks=self._metrics.ks, **own))
+        columns = {}
+        for name, values in found.items():
+            columns[UNTRAINED + name] = np.full(len(scores), np.nan)
+            columns[UNTRAINED + name][users.cpu().numpy()] = values
+        return columns
 
     def _masks(self, clients: np.ndarray) -> _Masks:
         key = clients.tobytes()

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from fedrec.evaluation.groups import group_means
+from fedrec.evaluation.groups import UNTRAINED_ITEMS, group_means
 from fedrec.evaluation.metrics import Metrics
 
 GROUP = "group:"
 """Prefix of the columns that hold the members of a group of users, 0 or 1."""
+UNTRAINED = "untrained:"
+"""Prefix of the columns that hold metrics over items without training rows alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +24,8 @@ class Evaluated:
 
     Attributes:
         table: one row per user, indexed by client id: one column per metric, and one `group:NAME`
-            for each group with a member, so that means over groups need no features.
+            for each group with a member, so that means over groups need no features, and
+            `untrained:METRIC` where users have held-out items without training rows.
         sums: what the metrics of all users' lists are computed from, summed over the users; empty
             where it was not asked for.
     """
@@ -65,8 +68,9 @@ class Evaluated:
 
     @property
     def users(self) -> pd.DataFrame:
-        """The metrics, without the groups."""
-        return self.table.loc[:, [not str(name).startswith(GROUP) for name in self.table]]
+        """The metrics over all held-out items, without the groups."""
+        others = (GROUP, UNTRAINED)
+        return self.table.loc[:, [not str(name).startswith(others) for name in self.table]]
 
     def means(self, metrics: Metrics) -> dict[str, float]:
         """Figures for all users together; empty without users."""
@@ -75,7 +79,15 @@ class Evaluated:
 
     def groups(self) -> pd.DataFrame:
         """Means over each group of users, one row per group, sorted by name, because nodes reply in
-        any order and know different groups."""
+        any order and know different groups; and over items without training rows, where there are
+        any among the held-out ones."""
         names = sorted(str(name) for name in self.table if str(name).startswith(GROUP))
         members = {name.removeprefix(GROUP): self.table[name].to_numpy() > 0 for name in names}
-        return group_means(self.users, members)
+        found = group_means(self.users, members)
+        own = self.table.filter(regex=f"^{UNTRAINED}").rename(
+            columns=lambda name: str(name).removeprefix(UNTRAINED)
+        )
+        if not own.shape[1]:
+            return found
+        everybody = {UNTRAINED_ITEMS: np.ones(len(own), dtype=bool)}
+        return pd.concat([found, group_means(own, everybody)])

@@ -3,7 +3,7 @@
 
 A user's utility for item i is a sum of effects of the item's categories, so that over users its
 covariance is a kernel between items, and the embeddings e_i are a factor of that kernel: e_i . e_j
-= K(i, j). Four kinds of effects (Rasmussen and Williams 2006, chapter 4, for the kernels and their
+= K(i, j). Five kinds of effects (Rasmussen and Williams 2006, chapter 4, for the kernels and their
 sums and products):
 
 * *categories*, such as genres: each has an effect of its own, independent of the others;
@@ -11,14 +11,16 @@ sums and products):
   with covariance exp(-(a - b)^2 / 2 l^2) for the categories at places a and b; an item with several
   of them has their mean;
 * *interactions*: each pair of a category and an ordered one, the latter at half the length scale;
-* *words* of a text, such as a title, that few items have in common: they tell series and sequels.
+* *words* of a text, such as a title, that few items have in common: they tell series and sequels;
+* *vectors*, such as embeddings of texts or images: a linear kernel of the vectors less their mean,
+  of mean squared length 1; an item without one has the mean.
 """
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
 from fedrec.config import Config
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
 
 _KEPT = 1e-6  # of the largest eigenvalue; below it a direction of a kernel is left out
@@ -38,9 +40,20 @@ class PublicPriorConfig(Config):
     """The same of an unordered and an ordered category together."""
     word_variance: float = Field(default=0.3, ge=0)
     """The same of a word of a text; 0 leaves texts out."""
+    vector_variance: float = Field(default=0.5, ge=0)
+    """The same along dense vectors, whose mean squared length is scaled to 1; 0 leaves them out."""
     word_items: tuple[PositiveInt, PositiveInt] = (2, 12)
     """Smallest and largest number of items that have a word; other words are left out: rare ones
     tell nothing of other items, and frequent ones little."""
+
+
+def prior_features(config: PublicPriorConfig, known: FeatureNames) -> FeatureNames:
+    """Those of a dataset's features that the prior uses."""
+    return FeatureNames(
+        items=known.items,
+        item_texts=known.item_texts if config.word_variance else (),
+        item_vectors=known.item_vectors if config.vector_variance else (),
+    )
 
 
 def feature_embeddings(
@@ -75,9 +88,9 @@ def feature_embeddings(
     columns = [np.zeros((features.rows, 0))]
     columns += [config.feature_variance**0.5 * table for table in plain]
     columns += [config.ordered_variance**0.5 * table for table in smooth]
-    columns += [
-        config.word_variance**0.5 * _common_words(one, config.word_items) for one in features.texts
-    ]
+    words = [_common_words(text, config.word_items) for text in features.texts]
+    columns += [config.word_variance**0.5 * table for table in words]
+    columns += [config.vector_variance**0.5 * one.standardised() for one in features.vectors]
     finer = [_smooth(one, ordered[one.name] / 2) for one in by_place]
     for table in plain:
         unit = unit_rows(table)

@@ -26,7 +26,7 @@ from fedrec.config import Width
 from fedrec.data.features import FeatureNames
 from fedrec.factors.chosen_items import BIAS
 from fedrec.factors.log_linear import LogLinear
-from fedrec.factors.public import PublicPriorConfig, feature_embeddings
+from fedrec.factors.public import PublicPriorConfig, feature_embeddings, prior_features
 from fedrec.models.base import Parameters, ProductsConfig, ProductsModel
 
 PUBLIC = "item.public"
@@ -62,9 +62,8 @@ class FoldIn(ProductsModel):
 
     @classmethod
     def features_used(cls, config: FoldInConfig, known: FeatureNames) -> FeatureNames:
-        """Those of the items; their texts unless words have no variance."""
-        texts = known.item_texts if config.word_variance else ()
-        return FeatureNames(items=known.items, item_texts=texts)
+        """Those of the items; no texts or vectors whose effects have no variance."""
+        return prior_features(config, known)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Public coordinates, of which there is at least one column, and zeros; nothing is drawn.

@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config, Width
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
+from fedrec.data.features import Feature, FeatureNames, FeatureTable, Vectors
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
@@ -83,6 +83,7 @@ class PrivRec(Model):
             # configuration of this model
             self.item_tables = ("item.id", "item.bias")  # type: ignore[misc]
         self._item_features = [_ItemFeature(feature) for feature in schema.item_features.features]
+        self._item_vectors = [_ItemVectors(one) for one in schema.item_features.vectors]
         self._user_tables = [f"user.{name}" for name, _ in schema.user_features]
         layers = range(len(config.hidden) + 1)
         self._weights, self._biases = (
@@ -91,8 +92,8 @@ class PrivRec(Model):
 
     @classmethod
     def features_used(cls, config: PrivRecConfig, known: FeatureNames) -> FeatureNames:
-        """All categories, or none with `features = false`."""
-        return known.categories if config.features else FeatureNames()
+        """All but texts, or none with `features = false`."""
+        return known._replace(item_texts=()) if config.features else FeatureNames()
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, He-uniform (ReLU) or Glorot-uniform weights `[in, out]`, zero
@@ -100,6 +101,7 @@ class PrivRec(Model):
         tables = {f"user.{name}": size for name, size in self.schema.user_features}
         tables["item.id"] = self.schema.num_items
         tables |= {f"item.{f.name}": len(f.categories) for f in self.schema.item_features.features}
+        tables |= {vectors.name: vectors.width for vectors in self._item_vectors}
         width = self.config.embedding
         std = self.config.embedding_std
         parameters = {
@@ -134,7 +136,10 @@ class PrivRec(Model):
         tables = [parameters[name] for name in self._user_tables]
         user = _joined_means(tables, [own.unsqueeze(1) for own in users[: len(tables)]])
         item = [gather_rows(parameters["item.id"], items if rows is None else rows)]
-        item += [feature.rows(parameters, items) for feature in self._item_features]
+        item += [
+            feature.rows(parameters, items)
+            for feature in (*self._item_features, *self._item_vectors)
+        ]
         weights = [parameters[name] for name in self._weights]
         biases = [parameters[name] for name in self._biases]
         parts = [user, item] if user else [item]
@@ -145,9 +150,9 @@ class PrivRec(Model):
             ).squeeze(-1)
         return logits
 
-    def kernel(self) -> KernelModel:
-        """The declaration for native code; None if native code does not support the model."""
-        return self._kernel
+    def kernel(self) -> KernelModel | None:
+        """The declaration for native code; None with dense vectors, which it does not support."""
+        return None if self._item_vectors else self._kernel
 
     @cached_property
     def _kernel(self) -> KernelModel:
@@ -175,14 +180,15 @@ def _principal_components(features: FeatureTable, width: int) -> Tensor:
     """Scores `float32 [items, width]` of the items on the first principal components of their
     features.
 
-    An item's categories of one feature are an indicator vector of length 1; the vectors of its
-    features are joined. Components beyond the rank are zero. The largest loading of a component is
-    positive, so signs do not depend on the solver.
+    An item's categories of one feature are an indicator vector of length 1, as is a dense vector;
+    the vectors of its features are joined. Components beyond the rank are zero. The largest loading
+    of a component is positive, so signs do not depend on the solver.
     """
     tables = [
         row_shares(torch.from_numpy(f.padded()), len(f.categories)).double()
         for f in features.features
     ]
+    tables += [torch.from_numpy(one.standardised()).double() for one in features.vectors]
     if not tables:
         raise ExperimentError(
             "there are no features to initialise the item embeddings from",
@@ -251,3 +257,18 @@ class _ItemFeature:
         if self._few:
             return tuple(map(torch.from_numpy, self._feature.distinct_shares()))
         return (torch.from_numpy(self._feature.padded()),)
+
+
+class _ItemVectors:
+    """A linear projection of public dense vectors of the items, in place of a mean embedding."""
+
+    def __init__(self, vectors: Vectors) -> None:
+        self.name = f"item.{vectors.name}"
+        self.width = vectors.values.shape[1]
+        self._values = torch.from_numpy(vectors.standardised())
+
+    def rows(self, parameters: Parameters, items: Tensor) -> Tensor:
+        """Projections of items `int64 [C, B]` by its table `[C, width, d]`, `[C, B, d]`."""
+        if self._values.device != items.device:
+            self._values = self._values.to(items.device)
+        return self._values[items] @ parameters[self.name]

@@ -130,7 +130,7 @@ def _central(experiment: Experiment, label: str, options: Mapping[str, Any]) -> 
 
 
 def _features(experiment: Experiment) -> FeatureNames | None:
-    return reader_of(experiment).feature_names()
+    return reader_of(experiment).stated_features()
 
 
 def _test_users_train(experiment: Experiment) -> bool:

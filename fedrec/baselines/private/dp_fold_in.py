@@ -34,7 +34,7 @@ from fedrec.baselines.private._chosen_items import CountsAndGramBaseline, Counts
 from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.factors.gram import noise_edge
 from fedrec.factors.log_linear import LogLinear
-from fedrec.factors.public import PublicPriorConfig, feature_embeddings
+from fedrec.factors.public import PublicPriorConfig, feature_embeddings, prior_features
 from fedrec.factors.residual import LearnedConfig, expected_counts, placed_embeddings
 
 
@@ -62,9 +62,8 @@ class DpFoldIn(CountsAndGramBaseline):
 
     @classmethod
     def features_used(cls, config: DpFoldInConfig, known: FeatureNames) -> FeatureNames:
-        """Those of the items; their texts unless words have no variance."""
-        texts = known.item_texts if config.word_variance else ()
-        return FeatureNames(items=known.items, item_texts=texts)
+        """Those of the items; no texts or vectors whose effects have no variance."""
+        return prior_features(config, known)
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and compute embeddings from them and public features.

@@ -197,9 +197,19 @@ def _read_parquet(path: Path, columns: Sequence[str]) -> pd.DataFrame:
                 got=nested,
                 fix="write one row per value, or name another column",
             )
+    return read_parquet(path, columns)
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Columns of a Parquet file, nested values as lists; None: all.
+
+    Raises:
+        DataError: the file is missing or damaged, or pyarrow is missing.
+    """
     with _parquet(path) as file:
         # the notes that pandas leaves in a file say nothing about the values, and may be damaged
-        return file.read(columns=list(columns)).to_pandas(ignore_metadata=True)
+        wanted = None if columns is None else list(columns)
+        return file.read(columns=wanted).to_pandas(ignore_metadata=True)
 
 
 @contextmanager

@@ -92,7 +92,8 @@ def info(name: Name, settings: Settings = None) -> None:
     """Read and verify a dataset, and print its statistics."""
     import numpy as np
 
-    data = _reader(name, settings or []).read()
+    reader = _reader(name, settings or [])
+    data = reader.described(reader.read())
     cells = data.num_users * data.num_items
     typer.echo(
         f"{name}: {data.num_users:,} users, {data.num_items:,} items, {len(data):,} interactions"
@@ -115,6 +116,9 @@ def info(name: Name, settings: Settings = None) -> None:
             )
         for text in table.texts:
             typer.echo(f"{owner} text {text.name}: {len(text.categories):,} words")
+        for one in table.vectors:
+            width = one.values.shape[1]
+            typer.echo(f"{owner} vectors {one.name}: width {width}, {one.known.sum():,} known")
     typer.echo(f"fingerprint {data.fingerprint()}")
 
 

@@ -36,7 +36,9 @@ def test_texts_stay_apart_and_follow_their_rows():
     title = Feature.words("title", ["Red shoes", "red hat", ""])
     table = FeatureTable(3, (Feature.single("kind", "aba"),), (title,))
     assert table.names == ("kind",) and table["title"] is title
-    assert FeatureNames.of(FeatureTable(9), table) == ((), ("kind",), ("title",))
+    assert FeatureNames.of(FeatureTable(9), table) == FeatureNames(
+        items=("kind",), item_texts=("title",)
+    )
     moved = table.renumbered(np.array([1, -1, 0]), known=3)["title"]
     words = [{moved.categories[code] for code in row if code >= 0} for row in moved.padded()]
     assert words == [{"red", "hat"}, set(), {"red", "shoes"}]

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.features import Feature, FeatureTable, Vectors
 from fedrec.errors import ExperimentError
 from fedrec.factors.public import PublicPriorConfig, feature_embeddings
 
@@ -74,6 +74,18 @@ def test_words_that_some_items_share_count():
     np.testing.assert_allclose(found @ found.T, 0.6 * np.array(common), atol=1e-12)
     fewer = feature_embeddings(table, prior.model_copy(update={"word_items": (2, 2)}))
     assert fewer.shape == (5, 2), "of story and box; ii and end are of one item"
+
+
+def test_vectors_have_a_linear_kernel():
+    """Less their mean, of mean squared length 1; an item without one is where the mean is."""
+    values = np.array([[1.0, 2], [3, -4], [0, 0], [5, 5], [2, 0]], dtype=np.float32)
+    known = np.array([True, True, False, True, True])
+    table = FeatureTable(5, vectors=(Vectors("cover", values, known),))
+    found = feature_embeddings(table, PublicPriorConfig(vector_variance=0.4))
+    own = values[known] - values[known].mean(0)
+    expected = np.zeros((5, 5))
+    expected[np.ix_(known, known)] = 0.4 * own @ own.T / np.mean([row @ row for row in own])
+    np.testing.assert_allclose(found @ found.T, expected, atol=1e-6)
 
 
 def test_without_features_there_is_no_coordinate():

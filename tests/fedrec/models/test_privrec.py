@@ -11,7 +11,7 @@ import torch
 
 from clients.hosting.node import Node
 from clients.training.round import train_clients
-from fedrec.data.features import FeatureTable
+from fedrec.data.features import FeatureTable, Vectors
 from fedrec.data.population import Population
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
@@ -19,7 +19,9 @@ from fedrec.experiment.loading import load
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.protocol.messages import TrainOrder
 from fedrec.protocol.sparse_update import dense_change
+from fedrec.report.inputs import system_inputs
 from fedrec.rng import torch_stream
+from tests.runs import assert_close, assert_same_run, resumed
 
 ITEMS = torch.tensor([3, 0, 5, 2, 2])
 
@@ -264,3 +266,49 @@ def test_without_features_it_is_the_network_of_a_dataset_that_has_none(tiny_expe
         )
     for name, value in found[0].items():
         assert np.array_equal(value, found[1][name]) and value.any()
+
+
+def test_dense_vectors_enter_by_a_projection():
+    """Against plain matrix products; native code does not train such a model."""
+    values = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    table = FeatureTable(6, vectors=(Vectors("cover", values, np.ones(6, dtype=bool)),))
+    schema = Schema(6, table, (), "ranking")
+    model = PrivRec(PrivRecConfig(embedding=3, hidden=()), schema)
+    parameters = fresh(model)
+    assert parameters["item.cover"].shape == (4, 3) and model.kernel() is None
+    centred = values - values.mean(0)
+    scaled = torch.from_numpy(centred / np.sqrt((centred**2).sum(1).mean()))
+    joined = torch.cat([parameters["item.id"], scaled @ parameters["item.cover"]], 1)
+    expected = joined @ parameters["layer0.weight"] + parameters["layer0.bias"]
+    found = model.predict(stacked(parameters), (), ITEMS[None])
+    torch.testing.assert_close(found[0], expected[ITEMS][:, 0])
+    started = PrivRec(PrivRecConfig(embedding=2, hidden=(), item_start="features"), schema)
+    unit = scaled / scaled.norm(dim=1, keepdim=True)
+    spread = torch.linalg.svdvals(unit - unit.mean(0))[:2]
+    start = fresh(started)["item.id"]
+    torch.testing.assert_close(start.norm(dim=0), spread, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def covers(tmp_path):
+    """Overrides that give the tiny experiment's items vectors."""
+
+    def overrides(items):
+        np.save(tmp_path / "cover.npy", np.random.default_rng(1).normal(size=(items, 3)))
+        lines = [str(item) for item in range(1, items + 1)]
+        (tmp_path / "cover.txt").write_text("\n".join(lines))
+        return f"dataset.item-vectors=['{tmp_path / 'cover.npy'}']"
+
+    return overrides
+
+
+def test_runs_with_vectors_train_the_projection_and_go_on(run_tiny, load_tiny, covers):
+    items = Population.of(load_tiny()).interactions.num_items
+    vectors = covers(items)
+    whole = run_tiny(vectors, "rounds=3", output="whole")
+    one = run_tiny(vectors, "rounds=3", "engine.path=reference", output="one")
+    assert_close(whole.parameters, one.parameters, atol=1e-4)
+    first = run_tiny(vectors, "rounds=1", output="first").parameters["item.cover"]
+    assert (whole.parameters["item.cover"] != first).all()
+    assert_same_run(resumed(run_tiny, vectors, "rounds=3", after=1), whole)
+    assert system_inputs(whole)["tiny"].item_features[-1] == "cover"

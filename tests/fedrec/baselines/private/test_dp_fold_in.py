@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private._clipped_sums import clipped_gram, clipped_row_sum
 from fedrec.baselines.private.dp_fold_in import DpFoldIn, DpFoldInConfig
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.features import Feature, FeatureTable, Vectors
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
@@ -26,13 +26,15 @@ from tests.fedrec.baselines.histories import histories_of
 ITEMS = 25
 ragged = partial(histories_of, num_items=ITEMS)
 KINDS = ["a", "b", "c"]
+COVERS = np.random.default_rng(3).normal(size=(ITEMS, 4))
 EXACT = {"noise": False, "clip_norm": 1e9, "count_clip": 1e9, "exponent": 0.0, "items": 100}
 
 
 def histories(liked, low_rated) -> Histories:
     kind = Feature.single("kind", [KINDS[item % 3] for item in range(ITEMS)])
     title = Feature.words("title", [f"part {item // 3:02}" for item in range(ITEMS)])
-    features = FeatureTable(ITEMS, (kind,), (title,))
+    cover = Vectors("cover", COVERS.astype(np.float32), np.ones(ITEMS, dtype=bool))
+    features = FeatureTable(ITEMS, (kind,), (title,), (cover,))
     return replace(ragged(liked), item_features=features, low_rated=ragged(low_rated))
 
 
@@ -55,7 +57,7 @@ def fitted(users, **options) -> DpFoldIn:
     return model
 
 
-def by_hand(users, low_rated, variance, factors, *, words=0.0, popularity=0.0):
+def by_hand(users, low_rated, variance, factors, *, words=0.0, popularity=0.0, vectors=0.0):
     """The same without noise from its equations: dense matrices and a general optimiser."""
     rows = users.distinct().matrix().double().numpy()
     rows += low_rated * users.low_rated.matrix().double().numpy()
@@ -64,8 +66,10 @@ def by_hand(users, low_rated, variance, factors, *, words=0.0, popularity=0.0):
         [[float(item % 3 == kind) for kind in range(3)] for item in range(ITEMS)]
     )
     titles = np.array([[float(item // 3 == part) for part in range(8)] for item in range(ITEMS)])
+    covers = COVERS - COVERS.mean(0)
+    covers *= (vectors / (covers**2).sum(1).mean()) ** 0.5
     public = np.concatenate(
-        [public, words**0.5 * titles, popularity**0.5 * np.log(shares)[:, None]], 1
+        [public, words**0.5 * titles, covers, popularity**0.5 * np.log(shares)[:, None]], 1
     )
     public -= shares @ public
     off = ~np.eye(ITEMS, dtype=bool)
@@ -88,11 +92,24 @@ def by_hand(users, low_rated, variance, factors, *, words=0.0, popularity=0.0):
 
 
 @pytest.mark.parametrize(
-    ("words", "popularity", "factors"), [(0.0, 0.0, 4), (0.6, 0.0, 4), (0.0, 0.3, 5), (0.6, 0.3, 5)]
+    ("words", "popularity", "vectors", "factors"),
+    [
+        (0.0, 0.0, 0.0, 4),
+        (0.6, 0.0, 0.0, 4),
+        (0.0, 0.3, 0.0, 5),
+        (0.0, 0.0, 0.8, 4),
+        (0.6, 0.3, 0.8, 5),
+    ],
 )
-def test_without_noise_it_follows_its_equations(users, words, popularity, factors):
+def test_without_noise_it_follows_its_equations(users, words, popularity, vectors, factors):
     expected = by_hand(
-        users, 0.4, 0.5, factors - bool(popularity), words=words, popularity=popularity
+        users,
+        0.4,
+        0.5,
+        factors - bool(popularity),
+        words=words,
+        popularity=popularity,
+        vectors=vectors,
     )
     model = fitted(
         users,
@@ -101,6 +118,7 @@ def test_without_noise_it_follows_its_equations(users, words, popularity, factor
         feature_variance=0.5,
         word_variance=words,
         popularity_variance=popularity,
+        vector_variance=vectors,
         factors=factors,
         damping=0.0,
     )
