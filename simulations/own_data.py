@@ -6,14 +6,20 @@ client uploads once (counts, then products), and compared with popularity and ce
 fifth of the users are test users, each with one half of its items held out: the later one where the
 table has times, and then the baseline `transitions` tells whether the order of items pays, or else
 a random one. A tenth are validation users for tuning (`--set evaluation.held-out=validation`) and
-for early stopping (`[early-stopping]`): if popularity scores better on them than the linear model,
-popularity is kept. Under privacy, where noise would cover what the linear model can learn, the
-first round alone is run: private popularity with the whole budget.
+for early stopping (`[early-stopping]`): if popularity scores better on them than the model,
+popularity is kept.
+
+Under privacy, and with dense vectors of the items, the second round is that of `fold-in`: item
+embeddings from the sums, to which each device fits its user's taste. Clip norms follow from the
+mean number of rows per user, as sparse users need less noise; where noise would cover what can be
+learned from products (`simulations.private_signal`), the first round alone is run: private
+popularity with the whole budget. The numbers of users, items and rows are taken as public.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +48,7 @@ _VALIDATION = 0.1
 _FEWEST_USERS = 20
 _TEST_USERS = 0.2  # default of the split
 _FEW_TEST_USERS = 25
+_LOW_RATED = 0.3  # of a rated row that is not positive, as on MovieLens-1M
 _EASE_ITEMS = 6000  # a minute or so; it grows with the third power
 
 
@@ -51,11 +58,19 @@ class OwnSystem:
 
     Attributes:
         experiment: the resolved experiment.
-        signal: what its private linear model can learn at most; None without privacy.
+        epsilon: target of differential privacy; None without privacy.
+        signal: what its private model can learn; None without privacy.
     """
 
     experiment: Experiment
+    epsilon: float | None = None
     signal: Signal | None = None
+
+    def lines(self) -> list[str]:
+        """What is trained under privacy and why; nothing without."""
+        if self.epsilon is None or self.signal is None:
+            return []
+        return self.signal.lines(self.epsilon)
 
 
 def try_table(
@@ -65,6 +80,7 @@ def try_table(
     overrides: Sequence[str] = (),
     output: str | Path | None = None,
     unrated: bool = False,
+    item_vectors: Sequence[str | Path] = (),
     **columns: str,
 ) -> Result:
     """What `fedrec try` does, with a table in memory: train a federated recommender on it, and
@@ -77,6 +93,7 @@ def try_table(
         output: a new or empty folder, for the table (`table.csv`) and the run (`run`); default:
             below `$FEDREC_RUNS` or `runs/`.
         unrated: whether no column holds ratings: every row counts as liked.
+        item_vectors: files of dense vectors of the items, see `dataset.item-vectors`.
         columns: names of the columns `user`, `item`, `rating` and `time` that are not recognised.
 
     Returns:
@@ -84,7 +101,8 @@ def try_table(
 
     Raises:
         DataError: columns are not recognised, or no user has two different items.
-        ExperimentError: an override is wrong.
+        ExperimentError: an override is wrong, epsilon is no number > 0, or there are too few users
+            for a private system.
         RunError: the folder is not empty.
     """
     folder = Path(output) if output is not None else runs_directory() / f"table-{stamp()}"
@@ -96,12 +114,25 @@ def try_table(
         log.info(line)
     for line in warnings(found):
         log.warning(line.removeprefix("warning: "))
-    system = own_system(file, found, epsilon=epsilon, overrides=overrides)
+    system = own_system(
+        file,
+        found,
+        epsilon=epsilon,
+        overrides=overrides,
+        item_vectors=[Path(path) for path in item_vectors],
+    )
+    for line in system.lines():
+        log.info(line)
     return run(system.experiment, output=folder / "run")
 
 
 def own_system(
-    path: Path, found: Recognised, *, epsilon: float | None = None, overrides: Sequence[str] = ()
+    path: Path,
+    found: Recognised,
+    *,
+    epsilon: float | None = None,
+    overrides: Sequence[str] = (),
+    item_vectors: Sequence[Path] = (),
 ) -> OwnSystem:
     """The experiment on a table of interactions. A run of it in this process does not read the
     table again.
@@ -111,17 +142,20 @@ def own_system(
         found: its recognised columns.
         epsilon: target of user-level differential privacy, > 0; None: no privacy.
         overrides: as for `--set`.
+        item_vectors: files of dense vectors of the items.
 
     Raises:
         DataError: no user has two different items, or a value of the table is wrong.
-        ExperimentError: an override is wrong, or names another dataset.
+        ExperimentError: an override is wrong, or names another dataset; epsilon is no number > 0,
+            or there are too few users for it.
     """
-    table = _linear_experiment(path, found, epsilon)
+    table = _experiment(path, found, epsilon, item_vectors)
     signal = None
     if epsilon is not None:
+        _refuse_hopeless(epsilon, found)
         held_out = table["split"].get("validation-users", 0.0) + _TEST_USERS
         users = max(int(found.users * (1 - held_out)), 1)
-        signal = signal_of(load(table), users, found.items)
+        signal = signal_of(load(table), users, found.rows / found.users)
     if epsilon is not None and signal is not None and not signal.suffices:
         table = _popularity_alone(table, path, epsilon)
     elif found.divisible >= _FEWEST_USERS:
@@ -133,7 +167,24 @@ def own_system(
         reader = Table(experiment.dataset.name, settings)
         rows = reader.described(reader.interactions(found.frame))
         POPULATIONS.hold(experiment, Population.of(experiment, rows))
-    return OwnSystem(experiment, signal)
+    return OwnSystem(experiment, epsilon, signal)
+
+
+def _refuse_hopeless(epsilon: float, found: Recognised) -> None:
+    if not 0 < epsilon < math.inf:
+        raise ExperimentError(
+            "this epsilon is no target of a private run",
+            expected="a number > 0, such as 5; smaller is more private",
+            got=f"{epsilon:g}",
+            fix="give another one, or leave it out for a run without privacy",
+        )
+    if found.divisible < _FEWEST_USERS:
+        raise ExperimentError(
+            "there are too few users for a private system",
+            expected=f"at least {_FEWEST_USERS} users with two different items; hundreds to learn",
+            got=f"{found.divisible:,} of {found.users:,}",
+            fix="take data of more users, or leave out epsilon",
+        )
 
 
 def _refuse_other_data(experiment: Experiment, known: Mapping[str, Any]) -> None:
@@ -149,8 +200,10 @@ def _refuse_other_data(experiment: Experiment, known: Mapping[str, Any]) -> None
         )
 
 
-def _linear_experiment(path: Path, found: Recognised, epsilon: float | None) -> dict[str, Any]:
-    """The linear item-to-item model on a table, as a TOML table."""
+def _experiment(
+    path: Path, found: Recognised, epsilon: float | None, item_vectors: Sequence[Path]
+) -> dict[str, Any]:
+    """The experiment on a table, as a TOML table."""
     if not found.divisible:
         raise DataError(
             f"no user in {path} has two different items",
@@ -166,9 +219,14 @@ def _linear_experiment(path: Path, found: Recognised, epsilon: float | None) -> 
         dataset["header"] = False
     if found.positive_above is None:
         dataset.pop("rating", None)
+    if item_vectors:
+        dataset["item-vectors"] = [str(file.resolve()) for file in item_vectors]
+    rows_per_user = found.rows / found.users
+    personal = epsilon is not None or bool(item_vectors)
+    kind = "fold-in" if personal else "linear item-to-item model"
     return {
         "name": _name(path) + ("" if epsilon is None else "-private"),
-        "title": f"Federated linear item-to-item model on {path.name}"
+        "title": f"Federated {kind} on {path.name}"
         + ("" if epsilon is None else f" at epsilon {epsilon:g}"),
         "rounds": 2,
         **({} if found.positive_above is None else {"positive-above": found.positive_above}),
@@ -176,8 +234,18 @@ def _linear_experiment(path: Path, found: Recognised, epsilon: float | None) -> 
         "split": {"name": "user-holdout", "split-by": "pairs"}
         | ({"halves": "temporal"} if "time" in found.columns else {})
         | ({"validation-users": _VALIDATION} if found.divisible >= _FEWEST_USERS else {}),
-        **linear_system(epsilon, min(found.items, 1000)),
-        "evaluation": {"every": 0, "ks": [10, 20], "baselines": _baselines(epsilon, found)},
+        **(
+            fold_in_system(
+                epsilon, found.items, rows_per_user, rated=found.positive_above is not None
+            )
+            if personal
+            else LINEAR
+        ),
+        "evaluation": {
+            "every": 0,
+            "ks": [10, 20],
+            "baselines": _baselines(epsilon, found),
+        },
     }
 
 
@@ -188,39 +256,64 @@ def _popularity_alone(table: dict[str, Any], path: Path, epsilon: float) -> dict
     return table | {
         "title": f"Private popularity on {path.name} at epsilon {epsilon:g}",
         "rounds": 1,
-        "strategy": table["strategy"] | {"estimate": "posterior-mean"},
         "evaluation": table["evaluation"] | {"baselines": baselines},
     }
 
 
-def linear_system(epsilon: float | None, items: int) -> dict[str, Any]:
-    """Model, step, strategy, sampler and privacy of the federated linear item-to-item model.
+LINEAR: dict[str, Any] = {
+    "model": {"name": "item-weights"},
+    "step": {"name": "gram"},
+    "strategy": {"name": "popularity-start", "main": {"name": "gram"}},
+    "sampler": {"name": "full"},
+}
+"""Model, step, strategy and sampler of the federated linear item-to-item model."""
+
+
+def fold_in_system(
+    epsilon: float | None, items: int, rows_per_user: float, *, rated: bool = False
+) -> dict[str, Any]:
+    """Model, step, strategy, sampler and privacy of fold-in on embeddings from two sums.
 
     Args:
         epsilon: target, > 0; None: no privacy.
-        items: number of items with weights under noise; fewer are more robust to it.
+        items: size of the catalogue.
+        rows_per_user: mean number of rows of a user, which the clip norms follow.
+        rated: whether rows have ratings; then those that are not positive count, too.
     """
+    most = 1000 if epsilon is None else 300  # fewer are more robust to noise
+    weight = _LOW_RATED if rated else 0.0
     system: dict[str, Any] = {
-        "model": {"name": "item-weights"},
-        "step": {"name": "gram"},
-        "strategy": {"name": "popularity-start", "main": {"name": "gram"}},
+        "model": {"name": "fold-in", "items": max(1, min(items, most)), "low-rated": weight},
+        "step": {"name": "gram", "exponent": 0.2, "low-rated": weight},
+        "strategy": {
+            "name": "popularity-start",
+            "step": {"name": "counts", "low-rated": weight},
+            "estimate": "posterior-mean",
+            "main": {"name": "fold-in"},
+        },
         "sampler": {"name": "full"},
     }
     if epsilon is None:
         return system
-    system["model"]["items"] = max(1, min(items, 300))
-    system["step"]["exponent"] = 0.2
-    system["strategy"]["main"] |= {"solution": "puresvd"}
     system["privacy"] = {
         "epsilon": epsilon,
         "backend": "pld",
-        "clip-norm": 8.0,
-        "parameters": ["item.weights"],
+        "clip-norm": min(8.0, max(1.0, rows_per_user)),
+        "parameters": ["item.products"],
         "phases": {
-            "popularity": {"parameters": ["item.bias"], "clip-norm": 6.0, "noise-factor": 2.0}
+            "popularity": {
+                "parameters": ["item.bias"],
+                "clip-norm": _count_clip(rows_per_user),
+                "noise-factor": 2.0,
+            }
         },
     }
     return system
+
+
+def _count_clip(rows_per_user: float) -> float:
+    """Clip norm of a user's counts: of a user with the mean number of rows, up to that of films."""
+    return min(6.0, max(1.0, rows_per_user**0.5))
 
 
 def warnings(found: Recognised) -> list[str]:
@@ -252,7 +345,9 @@ def _baselines(epsilon: float | None, found: Recognised) -> list[Any]:
     order = ["transitions"] if "time" in found.columns else []
     if epsilon is None:
         return ["popularity", ease, *order]
-    return [{"name": "dp-popularity", "epsilon": epsilon}, "popularity", ease, *order, "random"]
+    clip = _count_clip(found.rows / found.users)
+    private = {"name": "dp-popularity", "epsilon": epsilon, "clip-norm": clip}
+    return [private, "popularity", ease, *order, "random"]
 
 
 def _name(path: Path) -> str:

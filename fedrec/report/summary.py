@@ -25,6 +25,7 @@ Rows = Mapping[str, Mapping[str, float]]
 _SHOWN = ("hits@", "hits-of-", "mae", "rmse", "reconstruction-")
 _NOT_PRIVATE = " (not private)"
 _POPULARITY = "popularity"  # phase of the first round of `popularity-start`
+_OF_OWN_DATA = ("item-weights", "fold-in")  # models of `fedrec try`
 _RANDOM = "random"  # lists that do not depend on data
 _ORDERED = "transitions"  # lists that depend on the order of a user's items
 
@@ -195,16 +196,16 @@ def _below_popularity(result: Result, metric: str) -> list[str]:
         f"{experiment.name} is not better than {label}: {metric} {system:.4f}, {label}"
         f" {popular:.4f}. Recommending the same items to everybody serves these users as well."
     ]
-    if experiment.model.name != "item-weights":
+    if experiment.model.name not in _OF_OWN_DATA:
         said.append(
-            "Try: fedrec try TABLE.csv, whose federated linear model needs no features;"
+            "Try: fedrec try TABLE.csv, whose federated model needs no features;"
             " more rounds (--set rounds=...); strategy popularity-start, which starts from"
             " popularity."
         )
     elif experiment.privacy is not None:
-        # the kept round of popularity has no weights of items
+        # the kept round of popularity has no products of items
         popular = result.early_stopping.get("best-round") == 1
-        fewer = "" if popular else " fewer items with weights (--set model.items=100),"
+        fewer = "" if popular else " products of fewer items (--set model.items=100),"
         said.append(
             f"Try: a larger epsilon,{fewer} or more users: noise does not grow with their number,"
             " what is learned does."

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The experiment on a user's own table, and what the commands say of it."""
 
+import math
 import os
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
 from typer.testing import CliRunner
 
 from fedrec.data.cache import POPULATIONS
-from fedrec.errors import DataError
+from fedrec.errors import DataError, ExperimentError
 from fedrec.evaluation.central import settings_that_fit
+from fedrec.evaluation.groups import UNTRAINED_ITEMS
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.result import Result
 from simulations.cli import app
 from simulations.cli.experiments.own_data import own_table
+from simulations.own_data import fold_in_system, try_table
 from simulations.private_signal import signal_of
 
 COLUMNS = ("user", "item", "rating", "time")
@@ -120,17 +125,97 @@ def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_pa
     assert "the whole budget goes to private popularity" in said
     needed = int(re.search(r"needs about ([\d,]+) training users", said)[1].replace(",", ""))  # pyright: ignore[reportOptionalSubscript]
     assert needed > 42  # training users of the table
-    linear = load({**table, "rounds": 2})
-    assert not signal_of(linear, int(0.95 * needed), 30).suffices
-    assert signal_of(linear, int(1.05 * needed), 30).suffices
+    personal = load({**table, "rounds": 2})
+    assert not signal_of(personal, int(0.95 * needed), 6).suffices
+    assert signal_of(personal, int(1.05 * needed), 6).suffices
     assert private(tmp_path, 50.0)["rounds"] == 2
-    assert "private popularity" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "private popularity" not in said and "a personal model is trained (fold-in" in said
 
 
-def test_larger_catalogues_need_a_larger_signal(tmp_path):
-    linear = load({**private(tmp_path, 1.0), "rounds": 2})
-    assert signal_of(linear, 100, 1000).least == 0.6
-    assert signal_of(linear, 100, 9000).least == 3.0
+def test_the_signal_is_that_of_its_definition(tmp_path):
+    """Two Gaussian releases, of multipliers z and 2 z, have mu^2 = 1.25 / z^2."""
+    experiment = load({**private(tmp_path, 4.0), "rounds": 2})
+    delta = 1e-5
+
+    def excess(z):
+        mu = math.sqrt(1.25) / z
+        return norm.cdf(mu / 2 - 4 / mu) - math.exp(4) * norm.cdf(-mu / 2 - 4 / mu) - delta
+
+    z = brentq(excess, 0.1, 20)
+    found = signal_of(experiment, 100, 6.0)
+    assert (found.clients, found.items) == (100, 30)
+    assert found.ratio == pytest.approx(100 * 6 / (30**2 * z), rel=0.01)
+
+
+def test_clip_norms_follow_the_mean_number_of_rows_and_private_popularity_is_beside(tmp_path):
+    table = private(tmp_path, 50.0)
+    privacy = table["privacy"]
+    assert privacy["clip-norm"] == 6.0
+    assert privacy["phases"]["popularity"]["clip-norm"] == pytest.approx(6**0.5)
+    beside = table["evaluation"]["baselines"][0]
+    assert (beside["name"], beside["epsilon"]) == ("dp-popularity", 50.0)
+    assert beside["clip-norm"] == pytest.approx(6**0.5)
+    many = fold_in_system(1.0, 5000, 400.0, rated=True)
+    assert many["privacy"]["clip-norm"] == 8.0 and many["model"]["items"] == 300
+    assert many["privacy"]["phases"]["popularity"]["clip-norm"] == 6.0
+    weights = {many[part]["low-rated"] for part in ("model", "step")}
+    assert weights == {many["strategy"]["step"]["low-rated"]} == {0.3}
+
+
+@pytest.mark.parametrize("command", [["try"], ["run", "--data"]])
+@pytest.mark.parametrize("epsilon", ["0", "-1", "nan", "inf"])
+def test_a_wrong_epsilon_is_refused(tmp_path, command, epsilon):
+    done = CliRunner().invoke(app, [*command, str(written(tmp_path)), "--epsilon", epsilon])
+    assert done.exit_code != 0 and "a number > 0" in str(done.exception)
+
+
+def test_a_private_system_of_few_users_is_refused(tmp_path):
+    with pytest.raises(ExperimentError, match=r"(?s)too few users.*at least 20.*got: 12 of 12"):
+        private(tmp_path, 5.0, users=12)
+
+
+def test_options_of_a_table_need_one():
+    for option in (["--epsilon", "5"], ["--item-vectors", "v.npy"]):
+        done = CliRunner().invoke(app, ["run", "privrec-synthetic", *option])
+        assert "options of a table without one" in str(done.exception)
+
+
+def test_both_commands_and_python_run_the_same_private_system(tmp_path):
+    file = written(tmp_path, users=60)
+    shared = ["--epsilon", "50", "--seed", "3", "-q"]
+    for name, command in (("tried", ["try", str(file)]), ("run", ["run", "--data", str(file)])):
+        done = CliRunner().invoke(app, [*command, *shared, "-o", str(tmp_path / name)])
+        assert done.exit_code == 0, done.output
+    one, other = (Result.load(tmp_path / name) for name in ("tried", "run"))
+    assert one.experiment.digest() == other.experiment.digest()
+    assert one.experiment.model.name == "fold-in" and "dp-popularity" in one.baselines
+    frame = pd.read_csv(file, sep=";")
+    python = try_table(frame, epsilon=50.0, overrides=["seed=3"], output=tmp_path / "python")
+    assert python.metrics == one.metrics == other.metrics
+    with pytest.raises(ExperimentError, match="a number > 0"):
+        try_table(frame, epsilon=0.0, output=tmp_path / "none")
+
+
+def test_vectors_of_items_serve_items_that_nobody_trained_with(tmp_path):
+    """Users like one of two kinds, which vectors tell; of 160 items 120 are in one row each."""
+    random = np.random.default_rng(1)
+    kinds = np.arange(160) % 2
+    rows = []
+    for user in range(120):
+        own = np.flatnonzero(kinds[:40] == user % 2)
+        rows += [(f"u{user}", f"i{item}") for item in random.choice(own, 8, replace=False)]
+        rows.append((f"u{user}", f"i{40 + user}"))
+    np.save(tmp_path / "kinds.npy", np.stack([kinds, 1 - kinds], 1) + 0.01)
+    (tmp_path / "kinds.txt").write_text("\n".join(f"i{item}" for item in range(160)))
+    frame = pd.DataFrame(rows, columns=["user", "item"])
+    files = [tmp_path / "kinds.npy"]
+    result = try_table(frame, item_vectors=files, output=tmp_path / "run", unrated=True)
+    assert result.experiment.model.name == "fold-in" and result.experiment.privacy is None
+    line = result.groups.loc[UNTRAINED_ITEMS]
+    assert line["count"] >= 5
+    popular = result.baseline_groups["popularity"].loc[UNTRAINED_ITEMS]
+    assert line["mrr"] > 1.3 * popular["mrr"] > 0
 
 
 def test_a_run_of_private_popularity_states_the_level_of_chance_and_no_prose(tmp_path):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +15,24 @@ from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_opti
 
 if TYPE_CHECKING:
     from fedrec.experiment.schema import Experiment
-    from simulations.private_signal import Signal
 
 Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
 Unrated = Annotated[
     bool, typer.Option("--no-rating", help="No column holds ratings: every row counts as liked.")
 ]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(help="Target epsilon of user-level differential privacy; default: no privacy."),
+]
+Vectors = Annotated[
+    list[Path] | None,
+    setting_option("item-vectors", of="fedrec.data.readers.table:TableConfig"),
+]
 _NO_COLUMN = ("", "none")
+_NO_FEATURES = (
+    "no user or item features: the system learns from interactions only; models that represent"
+    " users by features, such as privrec, would learn nothing here"
+)
 
 
 def try_(
@@ -30,12 +42,8 @@ def try_(
     rating: Column = None,
     time: Column = None,
     no_rating: Unrated = False,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="Target epsilon of user-level differential privacy; default: no privacy."
-        ),
-    ] = None,
+    epsilon: Epsilon = None,
+    item_vectors: Vectors = None,
     overrides: Annotated[list[str] | None, options.overrides()] = None,
     seed: Annotated[str | None, setting_option("seed")] = None,
     output: RunOutput = None,
@@ -45,7 +53,15 @@ def try_(
     centralised EASE."""
     columns = {"user": user, "item": item, "rating": rating, "time": time}
     given = [*(overrides or []), *overrides_of({"seed": seed})]
-    experiment = own_table(data, columns, epsilon, unrated=no_rating, overrides=given, quiet=quiet)
+    experiment = own_table(
+        data,
+        columns,
+        epsilon,
+        unrated=no_rating,
+        overrides=given,
+        quiet=quiet,
+        item_vectors=item_vectors or (),
+    )
     finish(experiment, output, quiet)
 
 
@@ -57,6 +73,7 @@ def own_table(
     unrated: bool,
     overrides: list[str],
     quiet: bool,
+    item_vectors: Sequence[Path] = (),
 ) -> Experiment:
     """The experiment on a table, after printing how its columns were recognised.
 
@@ -68,10 +85,11 @@ def own_table(
         unrated: whether no column holds ratings.
         overrides: as for `--set`.
         quiet: print nothing.
+        item_vectors: files of dense vectors of the items.
 
     Raises:
-        ExperimentError: a column of ratings is named, and `unrated` is set; or an override names
-            another dataset.
+        ExperimentError: a column of ratings is named, and `unrated` is set; an override names
+            another dataset; or epsilon is no number > 0, or there are too few users for it.
         DataError: see `recognise`.
     """
     from fedrec.data.files.recognition import recognise
@@ -91,28 +109,12 @@ def own_table(
     found = recognise(data, given, rated=not unrated)
     if not quiet:
         typer.echo(f"{data}:", err=True)
-        for line in found.lines():
+        bare = [] if item_vectors else [_NO_FEATURES]
+        for line in (*found.lines(), *bare, *warnings(found)):
             typer.echo(f"  {line}", err=True)
-        typer.echo(
-            "  no user or item features: the system learns from interactions only; models that"
-            " represent users by features, such as privrec, would learn nothing here",
-            err=True,
-        )
-        for line in warnings(found):
-            typer.echo(f"  {line}", err=True)
-    system = own_system(data, found, epsilon=epsilon, overrides=overrides)
-    if epsilon is not None and system.signal is not None and not system.signal.suffices:
-        for line in () if quiet else _why_popularity(system.signal, epsilon):
-            typer.echo(f"  {line}", err=True)
+    system = own_system(
+        data, found, epsilon=epsilon, overrides=overrides, item_vectors=item_vectors
+    )
+    for line in () if quiet else system.lines():
+        typer.echo(f"  {line}", err=True)
     return system.experiment
-
-
-def _why_popularity(found: Signal, epsilon: float) -> list[str]:
-    """Why the linear model is not trained, and what would change that."""
-    return [
-        f"epsilon {epsilon:g} with {found.clients:,} training users: the whole budget goes to"
-        " private popularity, one list for everybody, because noise would cover what a personal"
-        " model can learn",
-        f"a personal model needs about {found.users_needed * found.clients:,.0f} training users at"
-        " this epsilon, or a larger epsilon (--set rounds=2 trains it nevertheless)",
-    ]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from simulations.cli import options
 from simulations.cli.experiments.finishing import finish, watched
-from simulations.cli.experiments.own_data import Column, Unrated, own_table
+from simulations.cli.experiments.own_data import Column, Epsilon, Unrated, Vectors, own_table
 from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def run(
     rating: Column = None,
     time: Column = None,
     no_rating: Unrated = False,
+    epsilon: Epsilon = None,
+    item_vectors: Vectors = None,
     go_on: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --output if it exists.")
     ] = False,
@@ -69,7 +72,16 @@ def run(
     }
     settings = [*(overrides or []), *overrides_of(flags)]
     columns = {"user": user, "item": item, "rating": rating, "time": time}
-    wanted = _wanted(experiment, data, columns, unrated=no_rating, overrides=settings, quiet=quiet)
+    wanted = _wanted(
+        experiment,
+        data,
+        columns,
+        epsilon,
+        unrated=no_rating,
+        item_vectors=item_vectors or (),
+        overrides=settings,
+        quiet=quiet,
+    )
     finish(wanted, output, quiet, go_on=go_on, overwrite=overwrite)
 
 
@@ -77,8 +89,10 @@ def _wanted(
     experiment: str | None,
     data: Path | None,
     columns: dict[str, str | None],
+    epsilon: float | None,
     *,
     unrated: bool,
+    item_vectors: Sequence[Path],
     overrides: list[str],
     quiet: bool,
 ) -> Experiment:
@@ -87,16 +101,27 @@ def _wanted(
     from fedrec.experiment.loading import load
 
     if data is not None and experiment is None:
-        return own_table(data, columns, None, unrated=unrated, overrides=overrides, quiet=quiet)
-    if experiment is not None and data is None and not (unrated or any(columns.values())):
+        return own_table(
+            data,
+            columns,
+            epsilon,
+            unrated=unrated,
+            overrides=overrides,
+            quiet=quiet,
+            item_vectors=item_vectors,
+        )
+    of_a_table = unrated or any(columns.values()) or item_vectors or epsilon is not None
+    if experiment is not None and data is None and not of_a_table:
         return load(experiment, overrides)
     raise ExperimentError(
         "the experiment to run is not clear",
-        expected="an experiment, or a table with --data (and --user, --item, --rating, --time)",
+        expected="an experiment, or a table with --data (and --user, --item, --rating, --time,"
+        " --epsilon, --item-vectors)",
         got="neither"
         if experiment is None and data is None
-        else "both, or columns without a table",
-        fix="fedrec run privrec-synthetic, or fedrec run --data ratings.csv",
+        else "both, or options of a table without one",
+        fix="fedrec run privrec-synthetic (for a private one, --set privacy.epsilon=5), or fedrec"
+        " run --data ratings.csv",
     )
 
 

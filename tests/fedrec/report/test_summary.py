@@ -10,7 +10,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.report.summary import deciding_metric, summary_notes, summary_table
-from simulations.own_data import linear_system
+from simulations.own_data import fold_in_system
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def result() -> Any:
             "rounds": 2,
             "dataset": {"name": "synthetic"},
             "split": {"name": "user-holdout"},
-            **linear_system(1.0, 100),
+            **fold_in_system(1.0, 100, 20.0),
         }
     )
     return SimpleNamespace(
@@ -35,7 +35,7 @@ def result() -> Any:
 
 
 @pytest.mark.parametrize(("best", "fewer"), [(1, False), (2, True)])
-def test_fewer_items_are_advised_only_where_items_have_weights(result, best, fewer):
+def test_fewer_items_are_advised_only_where_products_were_summed(result, best, fewer):
     result.early_stopping = {"best-round": best}
     said = " ".join(summary_notes(result))
     assert "a larger epsilon" in said and ("model.items" in said) == fewer
