@@ -104,15 +104,18 @@ class Catalogue:
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
             items = np.array(table["items"], dtype=np.str_)
-            kinds = (table["item-features"], table.get("item-texts", ()))
-            features = (tuple(_feature(entry) for entry in kind) for kind in kinds)
-            vectors = tuple(_vectors(entry) for entry in table.get("item-vectors", ()))
+            features = FeatureTable(
+                len(items),
+                tuple(_feature(entry) for entry in table["item-features"]),
+                tuple(_feature(entry) for entry in table.get("item-texts", ())),
+                tuple(_vectors(entry) for entry in table.get("item-vectors", ())),
+            )
             users = tuple(
                 (str(entry["name"]), tuple(entry["categories"])) for entry in table["user-features"]
             )
             found = cls(
                 items,
-                FeatureTable(len(items), *features, vectors),
+                features,
                 users,
                 bool(table["rated"]),
                 bool(table["timed"]),

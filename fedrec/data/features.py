@@ -204,7 +204,7 @@ class Vectors:
         """Number of users (or items)."""
         return len(self.values)
 
-    def renumbered(self, rows: np.ndarray, known: int) -> Vectors:
+    def renumbered(self, rows: np.ndarray) -> Vectors:
         """The vectors of other rows `int64 [n]`; -1: it has none."""
         has = rows >= 0
         has[has] = self.known[rows[has]]
@@ -259,16 +259,20 @@ class FeatureTable:
 
     def renumbered(self, rows: np.ndarray, known: int) -> FeatureTable:
         """The features of other rows `int64 [n]`, see `Feature.renumbered`."""
-        kinds = (self.features, self.texts, self.vectors)
         return FeatureTable(
-            len(rows), *(tuple(one.renumbered(rows, known) for one in kind) for kind in kinds)
+            len(rows),
+            tuple(one.renumbered(rows, known) for one in self.features),
+            tuple(one.renumbered(rows, known) for one in self.texts),
+            tuple(one.renumbered(rows) for one in self.vectors),
         )
 
     def only(self, names: Collection[str]) -> FeatureTable:
         """The features of some names."""
-        kinds = (self.features, self.texts, self.vectors)
         return FeatureTable(
-            self.rows, *(tuple(one for one in kind if one.name in names) for kind in kinds)
+            self.rows,
+            tuple(one for one in self.features if one.name in names),
+            tuple(one for one in self.texts if one.name in names),
+            tuple(one for one in self.vectors if one.name in names),
         )
 
     @property

@@ -107,7 +107,7 @@ def test_they_are_centred_and_scaled_and_follow_their_rows():
     own = VALUES[:2] - VALUES[:2].mean(0)
     np.testing.assert_allclose(found[:2], own / np.sqrt((own**2).sum(1).mean()), rtol=1e-6)
     assert not found[2].any()
-    moved = vectors().renumbered(np.array([1, -1, 2, 0]), known=3)
+    moved = vectors().renumbered(np.array([1, -1, 2, 0]))
     assert moved.known.tolist() == [True, False, False, True]
     np.testing.assert_array_equal(moved.values[[0, 3]], VALUES[[1, 0]])
     assert not moved.values[1:3].any()
