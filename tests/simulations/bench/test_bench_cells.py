@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from fedrec.errors import RunError
+from fedrec.errors import ExperimentError, RunError
 from simulations.bench.cell import DOWN, EPSILON, PROBE, UP, study_of
 from simulations.bench.check import differing
 from simulations.bench.declaration import BenchCell
@@ -204,3 +204,33 @@ def test_numbers_differ_beyond_what_processors_make_of_them():
     found = [Found("d", "m", name, value) for name, value in other.items()]
     assert [line.partition(":")[0] for line in differing(known, found, 0)] == list(known)
     assert next(differing(known, found[1:], 0)) == "a: only recorded"
+
+
+MINE = """
+[systems.mine]
+title = "Mine"
+experiment = "experiment.toml"
+package = "numpy"
+"""
+
+
+def test_a_contributed_system_is_run_shown_and_checked(command, results_of, tmp_path, capsys):
+    """Two rounds of matrix factorization, with the bench's own synthetic data."""
+    (tmp_path / "experiment.toml").write_text(
+        'name = "mine"\nrounds = 2\n[dataset]\nname = "ml-1m"\n[model]\nname = "mf"\n'
+        '[step]\nname = "sgd"\nprivate-parameters = ["user.*"]\n'
+        '[sampler]\nname = "fixed-size"\ncohort = 4\n'
+    )
+    (tmp_path / "mine.toml").write_text(MINE)
+    more = ("--systems", tmp_path / "mine.toml")
+    cell = ("synthetic", "leave-one-out", "mine")
+    assert command("bench", "run", *cell, "--seeds", 1, *more, "-o", tmp_path / "runs") == 0
+    file = tmp_path / "runs" / "results.json"
+    one = results_of(tmp_path / "runs")["/".join(cell)]
+    assert one["package"].startswith("numpy ") and one["inputs"]["mine"]["client_rounds"] == 8
+    assert command("bench", "check", file, *more, "-o", tmp_path / "again") == 0
+    assert command("bench", "page", file, *more, "-o", tmp_path / "bench.html") == 0
+    assert one["package"] in (tmp_path / "bench.html").read_text()
+    with pytest.raises(ExperimentError, match="no system 'mine'"):
+        command("bench", "check", file)
+    capsys.readouterr()
