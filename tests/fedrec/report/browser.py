@@ -101,6 +101,17 @@ class Browser:
             self._until(lambda got: got.get("method") == "Page.loadEventFired")
         return time.perf_counter() - started
 
+    def requests(self):
+        """Addresses that the page asked for, but for data in itself."""
+        asked = [one for one in self.events if one["method"] == "Network.requestWillBeSent"]
+        urls = [one["params"]["request"]["url"] for one in asked]
+        return [url for url in urls if not url.startswith("data:")]
+
+    def complaints(self):
+        """Events of errors and of texts on the console."""
+        kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+        return [one for one in self.events if one["method"] in kinds]
+
     def evaluate(self, script):
         """The value of a JavaScript expression on the page."""
         found = self.send("Runtime.evaluate", expression=script, returnByValue=True)

@@ -57,14 +57,7 @@ def browser(started, page):
 
 
 def test_it_asks_for_nothing_and_complains_about_nothing(browser, page):
-    asked = [
-        one["params"]["request"]["url"]
-        for one in browser.events
-        if one["method"] == "Network.requestWillBeSent"
-    ]
-    complaints = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
-    assert [url for url in asked if not url.startswith("data:")] == [page.as_uri()]
-    assert [one for one in browser.events if one["method"] in complaints] == []
+    assert browser.requests() == [page.as_uri()] and browser.complaints() == []
 
 
 def test_a_broken_page_would_be_noticed(started, tmp_path):
