@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,11 @@ UP = "bytes up"
 DOWN = "bytes down"
 EPSILON = "epsilon"
 CHANCE = K / (SAMPLED + 1)
-_KEPT = ("name", "rounds", "model", "step", "strategy", "sampler", "privacy", "secure-aggregation")
+_OF_SYSTEM = (
+    *("rounds", "model", "step", "strategy", "sampler", "privacy", "secure-aggregation"),
+    "perturb",
+)
+"""What a system decides; all else is the protocol's."""
 
 
 def experiment_table(
@@ -63,33 +67,34 @@ def experiment_table(
     split = filled(bench.protocols[cell.protocol].split, known)
     own = read(system.experiment) if system.experiment else {}
     tuned = own.get("evaluation", {}).get("fine-tune")
-    evaluation = {
-        "every": 0,
-        "ks": [K],
-        "sampled-items": SAMPLED,
-        "held-out": "validation" if validation else "test",
-    }
-    start = {key: own[key] for key in _KEPT if key in own}
-    start |= {
-        "task": "ranking",
-        "dataset": dict(dataset.dataset),
-        "split": split,
-        "evaluation": {"baselines": [system.baseline] if system.baseline else []},
-    }
-    if tuned is not None:
-        start["evaluation"]["fine-tune"] = tuned
+    evaluation = {"baselines": [system.baseline] if system.baseline else []}
+    evaluation |= {} if tuned is None else {"fine-tune": tuned}
+    start = _only(own, _OF_SYSTEM)
     place = system.chosen.get(cell.protocol, 0) if candidate is None else candidate
     searched = system.candidates[place] if system.candidates else ()
     overrides = (*system.set, *system.protocols.get(cell.protocol, ()), *searched)
-    table = read(start, filled(list(overrides), known))
-    allowed = {key: table["split"][key] for key in ("generalisation",) if key in table["split"]}
-    table["name"] = f"{cell.system}-{cell.dataset}"
-    table["dataset"] = dict(dataset.dataset)
-    table["split"] = {**split, **allowed}
-    table["evaluation"] = {**table["evaluation"], **evaluation}
-    table["engine"] = {"threads": 1}
+    table = read({**start, "split": split, "evaluation": evaluation}, filled([*overrides], known))
     tried = own.get(TRIED, 0) + (bench.budget if cell.protocol in system.chosen else 0)
-    return _with_tried(table, max(1, tried), system.baseline)
+    found = {
+        **_only(table, _OF_SYSTEM),
+        "name": f"{cell.system}-{cell.dataset}",
+        "task": "ranking",
+        "dataset": dict(dataset.dataset),
+        "split": {**_only(table["split"], ("generalisation",)), **split},
+        "evaluation": {
+            **_only(table["evaluation"], ("baselines", "fine-tune")),
+            "every": 0,
+            "ks": [K],
+            "sampled-items": SAMPLED,
+            "held-out": "validation" if validation else "test",
+        },
+        "engine": {"threads": 1},
+    }
+    return _with_tried(found, max(1, tried), system.baseline)
+
+
+def _only(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: table[key] for key in keys if key in table}
 
 
 def _with_tried(table: dict[str, Any], tried: int, baseline: str) -> dict[str, Any]:

@@ -17,7 +17,8 @@ MINE = """
 [systems.mine]
 title = "Mine"
 experiment = "experiment.toml"
-set = ["split.leaky-negatives=true", "evaluation.held-out=validation", "dataset.name=ml-1m"]
+set = ["split.leaky-negatives=true", "evaluation.held-out=validation", "dataset.name=ml-1m",
+       "evaluation.final-users=9", "evaluation.masked=both", "positive-above=4.0", "task=rating"]
 """
 
 
@@ -72,6 +73,8 @@ def test_a_contributed_system_cannot_change_the_protocol(mine):
     assert one.dataset.name == "ml-100k" and one.positive_above is None
     assert not one.split.options["leaky-negatives"]
     assert one.evaluation.held_out == "test" and one.evaluation.ks == (10,)
+    assert one.evaluation.final_users is None and one.evaluation.masked == "real"
+    assert one.task == "ranking"
     assert one.rounds == 2 and one.model.name == "mf"
 
 
