@@ -13,6 +13,8 @@ from flwr.app import ArrayRecord
 
 from fedrec.attacks.leaky_negatives import leak_words
 from fedrec.components.registry import STEP, STRATEGY, resolve
+from fedrec.data.adversary.words import adversary_words
+from fedrec.data.cache import POPULATIONS
 from fedrec.data.perturbation import perturbation_of
 from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.schema import Experiment
@@ -104,6 +106,7 @@ def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -
     return {
         "leak": _in_words(leak_words(run.experiment)),
         "perturb": _in_words(perturbed),
+        "adversary": _in_words(_of_adversary(run.experiment)),
         "strategy": _in_words(_said(run.experiment, state)),
         **{one.name: one.report(state.round) for one in reversed(extensions)},
         "baselines-privacy": _in_words(list(baseline_privacy(run))),
@@ -112,6 +115,16 @@ def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -
 
 def _in_words(lines: list[str]) -> Report:
     return lines, {"in words": lines} if lines else {}
+
+
+def _of_adversary(experiment: Experiment) -> list[str]:
+    """The malicious clients of a simulation, in words."""
+    if experiment.adversary is None:
+        return []
+    population = POPULATIONS.population(experiment)
+    known = population.adversary
+    attack = experiment.adversary.attack.name
+    return [] if known is None else [adversary_words(attack, known, population.interactions)]
 
 
 def _said(experiment: Experiment, state: State) -> list[str]:

@@ -107,6 +107,13 @@ class Policy(Config):
         Raises:
             RefusalError: the node does not take part in it.
         """
+        if experiment.adversary is not None:
+            raise RefusalError(
+                "malicious clients exist in simulations alone",
+                expected="an experiment without [adversary]",
+                got=f"attack {experiment.adversary.attack.name!r}",
+                fix="run it as a simulation: fedrec run",
+            )
         self._examine("model", registry.MODEL, experiment.model)
         self._examine("split", registry.SPLIT, experiment.split)
         self._examine("step", registry.STEP, experiment.step)

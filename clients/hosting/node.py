@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from clients.hosting.block_size import cut_blocks, largest_block
+from clients.hosting.malicious import malicious_workers
 from clients.hosting.paths import PathName, TrainingPath, training_path
 from clients.hosting.step_checks import check_plugin_model, refuse_unmatched
 from clients.step import Step
@@ -252,6 +253,21 @@ class Node:
                 fix="leave engine.precision out",
             )
         return step
+
+    def workers(
+        self, step: Step, clients: np.ndarray, round_number: int
+    ) -> Iterator[tuple[Step, np.ndarray]]:
+        """The steps that some clients of a training round run, and the clients of each, `int64
+        [clients]`: the honest step, and in a simulation with an adversary what its clients do."""
+        known = self.population.adversary
+        if known is None or not len(known.malicious):
+            yield from step.assign(clients)
+            return
+        malicious = np.isin(clients, known.malicious)
+        yield from step.assign(clients[~malicious])
+        yield from malicious_workers(
+            self.experiment, known, self.fresh, step, clients[malicious], round_number
+        )
 
     def _hosted(self, clients: np.ndarray) -> np.ndarray:
         return clients[clients % self.nodes == self.partition]

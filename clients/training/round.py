@@ -158,7 +158,7 @@ class _RoundOfClients:
         """
         untouched = watch_plug_in(self.step, self.arrays)
         kept: dict[int, dict[str, np.ndarray]] = {}
-        for worker, part in self.step.assign(self.clients):
+        for worker, part in self.node.workers(self.step, self.clients, self.round):
             blocks = self._alone(worker, part) if hides_failures else self._blocks(worker, part)
             for members, shared, own in blocks:
                 total.add_block(members, shared)

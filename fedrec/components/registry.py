@@ -77,6 +77,12 @@ MECHANISM = Kind(
     "fedrec.privacy.mechanisms.base:Mechanism",
     table="privacy.mechanism",
 )
+POISONING = Kind(
+    "poisoning",
+    "simulations.poisoning.attacks",
+    "simulations.poisoning.base:Poisoning",
+    table="adversary.attack",
+)
 METRIC = Kind("metric", "fedrec.metrics", "fedrec.metrics.base:Metric", named=True)
 
 KINDS = (
@@ -91,6 +97,7 @@ KINDS = (
     CALLBACK,
     ATTACK,
     MECHANISM,
+    POISONING,
     METRIC,
 )
 

@@ -174,6 +174,17 @@ class Interactions:
         return pd.DataFrame(columns)
 
 
+def more_ids(ids: np.ndarray, count: int, word: str) -> np.ndarray:
+    """Names `[n]` with `count` new ones behind them: further numbers, or `word-0`, `word-1` and so
+    on."""
+    if np.issubdtype(ids.dtype, np.integer):
+        return np.concatenate([ids, ids.max(initial=-1) + 1 + np.arange(count)])
+    taken = set(map(str, ids.tolist()))
+    free = [name for number in range(len(ids) + count) if (name := f"{word}-{number}") not in taken]
+    kind = object if ids.dtype == object else np.str_
+    return np.concatenate([ids, np.array(free[:count], dtype=kind)])
+
+
 def _hashed(ids: np.ndarray) -> np.ndarray:
     """`uint64`, one hash per id, of the id as text; 5 and "5" are one id."""
     digests = b"".join(

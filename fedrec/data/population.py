@@ -11,6 +11,8 @@ import numpy as np
 
 from fedrec.components import registry
 from fedrec.components.errors import component_errors, refuse_wrong
+from fedrec.data.adversary.known import Known
+from fedrec.data.adversary.users import with_malicious
 from fedrec.data.client_data import ClientData, HeldOut
 from fedrec.data.grouped_rows import GroupedRows, UserRows
 from fedrec.data.interactions import Interactions, no_times
@@ -37,6 +39,7 @@ class Population:
         perturbed: replaces the training rows, if these are perturbed. Held-out rows, and known and
             seen items, are always the real ones.
         numbers: `int64 [users]`, ascending: each user's client id; None: its index.
+        adversary: what an adversary knows, of data with malicious users.
 
     Raises:
         DataError: ratings are needed and the dataset has none.
@@ -51,6 +54,7 @@ class Population:
         positive_above: float | None,
         perturbed: Perturbed | None = None,
         numbers: np.ndarray | None = None,
+        adversary: Known | None = None,
     ) -> None:
         if interactions.ratings is None and (task == "rating" or positive_above is not None):
             raise DataError(
@@ -64,6 +68,7 @@ class Population:
         self.task: Literal["ranking", "rating"] = task
         self.perturbed = perturbed
         self.numbers = numbers
+        self.adversary = adversary
         self._labels = self._make_labels(interactions, positive_above)
         self._known = self._learned = self._grouped(partition.train_rows)
         if perturbed is not None:
@@ -73,7 +78,8 @@ class Population:
 
     @classmethod
     def of(cls, settings: DataSettings, interactions: Interactions | None = None) -> Population:
-        """Read and split a dataset, and perturb its training rows if configured.
+        """Read and split a dataset, add malicious users and perturb its training rows if
+        configured.
 
         Args:
             settings: of the data; an experiment has them.
@@ -86,12 +92,17 @@ class Population:
         if interactions is None:
             interactions = read_interactions(settings)
         partition = partition_by(settings.split, settings.seed, interactions)
+        malicious = with_malicious(settings, interactions, partition)
+        if malicious is not None:
+            interactions = malicious.interactions
+            partition = malicious.partition
         return cls(
             interactions,
             partition,
             task=settings.task,
             positive_above=settings.positive_above,
             perturbed=apply_perturbation(settings, interactions, partition),
+            adversary=None if malicious is None else malicious.known,
         )
 
     @property

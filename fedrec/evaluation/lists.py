@@ -57,6 +57,9 @@ class HeldOutLists:
         sums = sums and bool(self._metrics.of_lists)
         masks = {name: mask.to(scores.device) for name, mask in self._masks(clients).items()}
         block = RankedBlock(scores, ks=self._metrics.ks, **masks)
+        if self._population.adversary is not None:
+            targets = torch.from_numpy(self._population.adversary.targets)
+            block.targets = targets.to(scores.device)
         if sums:
             block.popularity = torch.from_numpy(self._population.popularity).to(scores.device)
             block.liked = self._liked(clients).to(scores.device)

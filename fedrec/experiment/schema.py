@@ -25,6 +25,7 @@ from fedrec.experiment.sections import (
 )
 from fedrec.experiment.tables import (
     TRIED,
+    AdversaryConfig,
     CheckpointConfig,
     DataSettings,
     EarlyStoppingConfig,
@@ -136,6 +137,16 @@ class Experiment(DataSettings):
         return self
 
     @model_validator(mode="after")
+    def _targets_are_chosen(self) -> Self:
+        named = {one.name for one in self.evaluation.metrics or ()} & set(TARGET_METRICS)
+        if named and self.adversary is None:
+            raise ValueError(
+                f"[adversary] with evaluation.metrics = [{min(named)!r}], which measures its"
+                " targets (share = 0 adds no malicious client)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _rating_has_no_threshold(self) -> Self:
         if self.task == "rating" and self.positive_above is not None:
             raise ValueError(
@@ -167,17 +178,32 @@ class Experiment(DataSettings):
             sections["perturb"] = resolved_section(
                 registry.PERTURBATION, self.perturb, seed=self.seed
             )
+        if self.adversary is not None:
+            sections |= self._of_adversary(self.adversary)
         if self.privacy is not None and self.federated:
             sections["privacy"] = self.privacy.resolved()
         resolved = self.model_copy(update=sections)
         if self.federated:
             component_settings(registry.STEP, resolved.fine_tune_step(), at="evaluation.fine-tune")
-        for section in self.evaluation.metrics or ():
+        for section in resolved.evaluation.metrics or ():
             component_settings(registry.METRIC, section, at=f"evaluation.metrics.{section.name}")
         for name, options in resolved.evaluation.baseline_settings().items():
             section = Section.model_validate({"name": name, **options})
             component_settings(registry.BASELINE, section, at=f"baselines.{name}")
         return resolved
+
+    def _of_adversary(self, adversary: AdversaryConfig) -> dict[str, Any]:
+        """The section with every default filled in, and the evaluation with the measures of its
+        targets."""
+        attack = resolved_section(registry.POISONING, adversary.attack, seed=self.seed)
+        own = self.evaluation.metrics or ()
+        missing = set(TARGET_METRICS) - {one.name for one in own}
+        if self.task == "ranking" and self.evaluation.protocol is None and missing:
+            own = (*own, *(Section(name=name) for name in TARGET_METRICS if name in missing))
+        return {
+            "adversary": adversary.model_copy(update={"attack": attack}),
+            "evaluation": self.evaluation.model_copy(update={"metrics": own or None}),
+        }
 
     def fine_tune_step(self) -> Section:
         """The local step with the settings of on-device fine-tuning."""
@@ -226,6 +252,8 @@ SECTIONS = (
     registry.SAMPLER,
 )
 CENTRAL_SECTIONS = (registry.DATASET, registry.SPLIT)
+TARGET_METRICS = ("exposure", "target-ndcg", "target-rank")
+"""Metrics of the targets of an adversary, which an experiment with `[adversary]` always has."""
 FEDERATED = (
     *(kind.name for kind in SECTIONS if kind not in CENTRAL_SECTIONS),
     "train-config",

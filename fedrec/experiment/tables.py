@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedrec.components import registry
 from fedrec.config import Config
@@ -19,9 +19,49 @@ TRIED = "settings-tried"
 """Key of the number of settings that were tried to choose those of a system."""
 
 
+class AdversaryConfig(Config):
+    """An adversary with clients of its own among the training clients, in simulations alone. Its
+    clients are added to the honest ones; sampler, clip, noise and accounting treat them alike."""
+
+    attack: Annotated[Section, registry.POISONING]
+    """The attack: a name, or a table with settings."""
+    share: float | None = Field(default=None, ge=0, le=1)
+    """Number of malicious clients as a share of the honest training clients, at least one; 0: none,
+    so that the targets alone are measured. Default: 0.01, unless `clients` is set."""
+    clients: int | None = Field(default=None, ge=0)
+    """Number of malicious clients, in place of the share."""
+    targets: int = Field(default=1, ge=1)
+    """Number of items that are promoted."""
+    target_choice: Literal["least-popular", "random"] = "least-popular"
+    """How they are chosen: those with the fewest training rows, or by the seed."""
+    target_items: tuple[str, ...] = ()
+    """Names of the promoted items in the dataset; default: they are chosen."""
+    public_share: float = Field(default=0.01, ge=0, le=1)
+    """Share of each honest client's training rows that the adversary knows, rounded up; what it
+    knows of the items' popularity follows from these rows. 0: nothing, 1: all."""
+
+    @field_validator("attack", mode="before")
+    @classmethod
+    def _attack_by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _is_counted_once(self) -> Self:
+        if self.share is not None and self.clients is not None:
+            raise ValueError("share, or clients, which is a number, but not both")
+        return self
+
+    def number_among(self, honest: int) -> int:
+        """Number of malicious clients beside so many honest ones."""
+        if self.clients is not None:
+            return self.clients
+        share = 0.01 if self.share is None else self.share
+        return max(1, int(share * honest + 1e-9)) if share else 0
+
+
 class DataSettings(Config):
-    """Dataset, split, perturbation, seed and task of an experiment: what the clients' data depend
-    on; `fedrec.data` needs no others."""
+    """Dataset, split, perturbation, adversary, seed and task of an experiment: what the clients'
+    data depend on; `fedrec.data` needs no others."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of all random streams."""
@@ -36,6 +76,14 @@ class DataSettings(Config):
     """Training and held-out rows."""
     perturb: Section | None = None
     """Perturbation of the training rows before training; default: none."""
+    adversary: AdversaryConfig | None = None
+    """Malicious clients, in simulations; default: none."""
+
+    @model_validator(mode="after")
+    def _adversary_alone(self) -> Self:
+        if self.adversary is not None and self.perturb is not None:
+            raise ValueError("[adversary] without [perturb], which malicious clients would ignore")
+        return self
 
     def settings(self, kind: registry.Kind) -> Any:
         """Settings of the component in the section of that kind: its `Config`, or keyword arguments

@@ -54,6 +54,7 @@ class RankedBlock:
         popularity: `float64 [items]`, share of the training users who like each item, likewise.
         sampled: `bool [users, items]`, the items that sampled metrics draw from; default: those
             that are not seen. A relevant item among them is left out.
+        targets: `int64 [targets]`, the items that an adversary promotes, for metrics of these.
 
     Raises:
         ExperimentError: a score is NaN.
@@ -73,6 +74,7 @@ class RankedBlock:
         liked: Tensor | None = None,
         popularity: Tensor | None = None,
         sampled: Tensor | None = None,
+        targets: Tensor | None = None,
     ) -> None:
         _check(scores, seen, known, relevant, ks)
         # Masked items get -infinity, so real scores must stay above it.
@@ -84,6 +86,7 @@ class RankedBlock:
         self.masked = known if masked is None else masked
         self.liked = liked
         self.popularity = popularity
+        self.targets = targets
         self.sampled = ~seen if sampled is None else sampled & ~relevant
         self.longest = max(ks)
         """Largest k."""
@@ -106,7 +109,8 @@ class RankedBlock:
         return zeros.index_add_(0, users, values)
 
     def given(self, name: str) -> Tensor:
-        """An argument that not every block has, `liked` `[users, items]` or `popularity` `[items]`.
+        """An argument that not every block has: `liked` `[users, items]`, `popularity` `[items]` or
+        `targets` `[targets]`.
 
         Raises:
             ValueError: this block was made without it.

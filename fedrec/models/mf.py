@@ -17,7 +17,7 @@ is a logit. What toolkits call "SVD" is this with biases, and "MF" without (`bia
 from typing import Self
 
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedrec.config import Config, Width
@@ -34,6 +34,8 @@ class MfConfig(Config):
     """Number of factors (width of p_u and q_i)."""
     center: float = 0.0
     """Initial value of b, such as the middle of the rating scale."""
+    init_std: float = Field(default=INIT_STD, gt=0)
+    """Standard deviation of initial factors."""
     biases: bool = True
     """Whether there are biases b, b_u and b_i; without them, a prediction is q_i . p_u."""
 
@@ -66,9 +68,9 @@ class Mf(Model):
         width = self.config.factors
         drawn = {
             "bias": torch.full((1,), self.config.center),
-            "user.factors": torch.randn(width, generator=generator) * INIT_STD,
+            "user.factors": torch.randn(width, generator=generator) * self.config.init_std,
             "user.bias": torch.zeros(1),
-            "item.factors": torch.randn(items, width, generator=generator) * INIT_STD,
+            "item.factors": torch.randn(items, width, generator=generator) * self.config.init_std,
             "item.bias": torch.zeros(items, 1),
         }
         return {

@@ -14,7 +14,7 @@ He et al.
 """
 
 import itertools
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -31,6 +31,11 @@ class NeumfConfig(Config):
 
     factors: int = Field(default=16, ge=0, le=2**16)
     """Number of factors (width of the product); 0: no product."""
+    init_std: float = Field(default=INIT_STD, gt=0)
+    """Standard deviation of initial factors and embeddings."""
+    layers: Literal["glorot", "kaiming"] = "glorot"
+    """Initial weights of layers: uniform of variance 2 / (inputs + outputs), or 2 / inputs, which
+    keeps the size of signals through ReLU (He et al. 2015)."""
     tower: tuple[Width, ...] = (32, 16, 8)
     """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no
     tower."""
@@ -59,20 +64,21 @@ class Neumf(Model):
         self._layers = range(max(0, len(config.tower) - 1))
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Normal rows, Glorot-uniform layers `[in, out]`, zero biases."""
+        """Normal rows, uniform layers `[in, out]`, zero biases."""
         config = self.config
         found = dict[str, Tensor]()
+        start = glorot if config.layers == "glorot" else kaiming
         widths = {"factors": config.factors, "tower": config.tower[0] // 2 if config.tower else 0}
         for part, width in widths.items():
             if width:
-                found[f"user.{part}"] = torch.randn(width, generator=generator) * INIT_STD
+                found[f"user.{part}"] = torch.randn(width, generator=generator) * config.init_std
                 rows = torch.randn(self.schema.num_items, width, generator=generator)
-                found[f"item.{part}"] = rows * INIT_STD
+                found[f"item.{part}"] = rows * config.init_std
         for layer, (before, after) in enumerate(itertools.pairwise(config.tower)):
-            found[f"tower{layer}.weight"] = glorot(before, after, generator)
+            found[f"tower{layer}.weight"] = start(before, after, generator)
             found[f"tower{layer}.bias"] = torch.zeros(after)
         last = config.factors + (config.tower[-1] if config.tower else 0)
-        return found | {"output.weight": glorot(last, 1, generator), "output.bias": torch.zeros(1)}
+        return found | {"output.weight": start(last, 1, generator), "output.bias": torch.zeros(1)}
 
     def predict(
         self,
@@ -107,3 +113,8 @@ def glorot(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """Glorot-uniform weights `[rows, columns]`."""
     bound = (6 / (rows + columns)) ** 0.5
     return (torch.rand(rows, columns, generator=generator) * 2 - 1) * bound
+
+
+def kaiming(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """Kaiming-uniform weights `[rows, columns]`, for ReLU."""
+    return (torch.rand(rows, columns, generator=generator) * 2 - 1) * (6 / rows) ** 0.5

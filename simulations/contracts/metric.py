@@ -109,7 +109,8 @@ class MetricContract(Contract):
         relevant = (draws > 0.3) & (draws < 0.6)
         relevant[-1] = False
         masks = {"seen": known | relevant, "known": known, "relevant": relevant, "liked": known}
-        return scores, {**masks, "popularity": known.double().mean(0)}
+        items = {"popularity": known.double().mean(0), "targets": torch.tensor([2, 5])}
+        return scores, {**masks, **items}
 
     def _values(
         self, scores: torch.Tensor, masks: dict[str, torch.Tensor]
@@ -142,7 +143,7 @@ class MetricContract(Contract):
 
 
 def _rows(name: str, mask: torch.Tensor, part: slice) -> torch.Tensor:
-    return mask if name == "popularity" else mask[part]
+    return mask if name in ("popularity", "targets") else mask[part]
 
 
 def _ratings() -> RatedBlock:

@@ -77,6 +77,7 @@ def experiment_text(kind_name: str, name: str, data: str = "plays.csv") -> str:
             '[sampler]\nname = "full"\n\n[privacy]\nclip-norm = 1.0\nnoise-multiplier = 1.0\n'
             f'mechanism = "{name}"\n'
         ),
+        "poisoning": f'[adversary]\nattack = "{name}"\nshare = 0.1\n\n{_SMALL_COHORT}',
         "perturbation": f'[perturb]\nname = "{name}"\n\n{_SMALL_COHORT}',
     }
     own = sections.get(kind_name, f'[{kind_name}]\nname = "{name}"\n\n{_SMALL_COHORT}')

@@ -66,6 +66,10 @@ FOLD_IN = {
     "model": {"name": "fold-in", "items": 12, "factors": 4},
     "step": {"name": "gram", "low-rated": 0.3},
 }
+FACTORS = {
+    "model": {"name": "mf", "factors": 4},
+    "step": {"name": "sgd", "epochs": 1, "private-parameters": ["user.*"]},
+}
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("baseline", "dpsgd-pnbm"): {"settings": {"minimum-ratings": 2}},
     ("model", "ials"): {"settings": {"factors": 4, "moments": True}},
@@ -142,7 +146,11 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("split", "published"): {"settings": {"validation": 0.25}},
     ("sampler", "full"): {"random": False},
     ("step", "counts"): {"experiment": BIASED, "random": False},
+    ("strategy", "bulyan"): {"experiment": {"sampler": {"name": "fixed-size", "cohort": 8}}},
     ("strategy", "popularity-start"): {"experiment": BIASED},
+    ("poisoning", "fedrec-attack"): {"experiment": FACTORS},
+    ("poisoning", "pieck"): {"experiment": FACTORS},
+    ("poisoning", "product-boosting"): {"experiment": {**LINEAR, "strategy": {"name": "gram"}}},
     ("perturbation", "randomised-response"): {"settings": {"epsilon": 2.0}},
     ("perturbation", "noisy-cooccurrence"): {
         "settings": {"epsilon": 20.0},

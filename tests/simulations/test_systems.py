@@ -13,7 +13,7 @@ from simulations.attacks.system import TrainedSystem
 from tests.runs import assert_close, assert_same_run, parameters_in, resumed
 from tests.systems import FOLD_IN, METAMF, SYSTEMS, TRANSITIONS
 
-TRIMMED = ("strategy={name='tests.strategies.trimmed_mean:TrimmedMean', cut=0.3}", "rounds=2")
+TRIMMED = ("strategy={name='trimmed-mean', cut=0.3}", "rounds=2")
 
 
 @pytest.fixture

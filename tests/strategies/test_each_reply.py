@@ -13,7 +13,7 @@ from fedrec.protocol.orders import TrainEach, TrainOrder
 from fedrec.protocol.sparse_update import dense_change
 from tests.runs import assert_close
 
-TRIMMED = "strategy={name='tests.strategies.trimmed_mean:TrimmedMean', cut=0.3}"
+TRIMMED = "strategy={name='trimmed-mean', cut=0.3}"
 CLIENTS = np.array([1, 4, 7, 9, 11])
 
 

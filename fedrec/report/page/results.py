@@ -37,7 +37,7 @@ _METRICS = 5  # columns of the table of results
 _MOST_DISTRIBUTIONS = 8
 _MOST_GROUPS = 4
 _BUDGETS = {"client-rounds": "client_rounds", "settings tried": "settings_tried"}
-_CURVES = ("hits@10", "ndcg@10", "hits@5", "validation-")
+_CURVES = ("hits@10", "ndcg@10", "hits@5", "validation-", "exposure@")
 _NOT_CURVES = (
     "round",
     "num-clients",

@@ -14,7 +14,7 @@ from pydantic import Field
 from fedrec.components.registry import DATASET, resolve
 from fedrec.config import Config
 from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Interactions
+from fedrec.data.interactions import Interactions, more_ids
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.split import Partition, Split, partition_by
 from fedrec.experiment.sections import Section, component_settings
@@ -50,9 +50,9 @@ class CanaryUsers(Reader):
         items = self.config.items
         return replace(
             data,
-            user_ids=_more_ids(data.user_ids, users),
+            user_ids=more_ids(data.user_ids, users, "canary"),
             user_features=_longer(data.user_features, users),
-            item_ids=_more_ids(data.item_ids, items),
+            item_ids=more_ids(data.item_ids, items, "canary"),
             item_features=_longer(data.item_features, items),
         )
 
@@ -68,16 +68,6 @@ class CanaryUsers(Reader):
 def _longer(table: FeatureTable, count: int) -> FeatureTable:
     """The same features with rows added that have none."""
     return table.renumbered(np.append(np.arange(table.rows), np.full(count, -1)), table.rows)
-
-
-def _more_ids(ids: np.ndarray, count: int) -> np.ndarray:
-    if np.issubdtype(ids.dtype, np.integer):
-        return np.concatenate([ids, ids.max(initial=-1) + 1 + np.arange(count)])
-    taken = set(map(str, ids.tolist()))
-    free = [name for number in range(len(ids) + count) if (name := f"canary-{number}") not in taken]
-    return np.concatenate(
-        [ids, np.array(free[:count], dtype=object if ids.dtype == object else np.str_)]
-    )
 
 
 class CanaryClientsConfig(Config):

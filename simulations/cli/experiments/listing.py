@@ -70,6 +70,7 @@ SECTIONS = (
     "experiment",
     "evaluation",
     "privacy",
+    "adversary",
     "engine",
     "checkpoint",
     "early-stopping",
@@ -81,13 +82,18 @@ SECTIONS = (
 def section_class(name: str) -> type[Config]:
     """The configuration class of a table of an experiment."""
     from fedrec.experiment import schema
-    from fedrec.experiment.tables import EarlyStoppingConfig, SecureAggregationConfig
+    from fedrec.experiment.tables import (
+        AdversaryConfig,
+        EarlyStoppingConfig,
+        SecureAggregationConfig,
+    )
     from fedrec.privacy.config import PrivacyConfig
 
     classes: dict[str, type[Config]] = {
         "experiment": schema.Experiment,
         "evaluation": schema.EvaluationConfig,
         "privacy": PrivacyConfig,
+        "adversary": AdversaryConfig,
         "engine": schema.EngineConfig,
         "checkpoint": schema.CheckpointConfig,
         "early-stopping": EarlyStoppingConfig,

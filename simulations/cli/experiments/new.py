@@ -15,7 +15,7 @@ def new(
         typer.Argument(
             help=(
                 "Kind of component: strategy, step, model, dataset, split, sampler, perturbation,"
-                " callback, baseline or attack."
+                " callback, baseline, metric, mechanism, attack or poisoning."
             )
         ),
     ],

@@ -2,8 +2,11 @@
 """A node with its own data: it holds the same as a simulated node, under client numbers, and
 refuses invalid orders."""
 
+import json
 import sqlite3
 import stat
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 
@@ -377,6 +380,30 @@ def test_perturbed_profiles_are_refused(load_tiny, shards):
     )
     with pytest.raises(RefusalError, match="not available on real clients"):
         own(experiment, shards[0], **NUMBERED)
+
+
+def test_malicious_clients_are_refused_before_their_code_is_loaded(load_tiny, shards):
+    """Where an adversary is, no module of attacks is imported on a node; without one, neither."""
+    experiment = load_tiny("adversary={attack='explicit-boosting'}")
+    with pytest.raises(RefusalError, match="malicious clients exist in simulations alone"):
+        own(experiment, shards[0], **NUMBERED)
+    code = """
+import json, sys
+from clients.device.policy import Policy, experiment_of
+from fedrec.errors import RefusalError
+import clients.app, clients.device.device_node
+experiment = experiment_of({"resolved": sys.stdin.read()})
+try:
+    Policy().accepted(experiment)
+except RefusalError as error:
+    print(error)
+print([name for name in sys.modules if name.partition(".")[0] == "simulations"])
+"""
+    table = json.dumps(experiment.table())
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=table, capture_output=True, text=True, check=True
+    )
+    assert "simulations alone" in done.stdout and done.stdout.endswith("[]\n")
 
 
 def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):

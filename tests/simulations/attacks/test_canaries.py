@@ -11,6 +11,7 @@ from clients.training.one_client import update_of
 from clients.training.round import train_clients
 from fedrec.attacks.audit.canaries import CanaryPlan
 from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.interactions import more_ids
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
@@ -74,7 +75,7 @@ def test_canaries_train_and_nothing_else_changes(tiny_experiment, split):
     ids=["integers", "texts", "objects"],
 )
 def test_ids_of_canaries_are_new(ids):
-    found = canary_users._more_ids(ids, 3)
+    found = more_ids(ids, 3, "canary")
     assert len(set(found.tolist())) == 5 and found[:2].tolist() == ids.tolist()
 
 

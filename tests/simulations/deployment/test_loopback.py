@@ -46,8 +46,8 @@ def test_the_same_file_gives_the_same_parameters_in_simulation_and_deployment(
 
 
 def test_a_robust_rule_over_the_clients_of_nodes_that_host_many(federation, tmp_path):
-    """A trimmed mean in one file, which the nodes need not have; each hosts ten clients or so."""
-    name = "tests.strategies.trimmed_mean:TrimmedMean"
+    """Each node hosts ten clients or so."""
+    name = "trimmed-mean"
     rule = (f"strategy={{name='{name}', cut=0.2}}", "rounds=2", "sampler.cohort=18")
     until(lambda: federation.online() >= 2, what="the nodes")
     federation.must_run("trimmed", *rule)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Krum and Multi-Krum (Blanchard et al. 2017): the mean of the updates that are closest to their
+neighbours.
+
+With `keep = 1` it is Krum, which takes the update of a single client, with more Multi-Krum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from pydantic import Field
+
+from strategies.robust._choice import ChoiceConfig, nearest
+from strategies.robust._rule import ClientChanges, RobustRule, mean_of, squared_distances
+
+
+class KrumConfig(ChoiceConfig):
+    """Settings of Krum."""
+
+    keep: int = Field(default=1, ge=1)
+    """Number of updates that are averaged (m of Multi-Krum), at most the cohort."""
+
+
+class Krum(RobustRule):
+    """Moves the shared parameters by the update, or the mean of the updates, that are closest to
+    others."""
+
+    Config = KrumConfig
+    paper = "Blanchard, El Mhamdi, Guerraoui and Stainer 2017"
+    config: KrumConfig
+
+    def combined(self, changes: Mapping[str, ClientChanges]) -> dict[str, np.ndarray]:
+        """The mean of the chosen updates, `float64 [R, ...]` by parameter."""
+        distances = squared_distances(changes)
+        malicious = self.config.expected(len(distances))
+        return mean_of(changes, nearest(distances, malicious, self.config.keep))
