@@ -14,6 +14,7 @@ from torch import Tensor
 from fedrec.data.population import Population
 from fedrec.evaluation.metrics import Metrics
 from fedrec.evaluation.table import UNTRAINED, Evaluated
+from fedrec.experiment.schema import TARGET_METRICS
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.block import RankedBlock
 
@@ -56,15 +57,20 @@ class HeldOutLists:
         """
         sums = sums and bool(self._metrics.of_lists)
         masks = {name: mask.to(scores.device) for name, mask in self._masks(clients).items()}
-        block = RankedBlock(scores, ks=self._metrics.ks, **masks)
-        if self._population.adversary is not None:
-            targets = torch.from_numpy(self._population.adversary.targets)
-            block.targets = targets.to(scores.device)
+        block = self._block(scores, masks)
         if sums:
             block.popularity = torch.from_numpy(self._population.popularity).to(scores.device)
             block.liked = self._liked(clients).to(scores.device)
         columns = self._metrics.of_block(block) | self._of_untrained_items(scores, masks)
         return Evaluated.of(columns, clients, self._metrics.sums(block) if sums else None)
+
+    def _block(self, scores: Tensor, masks: _Masks) -> RankedBlock:
+        """The lists of some clients, with the targets of an adversary."""
+        adversary = self._population.adversary
+        targets = None if adversary is None else torch.from_numpy(adversary.targets)
+        if targets is not None:
+            targets = targets.to(scores.device)
+        return RankedBlock(scores, ks=self._metrics.ks, targets=targets, **masks)
 
     def _of_untrained_items(self, scores: Tensor, masks: _Masks) -> dict[str, np.ndarray]:
         """The same metrics over held-out items without training rows alone, NaN for clients without
@@ -78,9 +84,11 @@ class HeldOutLists:
         if "sampled" in own:
             own["sampled"] = own["sampled"] & ~own["relevant"]
         own["relevant"] = wanted[users]
-        found = self._metrics.of_block(RankedBlock(scores[users], ks=self._metrics.ks, **own))
+        found = self._metrics.of_block(self._block(scores[users], own))
         columns = {}
         for name, values in found.items():
+            if name.partition("@")[0] in TARGET_METRICS:  # of no held-out item
+                continue
             columns[UNTRAINED + name] = np.full(len(scores), np.nan)
             columns[UNTRAINED + name][users.cpu().numpy()] = values
         return columns
