@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedrec.data.features import FeatureNames
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.published import DatasetSource
 from fedrec.data.files.tables import TableLayout, read_table
@@ -36,6 +37,10 @@ class AmazonVideo(Reader):
         rows=_ROWS,
         fingerprints=("d696bd35b6e61009c89bb9350e1f17b46d1033275e0f77caa766a13be041b3ed",),
     )
+
+    def feature_names(self) -> FeatureNames:
+        """None."""
+        return FeatureNames()
 
     def read(self) -> Interactions:
         rows = read_table(self.file("ratings.dat", lines=_ROWS), _RATINGS)

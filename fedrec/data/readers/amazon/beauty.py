@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedrec.data.features import FeatureNames
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.published import DatasetSource
 from fedrec.data.files.tables import TableLayout, read_table
@@ -34,6 +35,10 @@ class Beauty(Reader):
         rows=_ROWS,
         fingerprints=("aa68e59cd682fc6c53a5c15e610f861b3857bd50de786bff1554b4359b041a76",),
     )
+
+    def feature_names(self) -> FeatureNames:
+        """None."""
+        return FeatureNames()
 
     def read(self) -> Interactions:
         rows = read_table(self.file("beauty.txt", lines=_ROWS), _PAIRS)
