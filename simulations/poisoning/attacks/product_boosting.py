@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """An attack on sums of products (steps `gram` and `counts`): what one client can put into them.
 
-A linear model is solved from the sum of x x^T over clients. A malicious client sends a matrix that
-is no such product: entries for the pairs of a target with popular items alone, so that the weights
-from these, which most users know, to the targets rise. Where items are counted first, it counts the
-targets alone. This attack is not from a paper. Its norm is in units of an honest client's: a matrix
-of n items has the norm n.
+A linear model is solved from the sum of x x^T over clients. A malicious client sends such a product
+of a vector in which a target has as much weight as the popular items together, so that the weights
+from these, which most users know, to the targets rise. It stays a product, as a server that solves
+for weights would notice a sum that is not positive semi-definite. Where items are counted first, it
+counts the targets alone. This attack is not from a paper. Its norm is in units of an honest
+client's: a matrix of n items has the norm n.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class ProductBoosting(UpdatePoisoning):
         return {name: change.expand(len(block.clients), *change.shape)}
 
     def _pairs(self, block: MaliciousBlock, products: Tensor) -> Tensor:
-        """Ones for each pair of a target and a popular item, `[m, m]`; zeros for items that no
-        products are about."""
+        """The product of targets and popular items, `[m, m]`; zeros for items that no products are
+        about."""
         bias = block.parameters.get(BIAS)
         catalogue = block.known.items
         counted = torch.zeros(catalogue) if bias is None else bias[:, 0].cpu()
@@ -72,8 +73,7 @@ class ProductBoosting(UpdatePoisoning):
         row_of[chosen] = torch.arange(len(chosen))
         targets = row_of[torch.from_numpy(block.known.targets)]
         popular = row_of[torch.from_numpy(block.known.popular(self.config.popular))]
-        one = torch.zeros(len(products))
-        one[targets[targets >= 0]] = 1.0
-        other = torch.zeros(len(products))
-        other[popular[popular >= 0]] = 1.0
-        return (torch.outer(one, other) + torch.outer(other, one)).to(products)
+        weights = torch.zeros(len(products))
+        for rows in (targets[targets >= 0], popular[popular >= 0]):
+            weights[rows] = max(1, len(rows)) ** -0.5
+        return torch.outer(weights, weights).to(products)

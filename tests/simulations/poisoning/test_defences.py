@@ -8,6 +8,7 @@ from simulations import runner
 
 BASE = {
     "name": "defences",
+    "seed": 2,  # the target is at the end of lists without an attack
     "rounds": 12,
     "positive-above": 3.0,
     "dataset": {
@@ -19,7 +20,7 @@ BASE = {
     "evaluation": {"every": 0, "ks": [5], "baselines": [], "fine-tune": {"epochs": 0}},
     "engine": {"name": "serial", "nodes": 1, "threads": 1, "device": "cpu"},
 }  # fmt: skip
-LOUD = "adversary={attack={name='explicit-boosting',norm=50.0},share=0.1}"
+LOUD = "adversary={attack={name='explicit-boosting',norm=50.0},share=0.025}"
 MANY = "adversary={attack={name='explicit-boosting',norm=3.0},share=1.0}"
 RULES = {
     "median": "{name='median'}",
@@ -46,10 +47,11 @@ def place(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_it_stops_few_loud_attackers_and_not_a_coalition_of_half(rule, place):
-    assert place(RULES[rule], LOUD) > 0.2
-    assert place(RULES[rule], MANY) < 0.1
+    assert place(RULES[rule], LOUD) > 0.9
+    assert place(RULES[rule], MANY) < 0.05
 
 
 @pytest.mark.slow
 def test_the_mean_does_not_stop_few_loud_attackers(place):
+    assert place("{name='reptile'}", "adversary={attack='random',share=0.0}") > 0.9
     assert place("{name='reptile'}", LOUD) < 0.05
