@@ -175,7 +175,11 @@ class PhasePlans:
 
     def forecast(self) -> Report:
         """The cost of all rounds that the budget covers, before the run."""
-        return self.report(self._accountant(self.paid_rounds()))
+        return self.report(self.planned())
+
+    def planned(self) -> Accountant:
+        """The charges of all rounds that the budget covers."""
+        return self._accountant(self.paid_rounds())
 
     def report(self, accountant: Accountant) -> Report:
         """The report of an accountant, with the best known attack and the caveats of all plans."""

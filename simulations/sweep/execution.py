@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from fedrec.errors import ExperimentError, FedrecError
@@ -21,6 +22,7 @@ from simulations.study.progress import StudyProgress
 from simulations.study.workers import opened
 from simulations.sweep.folder import SweepFolder, SweepJob
 from simulations.sweep.plan import SweepPlan
+from simulations.sweep.private import noisy_scores
 from simulations.sweep.search import installed, next_point
 from simulations.sweep.space import Point
 from simulations.sweep.tables import best, setting_rows, write
@@ -129,7 +131,7 @@ class _Execution:
                 if point is None:
                     return
                 self.folder.add_trial(point)
-            for seed in self.plan.seeds:
+            for seed in self.plan.seeds_of(trial):
                 job = self.folder.job(trial, seed)
                 if not self._is_done(job) and self._is_right(job):
                     yield job
@@ -195,11 +197,10 @@ def result_of(folder: SweepFolder) -> SweepResult:
     runs, settings = write(folder)
     begun = [run for job in folder.jobs() if (run := job.run()) is not None]
     plan = folder.plan
-    chosen = (
-        best(settings, plan.aims, len(plan.seeds), plan.lower_is_better) if len(settings) else []
-    )
+    scored = _scored(folder, settings)
+    chosen = best(scored, plan.aims, len(plan.seeds), plan.lower_is_better) if len(scored) else []
     for trial in chosen:
-        experiment = folder.plan.at(folder.trials()[trial - 1], folder.plan.seeds[0])
+        experiment = plan.at(folder.trials()[trial - 1], plan.seeds_of(trial - 1)[0])
         text = load(experiment.table(), ["evaluation.held-out=test"]).toml()
         write_atomically(chosen_file(folder.path, trial), text)
     return SweepResult(
@@ -211,6 +212,24 @@ def result_of(folder: SweepFolder) -> SweepResult:
         failures=folder.failures(),
         total=total_of([RunFolder(run.path) for run in begun], chosen=bool(folder.plan.aims)),
     )
+
+
+def _scored(folder: SweepFolder, settings: pd.DataFrame) -> pd.DataFrame:
+    """The settings by which one is chosen: under private choice only when all trials are done, and
+    with the noise of their scores."""
+    choice = folder.plan.private
+    if choice is None:
+        return settings
+    aim = folder.plan.aims[0]
+    failed = folder.failures()
+    done = sum(job.name in failed or folder.values(job) is not None for job in folder.jobs())
+    if done < folder.plan.trials or aim not in settings:
+        return settings.head(0)
+    scores = [float(value) for value in np.array(settings[aim], dtype=float)]
+    trials = [int(str(trial)) for trial in settings.index]
+    known = {trial: one for trial, one in zip(trials, scores, strict=True) if math.isfinite(one)}
+    noisy = noisy_scores(folder.path, load(folder.plan.experiment), choice, known)
+    return settings.assign(**{aim: [noisy.get(trial, math.nan) for trial in trials]})
 
 
 def chosen_file(folder: Path, trial: int) -> Path:

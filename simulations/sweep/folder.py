@@ -117,7 +117,7 @@ class SweepFolder(StudyFolder):
     def _go_on_with(self, plan: SweepPlan) -> None:
         known = self.plan.record()
         asked = plan.record()
-        longer = plan.method != "grid" and plan.trials > self.plan.trials
+        longer = plan.method in ("random", "optimise") and plan.trials > self.plan.trials
         other = [
             key for key in known if known[key] != asked[key] and not (longer and key == "trials")
         ]
@@ -175,7 +175,7 @@ class SweepFolder(StudyFolder):
     def jobs(self) -> list[SweepJob]:
         """All runs of the settings tried so far."""
         trials = range(len(self.trials()))
-        return [self.job(trial, seed) for trial in trials for seed in self.plan.seeds]
+        return [self.job(trial, seed) for trial in trials for seed in self.plan.seeds_of(trial)]
 
     def job(self, trial: int, seed: int) -> SweepJob:
         """One run."""

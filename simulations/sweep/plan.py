@@ -7,7 +7,7 @@ validation rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -15,6 +15,8 @@ from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import lower_is_better
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
+from fedrec.privacy.private_choice import Law
+from simulations.sweep.private import PrivateChoice
 from simulations.sweep.space import (
     MOST,
     Point,
@@ -26,7 +28,7 @@ from simulations.sweep.space import (
     to_record,
 )
 
-Method: TypeAlias = Literal["grid", "random", "optimise"]
+Method: TypeAlias = Literal["grid", "random", "optimise", "private"]
 TRIALS = 20
 """Default number of settings that `optimise` tries."""
 
@@ -42,6 +44,7 @@ class SweepPlan:
         method: how settings are found.
         trials: number of settings.
         aims: metrics for selection, such as `hits@10` or `epsilon`; none: no setting is selected.
+        private: how one setting is chosen privately; None: not privately.
     """
 
     experiment: dict[str, Any]
@@ -50,6 +53,12 @@ class SweepPlan:
     method: Method
     trials: int
     aims: tuple[str, ...] = ()
+    private: PrivateChoice | None = None
+
+    def seeds_of(self, trial: int) -> tuple[int, ...]:
+        """The seeds of the runs of a trial, from 0; under private choice each trial has its own, as
+        its noise must be."""
+        return self.seeds if self.private is None else (self.seeds[0] + trial,)
 
     def at(self, point: Point, seed: int) -> Experiment:
         """The experiment of a run.
@@ -82,6 +91,7 @@ class SweepPlan:
             "method": self.method,
             "trials": self.trials,
             "aims": list(self.aims),
+            **({} if self.private is None else {"private": asdict(self.private)}),
         }
 
     @classmethod
@@ -94,6 +104,7 @@ class SweepPlan:
             method=record["method"],
             trials=int(record["trials"]),
             aims=tuple(record["aims"]),
+            private=PrivateChoice(**record["private"]) if "private" in record else None,
         )
 
 
@@ -106,6 +117,8 @@ def plan_of(
     trials: int | None = None,
     optimise: Sequence[str] = (),
     choose: Sequence[str] = (),
+    private: Law | None = None,
+    score_noise: float = 0.0,
 ) -> SweepPlan:
     """A sweep from the options of the command line; all settings of a grid are checked before
     anything runs.
@@ -118,6 +131,8 @@ def plan_of(
         trials: number of settings that are drawn; default: the grid, or 20 with `optimise`.
         optimise: aims by which the next settings are proposed, at most two of them.
         choose: aims by which a setting is chosen afterwards, from a grid or from random settings.
+        private: law of a random number of trials, of mean `trials`, for a private choice.
+        score_noise: standard deviation of the noise on a trial's score, for a private choice.
 
     Raises:
         ExperimentError: something does not fit together, or a setting would be chosen by test
@@ -127,10 +142,14 @@ def plan_of(
     space = space_of(vary)
     base = load(table)
     _refuse_what_does_not_fit(space, seeds, trials, optimise, choose)
-    method: Method = "optimise" if optimise else "random" if trials else "grid"
-    points = grid(space) if method == "grid" else []
     if "name" not in table.get("engine", {}):
         table = {**table, "engine": {**table.get("engine", {}), "name": "serial"}}
+    if private is not None:
+        return _private_plan(
+            table, base, space, PrivateChoice(private, trials or TRIALS, score_noise), choose
+        )
+    method: Method = "optimise" if optimise else "random" if trials else "grid"
+    points = grid(space) if method == "grid" else []
     plan = SweepPlan(
         experiment=table,
         space=space,
@@ -141,6 +160,25 @@ def plan_of(
     )
     for point in points or [{}]:
         plan.at(point, plan.seeds[0])
+    return plan
+
+
+def _private_plan(
+    table: dict[str, Any],
+    base: Experiment,
+    space: Space,
+    choice: PrivateChoice,
+    aims: Sequence[str],
+) -> SweepPlan:
+    """A sweep of a random number of trials."""
+    if len(aims) != 1:
+        _refuse(
+            "a private choice has one aim", "--choose METRIC", str(len(aims)), "--choose hits@10"
+        )
+    drawn = choice.number.draw(choice.draws(base, "trials"))
+    plan = SweepPlan(table, space, (base.seed,), "private", drawn, tuple(aims), choice)
+    for point in grid(space):
+        plan.at(point, base.seed)
     return plan
 
 

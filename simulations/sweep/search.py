@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load
 from fedrec.rng import seed_sequence
 from simulations.sweep.plan import SweepPlan
+from simulations.sweep.private import drawn_setting
 from simulations.sweep.space import Choice, Point, Range, drawn, grid
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ def next_point(
         return None
     if plan.method == "grid":
         return grid(plan.space)[number]
+    if plan.private is not None:
+        return drawn_setting(plan.private, load(plan.experiment), plan.space, number)
     proposals = (_proposed(plan, tried, values, attempt) for attempt in range(_ATTEMPTS))
     known = {_text(point) for point in tried}
     return next((point for point in proposals if _text(point) not in known), None)

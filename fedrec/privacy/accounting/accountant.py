@@ -171,6 +171,11 @@ class Accountant:
         return bool(self.epsilons(event, [n], delta)[0] > budget)
 
     @property
+    def releases(self) -> dict[Release, int]:
+        """All releases of the events so far, and how often each took place."""
+        return releases_of(self._counts)
+
+    @property
     def phases(self) -> list[str]:
         """Phases with events, in the order in which they began."""
         return list(dict.fromkeys(event.phase for event in self._counts))

@@ -77,7 +77,7 @@ class RdpBackend(Backend):
 
     def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
         """Smallest epsilon that the method proves for all releases together."""
-        epsilon, order = epsilon_of(self._sum(releases), delta)
+        epsilon, order = epsilon_of(self.total(releases), delta)
         return Bound(float(epsilon), float(order) if np.isfinite(epsilon) else None)
 
     def epsilons(
@@ -92,10 +92,11 @@ class RdpBackend(Backend):
         counts = np.asarray(rounds, dtype=np.float64)[:, None]
         curves = np.zeros((len(counts), len(ORDERS)))
         # no release costs 0, not 0 * inf
-        np.multiply(counts, self._sum(each), out=curves, where=counts > 0)
-        return epsilon_of(self._sum(before) + curves, delta)[0]
+        np.multiply(counts, self.total(each), out=curves, where=counts > 0)
+        return epsilon_of(self.total(before) + curves, delta)[0]
 
-    def _sum(self, releases: Mapping[Release, int]) -> np.ndarray:
+    def total(self, releases: Mapping[Release, int]) -> np.ndarray:
+        """R of all releases together at `ORDERS`, `float64 [orders]`."""
         total = np.zeros(len(ORDERS))
         for release, count in releases.items():
             total += count * self.whole_curve(release) if count else 0.0

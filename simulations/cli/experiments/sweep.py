@@ -54,6 +54,22 @@ Choose = Annotated[
         help="Metric to select the best setting of the grid, or of the random settings, by."
     ),
 ]
+Private = Annotated[
+    str | None,
+    typer.Option(
+        "--private-choice",
+        help="Choose one setting privately, as the best of a random number of trials of mean "
+        "--trials: geometric, logarithmic or poisson.",
+    ),
+]
+ScoreNoise = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        help="With --private-choice, where validation users train: standard deviation of the "
+        "noise on a trial's score.",
+    ),
+]
 Workers = Annotated[int, options.workers("runs")]
 RayAddress = Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")]
 Output = Annotated[Path | None, options.output("Folder of the sweep: new, or of the same sweep.")]
@@ -70,6 +86,8 @@ def sweep(
     trials: Trials = None,
     optimise: Optimise = None,
     choose: Choose = None,
+    private_choice: Private = None,
+    score_noise: ScoreNoise = 0.0,
     workers: Workers = 1,
     ray_address: RayAddress = None,
     output: Output = None,
@@ -93,7 +111,11 @@ def sweep(
         trials=trials,
         optimise=optimise or [],
         choose=choose or [],
+        private=private_choice,  # type: ignore[arg-type]  # checked there
+        score_noise=score_noise,
     )
+    for line in _private_lines(plan):
+        typer.echo(line, err=True)
     if dry_run:
         _print_plan(plan)
         return
@@ -136,9 +158,21 @@ def _default_folder(name: str) -> Path:
     return runs_directory() / f"sweep-{name}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
 
 
+def _private_lines(plan: SweepPlan) -> list[str]:
+    """What a private choice costs; nothing for other sweeps."""
+    if plan.private is None:
+        return []
+    from simulations.sweep.private import cost_of
+
+    return list(cost_of(plan.experiment, plan.space, plan.private, plan.aims[0]).lines())
+
+
 def _print_plan(plan: SweepPlan) -> None:
     from simulations.sweep.space import grid, overrides
 
+    if plan.private is not None:
+        typer.echo(f"{len(grid(plan.space))} settings, a random number of trials")
+        return
     runs = plan.trials * len(plan.seeds)
     typer.echo(f"{plan.trials} settings ({plan.method}), {len(plan.seeds)} seeds: {runs} runs")
     for point in grid(plan.space) if plan.method == "grid" else ():
@@ -155,7 +189,8 @@ def _print_result(result: SweepResult) -> None:
         console.print(f"{hidden} more settings in settings.csv", highlight=False)
     for name, text in result.failures.items():
         console.print(f"{name} failed: {text}", highlight=False, markup=False)
-    for line in (*_choice(result), *result.total.lines):
+    cost = _private_lines(result.plan) or result.total.lines
+    for line in (*_choice(result), *cost):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"{len(result.settings)} settings, {len(result.runs)} runs. Folder of the sweep:")
 
