@@ -15,7 +15,7 @@ from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import lower_is_better
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
-from fedrec.privacy.private_choice import Law
+from fedrec.privacy.accounting.private_choice import Law
 from simulations.sweep.private import PrivateChoice
 from simulations.sweep.space import (
     MOST,

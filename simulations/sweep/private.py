@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private choice of settings: a random number of trials, each with a setting that is drawn anew, of
-which only the best is published (`fedrec.privacy.private_choice`).
+which only the best is published (`fedrec.privacy.accounting.private_choice`).
 
 The guarantee is for training users. Where validation users do not train, their rows give scores
 without noise, and no epsilon is about them. Where they train, a score is a release like a round:
@@ -22,7 +22,7 @@ from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import lower_is_better
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
-from fedrec.privacy.private_choice import Law, RandomTrials
+from fedrec.privacy.accounting.private_choice import Law, RandomTrials
 from fedrec.rng import stream
 from fedrec.runtime.atomic_files import write_atomically
 from simulations.sweep.space import Point, Space, grid, overrides

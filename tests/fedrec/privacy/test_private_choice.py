@@ -10,8 +10,8 @@ from scipy.special import logsumexp
 from scipy.stats import geom, logser, poisson
 
 from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.private_choice import LAWS, RandomTrials
 from fedrec.privacy.accounting.rdp import INTEGER_ORDERS
-from fedrec.privacy.private_choice import LAWS, RandomTrials
 
 SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 
