@@ -135,6 +135,23 @@ FOLD_IN = (
 )
 
 
+def test_vectors_of_items_reach_devices_in_the_catalogue(load_tiny, tmp_path):
+    """Their files are the operator's."""
+    items = Population.of(load_tiny()).interactions.num_items
+    np.save(tmp_path / "cover.npy", np.random.default_rng(0).normal(size=(items, 3)))
+    (tmp_path / "cover.txt").write_text("\n".join(str(item) for item in range(1, items + 1)))
+    experiment = load_tiny(*FOLD_IN, f"dataset.item-vectors=['{tmp_path / 'cover.npy'}']")
+    cut(experiment, [tmp_path])
+    expected = public_coordinates(experiment)
+    (tmp_path / "cover.npy").unlink()
+    assert torch.equal(own(experiment, tmp_path).initial()["item.public"], expected)
+    assert expected.shape[1] > public_coordinates(load_tiny(*FOLD_IN)).shape[1]
+
+
+def public_coordinates(experiment):
+    return Node(experiment, 0, 1, None).initial()["item.public"]
+
+
 def test_a_device_fits_tastes_and_sends_statistics_as_a_simulated_node(load_tiny, shards):
     """Counts and products in training, and a taste from the device's own rows in evaluation."""
     experiment = load_tiny(*FOLD_IN)
