@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedrec.components.registry import DATASET
@@ -36,6 +37,7 @@ from fedrec.data.readers.table import Table
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
+from fedrec.models.item_weights import ItemWeightsConfig
 from fedrec.runs.directory import runs_directory, stamp
 from fedrec.runs.result import Result
 from fedrec.runtime.atomic_files import write_atomically
@@ -67,10 +69,12 @@ class OwnSystem:
     signal: Signal | None = None
 
     def lines(self) -> list[str]:
-        """What is trained under privacy and why; nothing without."""
+        """Who trains and who is tested; under privacy also what is trained, and why."""
+        population = POPULATIONS.cached(self.experiment)
+        split = [] if population is None else [_split_line(population)]
         if self.epsilon is None or self.signal is None:
-            return []
-        return self.signal.lines(self.epsilon)
+            return split
+        return [*split, *self.signal.lines(self.epsilon)]
 
 
 def try_table(
@@ -168,6 +172,23 @@ def own_system(
         rows = reader.described(reader.interactions(found.frame))
         POPULATIONS.hold(experiment, Population.of(experiment, rows))
     return OwnSystem(experiment, epsilon, signal)
+
+
+def _split_line(population: Population) -> str:
+    """Numbers of users and rows that train, are tested and validate."""
+    parts = population.partition
+    users = population.interactions.users
+    trains = np.zeros(population.interactions.num_users, dtype=bool)
+    trains[parts.training_clients] = True
+    tested = np.zeros_like(trains)
+    tested[users[parts.test_rows]] = True
+    own = users[parts.train_rows]
+    said = (
+        f"split: {trains.sum():,} users train on {trains[own].sum():,} rows; {tested.sum():,} are"
+        f" tested on {len(parts.test_rows):,} held-out rows beside {tested[own].sum():,} known"
+    )
+    validating = len(pd.unique(users[parts.validation_rows]))
+    return f"{said}; {validating:,} validate" if validating else said
 
 
 def _refuse_hopeless(epsilon: float, found: Recognised) -> None:
@@ -327,6 +348,13 @@ def warnings(found: Recognised) -> list[str]:
             f"warning: only {test} test user{'s' if test > 1 else ''}: differences between systems"
             " will be mostly chance"
         )
+    weighted = ItemWeightsConfig.model_fields["items"].default
+    if found.items > weighted:
+        said.append(
+            f"warning: only the {weighted:,} most popular of {found.items:,} items get weights, and"
+            " the others are recommended behind these, by popularity (--set model.items=...; time,"
+            " memory and what clients send grow with its square)"
+        )
     if 2 * found.divisible < found.users:
         said.append(
             f"warning: only {found.divisible:,} of {found.users:,} users have two different items;"
@@ -343,11 +371,11 @@ def warnings(found: Recognised) -> list[str]:
 def _baselines(epsilon: float | None, found: Recognised) -> list[Any]:
     ease: Any = "ease" if found.items <= _EASE_ITEMS else {"name": "ease", "max-items": _EASE_ITEMS}
     order = ["transitions"] if "time" in found.columns else []
+    plain = ["popularity", ease, *order, "random"]
     if epsilon is None:
-        return ["popularity", ease, *order]
+        return plain
     clip = _count_clip(found.rows / found.users)
-    private = {"name": "dp-popularity", "epsilon": epsilon, "clip-norm": clip}
-    return [private, "popularity", ease, *order, "random"]
+    return [{"name": "dp-popularity", "epsilon": epsilon, "clip-norm": clip}, *plain]
 
 
 def _name(path: Path) -> str:

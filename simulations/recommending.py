@@ -62,6 +62,13 @@ def keep_ids(run: RunFolder) -> None:
         write_ids(run.path, population.interactions)
 
 
+def ids_of_users(run: RunFolder) -> np.ndarray | None:
+    """The data's ids of users by their numbers, `[users]`; None if this process has not read the
+    data."""
+    population = POPULATIONS.cached(run.experiment)
+    return None if population is None else population.interactions.user_ids
+
+
 def scores(result: Result, users: Sequence[object] | None = None) -> pd.DataFrame:
     """Scores of the whole catalogue, one row per user, one column per item, by the data's ids.
 

@@ -82,6 +82,9 @@ def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
     Raises:
         KeyboardInterrupt: the run was interrupted, by Ctrl-C or a signal.
     """
+    from simulations.recommending import ids_of_users, keep_ids
+
+    folder.user_ids = lambda: ids_of_users(folder)
     try:
         with interrupting():
             result = _executed(folder, callbacks)
@@ -90,8 +93,6 @@ def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
         if status["state"] in ("created", "running"):  # before the first round, or elsewhere
             folder.set_status("interrupted", status["round"])
         raise KeyboardInterrupt from None
-    from simulations.recommending import keep_ids
-
     keep_ids(folder)
     return result
 

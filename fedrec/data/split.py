@@ -64,6 +64,16 @@ class Partition:
                 fix="correct the split: a row trains, validates or tests",
             )
 
+    def parts(self, interactions: Interactions) -> np.ndarray:
+        """`[rows]`: the part of each row: `"training"`, `"known"` (a training row of a user who
+        does not train the shared model), `"validation"`, `"test"`, or empty where it is in none."""
+        trains = np.isin(interactions.users, self.training_clients)
+        found = np.full(len(interactions), "", dtype=object)
+        found[self.train_rows] = np.where(trains[self.train_rows], "training", "known")
+        found[self.validation_rows] = "validation"
+        found[self.test_rows] = "test"
+        return found
+
 
 class Split(ABC):
     """Divides interactions into training rows and held-out rows.

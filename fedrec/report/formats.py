@@ -29,6 +29,8 @@ _ESCAPED = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
 }
 _MARKDOWN = set("\\`|*![")
 Format = Literal["csv", "markdown", "latex"]
+INTERVAL = "95% interval"
+"""Head of a column with the interval of the column before it."""
 _SEEDS = "t over seeds, Holm"
 _ROUNDS = "client-rounds"
 _TRIED = "settings tried"
@@ -37,9 +39,9 @@ _HEADS = (
     "private",
     "inputs",
     "{metric}",
-    "95% interval",
+    INTERVAL,
     "difference",
-    "95% interval",
+    INTERVAL,
     "t, Holm",
     "Wilcoxon, Holm",
     _SEEDS,

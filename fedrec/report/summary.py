@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import lower_is_better, main_metric
 from fedrec.experiment.phases import last_phase
@@ -14,6 +16,7 @@ from fedrec.experiment.tables import EvaluationConfig
 from fedrec.report.bootstrap import bootstrap_intervals
 from fedrec.report.input_codes import budgets, input_codes
 from fedrec.report.inputs import system_inputs
+from fedrec.report.paired_tests import holm, paired_tests
 from fedrec.report.rows import is_private, system_rows
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 Rows = Mapping[str, Mapping[str, float]]
 _SHOWN = ("hits@", "hits-of-", "mae", "rmse", "reconstruction-")
+_RESAMPLES = 2000
 _NOT_PRIVATE = " (not private)"
 _POPULARITY = "popularity"  # phase of the first round of `popularity-start`
 _OF_OWN_DATA = ("item-weights", "fold-in")  # models of `fedrec try`
@@ -125,6 +129,31 @@ def summary_notes(result: Result) -> list[str]:
         return _against_chance(result, name)
     notes = _below_popularity(result, name) + _without_private_popularity(result)
     return notes + _worth_of_order(result, name)
+
+
+def significance_line(result: Result) -> str:
+    """How the system differs from each centralised one: difference of the deciding metric, its
+    interval, and a test over the same users; empty where nothing can be compared."""
+    metric = deciding_metric(result)
+    if metric is None or metric not in result.users:
+        return ""
+    others = {
+        label: table[metric] for label, table in result.baseline_users.items() if metric in table
+    }
+    apart = [(result.users[metric] - values).to_numpy() for values in others.values()]
+    if not apart or min(np.isfinite(values).sum() for values in apart) < 2:
+        return ""
+    tests = paired_tests(apart, resamples=_RESAMPLES)
+    corrected = holm(np.array([test.wilcoxon_p for test in tests]))
+    said = [
+        f"{label} {test.difference:+.4f} [{test.low:+.4f}, {test.high:+.4f}]"
+        f" p {'< .001' if p < 1e-3 else f'= {p:.3f}'}"
+        for label, test, p in zip(others, tests, corrected.tolist(), strict=True)
+    ]
+    return (
+        f"{metric} of {result.experiment.name} less that of {'; '.join(said)} (95% intervals and"
+        f" Wilcoxon's test over {min(test.users for test in tests):,} users, corrected by Holm)"
+    )
 
 
 def early_stopping_line(result: Result) -> str:

@@ -12,7 +12,8 @@ experiment.
     baselines.json     metrics of the centralised baselines
     baselines/NAME/    one of them: result.json, users.csv (metrics of each user), groups.csv,
                        privacy.jsonl (its charges)
-    users.csv          metrics of each evaluated user after the last round
+    users.csv          metrics of each evaluated user after the last round; `client` is its number,
+                       `user` the data's id where the data are known
     groups.csv         the same, averaged over groups of users
     epsilons.csv       true and requested epsilon of each user, if users add noise of their own
     result.json        metrics of the system and of its baselines
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -34,6 +36,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedrec.errors import RunError
@@ -41,7 +44,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.runs.environment import environment, installed_version
 from fedrec.runs.incremental_csv import IncrementalCsv
 from fedrec.runs.result import Result
-from fedrec.runs.tables import digests, read_table
+from fedrec.runs.tables import USER, digests, read_table
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.folder_lock import locked
 from fedrec.runtime.new_folders import require_new_folder
@@ -78,6 +81,9 @@ class RunFolder:
                 fix="give the folder that `fedrec run` printed",
             )
         self._tables: dict[str, IncrementalCsv] = {}
+        self.user_ids: Callable[[], np.ndarray | None] = lambda: None
+        """The data's ids of users by their numbers, `[users]`, for users.csv; None where this
+        process has not read the data. Set by who runs it."""
 
     @classmethod
     def create(cls, experiment: Experiment, path: Path) -> RunFolder:
@@ -232,7 +238,7 @@ class RunFolder:
     ) -> None:
         """Store one baseline for a resumed run: users.csv, groups.csv and, last, result.json."""
         folder = self.baseline_folder(label)
-        write_atomically(folder / "users.csv", users.to_csv())
+        write_atomically(folder / "users.csv", self._with_ids(users).to_csv())
         write_atomically(folder / "groups.csv", groups.to_csv())
         write_atomically(folder / "result.json", _json(found))
 
@@ -255,7 +261,7 @@ class RunFolder:
 
     def write_result(self, result: Result, extra: dict[str, Any]) -> None:
         """Write users.csv, groups.csv and, last, result.json."""
-        write_atomically(self.path / "users.csv", result.users.to_csv())
+        write_atomically(self.path / "users.csv", self._with_ids(result.users).to_csv())
         write_atomically(self.path / "groups.csv", result.groups.to_csv())
         summary = {
             "experiment": self.experiment.name,
@@ -270,6 +276,14 @@ class RunFolder:
             **extra,
         }
         write_atomically(self.path / "result.json", _json(summary))
+
+    def _with_ids(self, users: pd.DataFrame) -> pd.DataFrame:
+        """A table of users, with the data's ids in its first column."""
+        ids = self.user_ids()
+        if ids is None:
+            return users
+        named = {USER: ids[users.index.to_numpy()]}
+        return pd.concat([pd.DataFrame(named, index=users.index), users], axis=1)
 
     def summary(self) -> dict[str, Any]:
         """All of result.json, such as `metrics`, `seconds`, `cost` and `privacy`; empty before the

@@ -10,6 +10,8 @@ from pathlib import Path
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
+USER = "user"
+"""Column of users.csv with the data's ids."""
 _TABLES = (
     "rounds.csv",
     "users.csv",
@@ -31,8 +33,8 @@ def read_table(folder: Path, name: str, index: int | None = None) -> pd.DataFram
     Args:
         folder: of the run.
         name: path of the table within the folder.
-        index: column of the names of the rows, in a table whose other columns are numbers; None:
-            no such column.
+        index: column of the names of the rows, in a table whose other columns are numbers, but for
+            the data's ids of users, which are left out; None: no such column.
 
     Raises:
         OSError, ValueError, OverflowError, IndexError: it cannot be read, was changed after it was
@@ -42,6 +44,8 @@ def read_table(folder: Path, name: str, index: int | None = None) -> pd.DataFram
     if written is not None and written != _sha256((folder / name).read_bytes()):
         raise ValueError("the file was changed after the run had written it")
     table = pd.read_csv(folder / name, index_col=index)
+    if index is not None:
+        table = table.drop(columns=USER, errors="ignore")
     text = [column for column in table.columns if not is_numeric_dtype(table[column])]
     if index is not None and len(table) and text:
         raise ValueError(f"text in column {text[0]!r}, which has numbers")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The distinct numbers of a short array, in order."""
+"""The distinct numbers of an array, in order."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import typer
 from fedrec.errors import DataError, FedrecError
 from simulations.cli import attacks, doctor
 from simulations.cli.data import datasets, glove, perturb
+from simulations.cli.data.split import split
 from simulations.cli.deployment import client, deploy, keys
 from simulations.cli.experiments import (
     bench,
@@ -92,6 +93,7 @@ app.add_typer(
     rich_help_panel=DATA,
     help="List, fetch, import and inspect datasets.",
 )
+datasets.app.command("split", short_help="Write the rows of a run and the part of each.")(split)
 datasets.app.command("glove-subset", short_help="Extract the GloVe vectors of users' metadata.")(
     glove.glove_subset
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.stats import norm, wilcoxon
 from typer.testing import CliRunner
 
 from fedrec.data.cache import POPULATIONS
@@ -110,7 +110,11 @@ def test_large_catalogues_leave_out_the_system_that_takes_minutes(tmp_path):
     said = []
     left = settings_that_fit(settings, 2000, 7000, said.append)
     assert list(left) == ["ials"] and "min;" in said[0]
-    assert experiment(written(tmp_path))["evaluation"]["baselines"] == ["popularity", "ease"]
+    assert experiment(written(tmp_path))["evaluation"]["baselines"] == [
+        "popularity",
+        "ease",
+        "random",
+    ]
 
 
 def private(tmp_path, epsilon, users=60):
@@ -297,7 +301,7 @@ def test_a_table_with_times_says_whether_order_pays(tmp_path):
         file = walks(tmp_path, ordered)
         table = experiment(file)
         assert table["split"]["halves"] == "temporal"
-        assert table["evaluation"]["baselines"] == ["popularity", "ease", "transitions"]
+        assert table["evaluation"]["baselines"] == ["popularity", "ease", "transitions", "random"]
         output = ["-o", str(tmp_path / file.stem)]
         done = CliRunner().invoke(app, ["try", str(file), *output])
         said[ordered] = " ".join(done.output.split())
@@ -326,3 +330,67 @@ def test_centralised_systems_with_order_refuse_a_table_without_times(tmp_path):
         given = ["-s", f"evaluation.baselines=[{baseline}]", "-o", str(tmp_path / "run")]
         done = CliRunner().invoke(app, ["try", str(written(tmp_path)), *given, "--quiet"])
         assert done.exit_code != 0 and "a column of times" in str(done.exception)
+
+
+def test_users_and_the_split_are_written_with_the_ids_of_the_table(tmp_path, fedrec):
+    """Each row of the table is in one part; tested users are those of users.csv, with half of
+    their rows held out, and nobody who trains is tested."""
+    file = written(tmp_path, users=60)
+    run = tmp_path / "run"
+    assert fedrec("try", file, "--output", run, "--quiet")[0] == 0
+    tables = [run / "users.csv", run / "baselines" / "ease" / "users.csv"]
+    for users in map(pd.read_csv, tables):
+        assert users["user"].tolist() == [f"k{n}" for n in sorted_as_text(users["client"])]
+    assert "user" not in Result.load(run).users
+
+    assert fedrec("data", "split", run, "--output", tmp_path / "split.csv")[0] == 0
+    split = pd.read_csv(tmp_path / "split.csv")
+    rows = pd.read_csv(file, sep=";")
+    assert split["user"].tolist() == rows["Kunde"].tolist()
+    assert split["item"].tolist() == rows["Artikel"].tolist()
+    counts = split.groupby("user")["part"].value_counts().unstack(fill_value=0)
+    tested = counts[counts["test"] > 0]
+    assert sorted(tested.index) == sorted(pd.read_csv(run / "users.csv")["user"])
+    assert (tested[["known", "test"]] == 3).all(axis=None) and not tested["training"].any()
+    assert (counts["training"] == 6).sum() == 60 - 12 - 6  # a fifth tested, a tenth validates
+
+
+def sorted_as_text(clients):
+    """Ids such as k10 are numbered in the order of their texts."""
+    return [int(name[1:]) for name in np.array(sorted(f"k{n}" for n in range(60)))[clients]]
+
+
+def test_the_split_of_other_data_is_refused(tmp_path, fedrec):
+    file = written(tmp_path, users=60)
+    assert fedrec("try", file, "--output", tmp_path / "run", "--quiet")[0] == 0
+    file.write_text(file.read_text() + "new;s1;1\nnew;s2;1\n")
+    code, _, said = fedrec("data", "split", tmp_path / "run", "--output", tmp_path / "split.csv")
+    assert code != 0 and "have changed since" in said and "61 users" in said
+
+
+def test_the_split_and_significance_are_printed(tmp_path, fedrec):
+    """Wilcoxon's test and Holm's correction against scipy's on users.csv; chance is a row."""
+    file = written(tmp_path, users=150)
+    code, out, err = fedrec("try", file, "--output", tmp_path / "run")
+    said = " ".join(out.split())
+    assert code == 0
+    assert "105 users train on 630 rows; 30 are tested on 90 held-out rows beside 90" in err
+    result = Result.load(tmp_path / "run")
+    own = result.users["hits@10"]
+    found = {}
+    for name, users in result.baseline_users.items():
+        apart = own - users["hits@10"]
+        p = wilcoxon(apart[apart != 0]).pvalue if (apart != 0).any() else 1.0
+        found[name] = (apart.mean(), p)
+        assert f"{name} {apart.mean():+.4f} [" in said
+    ordered = sorted(p for _, p in found.values())
+    smallest = min(1.0, len(found) * ordered[0])
+    assert f"p = {smallest:.3f}" in said or (smallest < 1e-3 and "p < .001" in said)
+    assert "random" in found
+
+
+def test_a_large_catalogue_says_how_much_of_it_is_recommended(tmp_path, capsys):
+    random = np.random.default_rng(0)
+    rows = [(user, item) for user in range(500) for item in random.choice(6000, 24)]
+    experiment(table_of(tmp_path, rows))
+    assert "only the 4,000 most popular of 5,1" in capsys.readouterr().err

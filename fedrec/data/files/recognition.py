@@ -23,6 +23,7 @@ from fedrec.data.files.tables import (
     read_table,
 )
 from fedrec.errors import DataError
+from fedrec.runtime.distinct import distinct
 
 ROLES = ("user", "item", "rating", "time")
 _UNFIT = {
@@ -162,7 +163,7 @@ def recognise(
         numbers_of(frame[given["rating"]], path)
     threshold = None if rating is None else _threshold(typed(frame[rating]))
     users, items = (_codes(frame[columns[role]], path) for role in ("user", "item"))
-    pairs = np.unique(users * (items.max() + 1) + items)
+    pairs = distinct(users * (items.max() + 1) + items)
     rows = len(users)
     return Recognised(
         separator=layout.separator,
@@ -192,7 +193,7 @@ def _codes(column: pd.Series, path: Path) -> np.ndarray:
 
 
 def _at_least_twice(numbers: np.ndarray) -> int:
-    return int((np.unique(numbers, return_counts=True)[1] > 1).sum())
+    return int((np.bincount(numbers) > 1).sum())
 
 
 def _assigned(
@@ -358,7 +359,7 @@ def _whole(column: pd.Series) -> bool:
 def _threshold(ratings: pd.Series) -> float | None:
     """The middle of a rating scale; None if the values are not ratings but constant, counts or
     prices."""
-    values = np.unique(ratings.to_numpy(dtype=np.float64))
+    values = np.sort(pd.unique(ratings.to_numpy(dtype=np.float64)))
     if not 1 < len(values) <= _SCALE or values[0] < -_TOP or values[-1] > _TOP:
         return None
     return float((values[0] + values[-1]) / 2)

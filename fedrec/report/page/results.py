@@ -13,7 +13,7 @@ from fedrec.errors import ExperimentError
 from fedrec.evaluation.groups import group_gaps
 from fedrec.evaluation.metrics import main_metric
 from fedrec.report.comparison import compare
-from fedrec.report.formats import comparison_cells, comparison_notes
+from fedrec.report.formats import INTERVAL, comparison_cells, comparison_notes
 from fedrec.report.input_codes import input_codes
 from fedrec.report.inputs import system_inputs
 from fedrec.report.naming import Run
@@ -203,19 +203,28 @@ def tests_table(results: Sequence[Result]) -> PageTable | None:
     except ExperimentError:
         return None
     heads, *rows = comparison_cells(found)
-    body = tuple(Row(name, tuple(Cell(cell) for cell in cells)) for name, *cells in rows)
+    body = tuple(Row(name, tuple(_with_intervals(heads[1:], cells))) for name, *cells in rows)
+    heads = [head for head in heads if head != INTERVAL]
     caption = "; ".join(comparison_notes(found))
     return PageTable(caption[:1].upper() + caption[1:], tuple(heads), body)
 
 
+def _with_intervals(heads: Sequence[str], cells: Sequence[str]) -> Iterator[Cell]:
+    """The cells of a row; an interval stands below its number, so that the table fits a page."""
+    for place, (head, cell) in enumerate(zip(heads, cells, strict=True)):
+        if head != INTERVAL:
+            follows = heads[place + 1 : place + 2] == [INTERVAL]
+            yield Cell(cell, cells[place + 1].strip("[]").replace(",", " to") if follows else "")
+
+
 def curves(runs: Sequence[Run]) -> list[str]:
-    """Charts of the metrics over the rounds, of runs with two evaluated rounds or more."""
-    named = [(run.label, run.result.rounds) for run in runs if len(run.result.rounds) > 1]
+    """Charts of the metrics over the rounds, of runs with three evaluated rounds or more."""
+    named = [(run.label, run.result.rounds) for run in runs if len(run.result.rounds) > 2]
     columns = dict.fromkeys(
         str(name)
         for _, rounds in named
         for name in rounds
-        if name not in _NOT_CURVES and len(pd.Series(rounds[name]).dropna()) > 1
+        if name not in _NOT_CURVES and len(pd.Series(rounds[name]).dropna()) > 2
     )
     shown = [
         name for name in columns if name in ("loss", "mae", "rmse") or name.startswith(_CURVES)

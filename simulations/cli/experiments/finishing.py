@@ -100,13 +100,15 @@ def print_table(result: Result) -> None:
     from fedrec.report.summary import (
         early_stopping_line,
         input_lines,
+        significance_line,
         summary_notes,
         summary_table,
     )
 
     console = Console()
     console.print(summary_table(result))
-    notes = [*input_lines(result), early_stopping_line(result), *summary_notes(result)]
+    notes = [*input_lines(result), significance_line(result), early_stopping_line(result)]
+    notes += summary_notes(result)
     for line in [*notes, *_privacy(result)]:
         if line:
             console.print(line, highlight=False)
