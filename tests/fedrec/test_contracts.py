@@ -12,6 +12,7 @@ from fedrec import testing
 from fedrec.components.registry import DATASET, KINDS, builtin_names, resolve
 from fedrec.data.reader import data_directory
 from fedrec.errors import DataError
+from fedrec.experiment.schema import TARGET_METRICS
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.accounting.sampling import Scheduled
 from simulations.contracts.base import SMALL, RunContract
@@ -66,6 +67,7 @@ FOLD_IN = {
     "model": {"name": "fold-in", "items": 12, "factors": 4},
     "step": {"name": "gram", "low-rated": 0.3},
 }
+TARGETS = {"adversary": {"attack": "random", "share": 0.0}}
 FACTORS = {
     "model": {"name": "mf", "factors": 4},
     "step": {"name": "sgd", "epochs": 1, "private-parameters": ["user.*"]},
@@ -148,6 +150,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "counts"): {"experiment": BIASED, "random": False},
     ("strategy", "bulyan"): {"experiment": {"sampler": {"name": "fixed-size", "cohort": 8}}},
     ("strategy", "popularity-start"): {"experiment": BIASED},
+    **{("metric", name): {"experiment": TARGETS} for name in TARGET_METRICS},
     ("poisoning", "fedrec-attack"): {"experiment": FACTORS},
     ("poisoning", "pieck"): {"experiment": FACTORS},
     ("poisoning", "product-boosting"): {"experiment": {**LINEAR, "strategy": {"name": "gram"}}},
