@@ -42,6 +42,7 @@ from fedrec.runs.directory import runs_directory, stamp
 from fedrec.runs.result import Result
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.new_folders import require_new_folder
+from server.callbacks.base import Callback
 from simulations.private_signal import Signal, signal_of
 from simulations.runner import run
 
@@ -85,6 +86,7 @@ def try_table(
     output: str | Path | None = None,
     unrated: bool = False,
     item_vectors: Sequence[str | Path] = (),
+    callbacks: Sequence[Callback] = (),
     **columns: str,
 ) -> Result:
     """What `fedrec try` does, with a table in memory: train a federated recommender on it, and
@@ -98,6 +100,7 @@ def try_table(
             below `$FEDREC_RUNS` or `runs/`.
         unrated: whether no column holds ratings: every row counts as liked.
         item_vectors: files of dense vectors of the items, see `dataset.item-vectors`.
+        callbacks: called on each event of the run.
         columns: names of the columns `user`, `item`, `rating` and `time` that are not recognised.
 
     Returns:
@@ -127,7 +130,7 @@ def try_table(
     )
     for line in system.lines():
         log.info(line)
-    return run(system.experiment, output=folder / "run")
+    return run(system.experiment, output=folder / "run", callbacks=callbacks)
 
 
 def own_system(
