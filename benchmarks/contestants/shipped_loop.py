@@ -2,7 +2,8 @@
 """The same step as most people write it: PyTorch modules with whole tables, `torch.optim.SGD`, one
 user at a time.
 
-There is a module for PrivRec's network and one for matrix factorization. Counts and products of
+There is a module for PrivRec's network, one for matrix factorization, and one for models of
+sequences (`sequence_loop`). Counts and products of
 users' items are added to one array by numpy; the variational autoencoder and self-supervised
 training take fedrec's own `reference` path, which is such a loop.
 Arguments as for `shipped.py`, without the path.
@@ -20,10 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.contestants.sequence_loop import SequenceLoop
 from benchmarks.contestants.shipped import Numbers, initial, node_of, orders, trained
 from clients.hosting.node import Node
 from clients.steps.counts import Counts
 from clients.steps.gram import GramStep
+from clients.steps.sequence import SequenceStep
 from clients.steps.sgd import Sgd
 from fedrec.experiment.sections import Section
 from fedrec.factors.chosen_items import BIAS, chosen_items, item_scale
@@ -234,6 +237,9 @@ def rounds_of(
     if isinstance(made, Counts | GramStep):
         sums = SumLoop(node, made, arrays)
         return [sums.round(order) for order in given]
+    if isinstance(made, SequenceStep):
+        loop = SequenceLoop(node, made, arrays)
+        return [loop.round(order) for order in given]
     if type(made) is not Sgd or not isinstance(node.model, PrivRec | Mf):
         return [trained(node, arrays, order) for order in given]
     names = node.model.initial(torch.Generator()).keys()

@@ -174,8 +174,8 @@ class SequenceModel(HistoryModel):
             return ((F.softplus(-wanted) + refused) * real).sum((1, 2))
         others = states @ gather_rows(table, negatives).mT
         scale = math.log((self.schema.num_items - 1) / negatives.shape[2])
-        logits = torch.cat([wanted.unsqueeze(3), others + scale], 3)
-        return ((logits.logsumexp(3) - wanted) * real).sum((1, 2))
+        total = torch.logaddexp(wanted, others.logsumexp(3) + scale)
+        return ((total - wanted) * real).sum((1, 2))
 
     def training_loss(
         self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
