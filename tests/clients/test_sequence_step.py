@@ -81,7 +81,8 @@ def test_a_client_does_the_same_in_a_block_and_alone(node, model, loss):
 def test_a_client_without_a_next_item_trains_nothing(node):
     made = node()
     data = made.population.client(3)
-    one = type(data)(3, data.features, data.items[:1], np.ones(1, np.float32), data.items[:1])
+    first = data.items[:1], np.ones(1, np.float32), data.items[:1], np.zeros(1, np.int64)
+    one = type(data)(3, data.features, *first)
     update = update_of(made.step(made.experiment.step), made.initial(), one, stream(0, "x"))
     assert update.examples == 0
     assert not any(delta.any() for delta in update.delta.values())
