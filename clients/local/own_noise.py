@@ -126,8 +126,8 @@ class OwnNoiseStep(Step):
         return torch.float64 if self.config.noise == "secure" else torch.float32
 
     def normal(self, random: np.random.Generator) -> Callable[[Tensor], Tensor]:
-        """A function that fills arrays `[l]` on the CPU with independent standard normal numbers and
-        returns them: of the generator, or of the operating system's. PyTorch's float32 takes a
+        """A function that fills arrays `[l]` on the CPU with independent standard normal numbers
+        and returns them: of the generator, or of the operating system's. PyTorch's float32 takes a
         third of the time of numpy's float64, which was half the time of a run."""
         if self.config.noise == "secure":
             return lambda out: out.copy_(torch.from_numpy(Secure().gaussian(len(out), "own-noise")))

@@ -65,7 +65,7 @@ def all_checks(seen: Observations, claim: PrivacyClaim, significance: float) -> 
         ]
         found.append(check_farthest(seen, claim, significance))
     quiet = _noise_of(seen)
-    if claim.noise_std and (~quiet.taking_part).sum() > 1:
+    if claim.noise_std and (quiet.taking_part == 0).sum() > 1:
         found.append(check_noise(quiet, claim, significance))
     if claim.noise_std and seen.rounds > 1:
         found.append(check_independence(quiet, significance))
@@ -123,7 +123,7 @@ def check_noise(seen: Observations, claim: PrivacyClaim, significance: float) ->
 
     More than claimed passes: it costs utility, not privacy.
     """
-    quiet = seen.released[~seen.taking_part]
+    quiet = seen.released[seen.taking_part == 0]
     square = float(np.square(quiet).sum()) / claim.noise_std**2
     probability = float(chi2.cdf(square, len(quiet)))
     return Check(
@@ -139,8 +139,8 @@ def check_noise(seen: Observations, claim: PrivacyClaim, significance: float) ->
 def check_independence(seen: Observations, significance: float) -> Check:
     """Largest correlation of two rounds' noise, over canaries absent from both (t test, Bonferroni
     over the pairs)."""
-    quiet = np.where(seen.taking_part, 0.0, seen.released)
-    absent = (~seen.taking_part).astype(np.float64)
+    quiet = np.where(seen.taking_part != 0, 0.0, seen.released)
+    absent = (seen.taking_part == 0).astype(np.float64)
     products = quiet @ quiet.T
     counts = absent @ absent.T
     norms = np.square(quiet) @ absent.T  # [t, u]: squares of round t where both are absent
@@ -174,23 +174,20 @@ def check_reach(
     """How far a canary moves the mean, averaged over all rounds and all canaries, or those in one
     parameter, against S/M."""
     used = seen.groups == parameter if parameter else np.ones(seen.canaries, dtype=bool)
-    signed = (seen.released * seen.signs)[seen.taking_part & used]
-    moved = signed.mean(keepdims=True) if len(signed) else signed
-    counts = np.array([len(signed)])
+    sums, counts = _moved(seen)
+    total = counts[used].sum(keepdims=True)
+    there = total > 0
+    moved = sums[used].sum(keepdims=True)[there] / total[there]
     name = f"reach-of-{parameter}" if parameter else "reach"
-    return _reach(name, moved, counts[counts > 0], claim, significance)
+    return _reach(name, moved, total[there], claim, significance)
 
 
 def check_farthest(seen: Observations, claim: PrivacyClaim, significance: float) -> Check:
     """How far the canary that moves it most moves the mean on average, against S/M (Bonferroni over
     the canaries)."""
-    counts = seen.taking_part.sum(axis=0)
+    sums, counts = _moved(seen)
     there = counts > 0
-    moved = (
-        np.where(seen.taking_part, seen.released * seen.signs, 0.0).sum(axis=0)[there]
-        / counts[there]
-    )
-    return _reach("reach-of-one", moved, counts[there], claim, significance)
+    return _reach("reach-of-one", sums[there] / counts[there], counts[there], claim, significance)
 
 
 def check_shared_reach(seen: Observations, claim: PrivacyClaim, significance: float) -> Check:
@@ -203,9 +200,9 @@ def check_shared_reach(seen: Observations, claim: PrivacyClaim, significance: fl
     learn from the canaries of earlier rounds is not taken into account. The tolerance is one part
     in 1000.
     """
-    counts = seen.taking_part.sum(axis=0)
+    sums, counts = _moved(seen)
     there = counts > 0
-    signed = np.where(seen.taking_part, seen.released * seen.signs, 0.0).sum(axis=0)[there]
+    signed = sums[there]
     beyond = signed - counts[there] * claim.signal * _ROUNDED
     if math.exp(-len(beyond) / 2) >= significance:  # too few to refute anything
         return Check("reach", math.nan, claim.signal, 1.0, True, "")
@@ -219,6 +216,14 @@ def check_shared_reach(seen: Observations, claim: PrivacyClaim, significance: fl
         probability >= significance,
         _TOO_FAR,
     )
+
+
+def _moved(seen: Observations) -> tuple[np.ndarray, np.ndarray]:
+    """Of each canary, the sum over its rounds of how far it moves the mean along its sign,
+    `float64 [k]`, and their number; of correlated noise, both weighted by how far it moves what is
+    observed, which is the best linear estimate."""
+    weights = seen.taking_part.astype(np.float64)
+    return (weights * seen.released * seen.signs).sum(axis=0), np.square(weights).sum(axis=0)
 
 
 def _reach(

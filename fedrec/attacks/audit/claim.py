@@ -32,6 +32,9 @@ class PrivacyClaim:
         sampling_rate: q, chance that a client takes part in a round, in (0, 1].
         rounds: T, number of releases.
         delta: delta of the claim, in (0, 1).
+        mixing: `[T]`, what the noise of a round has of the independent noise of that round
+            and of those before; then `noise_std` is that of the independent noise. None: noise is
+            independent in every round.
         epsilon: the claim: an upper bound at `delta` for all rounds together, computed for the
             population that was trained, canaries included; infinite if nothing is claimed.
 
@@ -46,6 +49,7 @@ class PrivacyClaim:
     rounds: int
     delta: float
     epsilon: float
+    mixing: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         ranges = {
@@ -79,9 +83,9 @@ class PrivacyClaim:
         """z: noise over replace-one sensitivity, `noise_std M / (2 S)`."""
         return self.noise_std / (2 * self.signal)
 
-    def known_epsilon(self, releases: int) -> float:
-        """Epsilon at `delta` against an observer who knows in how many releases a client took
-        part."""
+    def known_epsilon(self, releases: float) -> float:
+        """Epsilon at `delta` against an observer who knows in how many releases a client took part;
+        of correlated noise, the squared norm of what it moved."""
         return gdp_epsilon(
             math.sqrt(releases) / self.noise_multiplier if self.noise_std else math.inf, self.delta
         )
@@ -96,6 +100,8 @@ class PrivacyClaim:
         """
         if not self.noise_std:
             return math.inf
+        if self.mixing is not None:
+            return self.epsilon
         times = np.arange(self.rounds + 1)
         weight = np.exp(binom.logpmf(times, self.rounds, self.sampling_rate))
         sd = self.noise_std * math.sqrt(self.rounds)

@@ -4,9 +4,15 @@ the secret signs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.linalg import toeplitz
+
+from fedrec.privacy.factorisation.coefficients import inverse
+
+_ROUNDING = 1e-12  # coefficients below this are 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +22,8 @@ class Observations:
     Attributes:
         released: `float64 [T, k]`, the released noisy mean update of a round along each canary's
             direction.
-        taking_part: `bool [T, k]`, whether the canary was in the cohort.
+        taking_part: `bool [T, k]`, whether the canary was in the cohort; or `float64`, by how many
+            times S/M it moves what is observed.
         signs: `int64 [k]`, +1 or -1.
         quiet: `float64 [T, n]`, the released mean along further orthonormal directions in which no
             client moves it; None: only canaries that are absent show the noise.
@@ -62,3 +69,15 @@ class Observations:
     def canaries(self) -> int:
         """k."""
         return self.released.shape[1]
+
+    def whitened(self, mixing: Sequence[float]) -> Observations:
+        """The same releases with independent noise, if the noise of a round is what `mixing [T]`
+        states: earlier rounds are taken back from later ones, and so is what canaries moved."""
+        column = inverse(np.array(mixing), self.rounds)
+        undo = toeplitz(np.where(np.abs(column) < _ROUNDING, 0.0, column), np.zeros(self.rounds))
+        return replace(
+            self,
+            released=undo @ self.released,
+            taking_part=undo @ self.taking_part,
+            quiet=None if self.quiet is None else undo @ self.quiet,
+        )

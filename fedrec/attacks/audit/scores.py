@@ -17,6 +17,7 @@ import numpy as np
 
 from fedrec.attacks.audit.claim import PrivacyClaim
 from fedrec.attacks.audit.observations import Observations
+from fedrec.privacy.accounting.gdp import gdp_parameter
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,8 @@ class Scores:
 
 def all_scores(seen: Observations, claim: PrivacyClaim) -> list[Scores]:
     """The scores of every observer that the claim allows; without claimed noise only the first."""
+    if claim.mixing is not None:
+        return [known_scores(seen, claim)]
     found = [final_scores(seen, claim)]
     if claim.noise_std:
         found += [trace_scores(seen, claim), known_scores(seen, claim)]
@@ -71,8 +74,14 @@ def trace_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
 
 
 def known_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
-    """`c_j = sum_(t: j takes part) x_tj`."""
-    values = np.where(seen.taking_part, seen.released, 0.0).sum(axis=0)
+    """`c_j = sum_(t: j takes part) x_tj`; of correlated noise, weighted by how far j moves what is
+    observed. Where cohorts may be known, the claimed epsilon bounds it."""
+    weights = seen.taking_part.astype(np.float64)
+    values = (weights * seen.released).sum(axis=0)
+    if claim.mixing is not None and claim.sampling_rate == 1:
+        # noise of the claimed epsilon: its scale is no function of what was observed
+        moved = gdp_parameter(claim.epsilon, claim.delta) * claim.noise_multiplier
+        return Scores("known", values, claim.noise_std * moved, claim.epsilon)
     expected = claim.sampling_rate * claim.rounds
-    most = int(seen.taking_part.sum(axis=0).max(initial=0))
+    most = float(np.square(weights).sum(axis=0).max(initial=0))
     return Scores("known", values, claim.noise_std * math.sqrt(expected), claim.known_epsilon(most))

@@ -212,8 +212,8 @@ def audit(audited: Sequence[Audited], *, significance: float = 0.05, seed: int =
 
 def audit_run(audited: Audited, *, significance: float, seed: int = 0) -> RunFindings:
     """Findings of one run or phase; every bound and every check gets the whole `significance`."""
-    seen = audited.seen
     claim = audited.claim
+    seen = audited.seen if claim.mixing is None else audited.seen.whitened(claim.mixing)
     scores = [
         _findings(score, seen, claim.delta, significance, seed) for score in all_scores(seen, claim)
     ]

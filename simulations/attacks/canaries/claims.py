@@ -95,15 +95,18 @@ def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Privacy
     accountant = Accountant(plan.config.backend)
     for charge in charges:
         accountant.step(charge.event, charge.count)
+    correlated = plan.mechanism.correlated
     multipliers = (getattr(charge.event, "noise_multiplier", 0.0) for charge in charges)
+    largest = plan.noise_multiplier if correlated else max(multipliers, default=0.0)
     return PrivacyClaim(
         clip=plan.sensitivity / 2,
         denominator=plan.denominator,
-        noise_std=max(multipliers, default=0.0) * plan.sensitivity / plan.denominator,
-        sampling_rate=plan.denominator / plan.clients,
+        noise_std=largest * plan.sensitivity / plan.denominator,
+        sampling_rate=plan.sampling.rate if correlated else plan.denominator / plan.clients,
         rounds=rounds,
         delta=plan.delta,
         epsilon=accountant.epsilon(plan.delta).epsilon,
+        mixing=tuple(plan.mechanism.mixing(rounds).tolist()) if correlated else None,
     )
 
 
@@ -141,8 +144,8 @@ def _refuse(privacy: PrivacyConfig) -> None:
             "replace-one: a canary's other sign is another client",
         ),
         "mechanism": (
-            mechanism.pair(1.0).mu is not None and not mechanism.correlated,
-            "independent Gaussian noise in every round",
+            mechanism.pair(1.0).mu is not None,
+            "Gaussian noise",
         ),
         "placement": (
             privacy.placement != "local",

@@ -15,6 +15,8 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.privacy.ledger import Charge
+from fedrec.privacy.mechanisms.banded import Banded
+from fedrec.privacy.mechanisms.gaussian import Gaussian
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from simulations.attacks.canaries.claims import charged_claim, expected_cohort, noisy_plans
@@ -449,3 +451,31 @@ def test_wrong_options_are_explained(fedrec, file):
     assert code == 2 and "--clip and --noise-std" in err
     code, _, err = fedrec("attack", "lira", file, "--shadows", 5)
     assert code == 2 and "shadow systems" in err
+
+
+CORRELATED = {
+    "rounds": 12,
+    "strategy": {"name": "reptile", "server-lr": 0.5},
+    "sampler": {"name": "min-separation", "cohort": 20, "separation": 4},
+    "privacy": {
+        "clip-norm": CLIP,
+        "noise-multiplier": 2.0,
+        "mechanism": {"name": "banded", "bands": 4},
+    },
+}
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_correlated_noise_is_tested_for_what_it_claims(tmp_path, monkeypatch, broken):
+    """Noise that is independent, and accounted as correlated, is found."""
+    if broken:
+        monkeypatch.setattr(
+            Banded, "draw", lambda self, *arguments: Gaussian.draw(self, *arguments)
+        )
+    found = run_audit(load({**AUDITED, **CORRELATED}), tmp_path, canaries=600)
+    assert (found.verdict == "FAIL") == broken
+    claim = found.runs[0].claim
+    assert claim.mixing is not None and claim.sampling_rate == 1
+    assert check(found, "noise-correlation").passed != broken
+    if not broken:
+        assert check(found, "noise-std").measured == pytest.approx(claim.noise_std, rel=0.05)
