@@ -12,7 +12,7 @@ from simulations.study.declaration import declared
 from simulations.study.study import Study
 
 FOLDER = Path(__file__).with_name("papers")
-PAPERS = ("privrec", "dp-vae", "targeted-dp", "pnbm", "upc-sdg")
+PAPERS = ("privrec", "dp-vae", "targeted-dp", "pnbm", "upc-sdg", "adversaries")
 NOT_HERE = {
     "privrec figure1": "a diagram of the system",
     "privrec table1": "notation",

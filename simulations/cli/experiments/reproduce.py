@@ -22,7 +22,10 @@ def reproduce(
     paper: Annotated[
         str | None,
         typer.Argument(
-            help="Paper: privrec, dp-vae, targeted-dp, pnbm or upc-sdg; or a TOML file of studies."
+            help=(
+                "Paper: privrec, dp-vae, targeted-dp, pnbm or upc-sdg; or adversaries; or a TOML"
+                " file of studies."
+            )
         ),
     ] = None,
     item: Annotated[
