@@ -74,8 +74,8 @@ def run(
 
 @app.command(short_help="Compare the candidate settings of systems on validation rows.")
 def tune(
-    dataset: AnyDataset = None,
-    protocol: Protocol = None,
+    dataset: Dataset,
+    protocol: Annotated[str, typer.Argument(help="leave-one-out or user-holdout.")],
     system: System = None,
     workers: Annotated[int, options.workers("runs")] = 1,
     systems: Systems = None,
@@ -83,14 +83,12 @@ def tune(
         Path | None, options.output("Folder of the runs; default: bench in runs.")
     ] = None,
 ) -> None:
-    """Compare the candidates of each system on validation rows, best first, on the dataset whose
-    choices hold for all by default. The place of the best goes into `chosen` of its declaration.
-    """
+    """Compare the candidates of systems on validation rows, best first. The place of the best on
+    MovieLens-100K goes into `chosen` of a system's declaration, and holds for all datasets."""
     from simulations.bench.cell import search_of
-    from simulations.bench.declaration import bench as declared
     from simulations.study import tables as study_tables
 
-    bench, tables = _tables(systems, dataset or declared().searched, protocol, system)
+    bench, tables = _tables(systems, dataset, protocol, system)
     path = _folder(output)
     failures: dict[str, str] = {}
     for cells in tables:
