@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedrec.errors import RunError
+from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.environment import environment, installed_version
 from fedrec.runs.incremental_csv import IncrementalCsv
@@ -49,6 +49,8 @@ from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.folder_lock import locked
 from fedrec.runtime.new_folders import require_new_folder
 
+FORMAT = 1
+"""Version of the run folder, in run.json; folders without one are read as 1."""
 Row = dict[str, Any]
 _BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
 _SAID = ["leak", "perturb", "personal", "privacy", "early-stopping", "baselines-privacy", "replies"]
@@ -102,6 +104,7 @@ class RunFolder:
         write_atomically(path / "experiment.toml", experiment.toml())
         started = datetime.now(UTC).isoformat(timespec="seconds")
         about = {
+            "format": FORMAT,
             "fedrec": installed_version("fedrec"),
             "experiment-sha256": experiment.digest(),
             "created": started,
@@ -120,9 +123,15 @@ class RunFolder:
         """
         from fedrec.experiment.loading import read
 
+        self._refuse_newer()
         # It was resolved when written, so its components need not be imported to read it.
-        experiment = Experiment.parse(read(self.path / "experiment.toml"))
+        try:
+            experiment = Experiment.parse(read(self.path / "experiment.toml"))
+        except ExperimentError as error:
+            raise self._of_another_version(str(error)) from error
         if experiment.digest() not in self.digests:
+            if self.about.get("fedrec") != installed_version("fedrec"):
+                raise self._of_another_version("settings that have other defaults now, or an edit")
             raise RunError(
                 f"{self.path / 'experiment.toml'} was changed after the run was started",
                 expected=f"digest {self.digests[0]}",
@@ -130,6 +139,25 @@ class RunFolder:
                 fix="undo the change, or start a new run with `fedrec run`",
             )
         return experiment
+
+    def _refuse_newer(self) -> None:
+        """Refuse a folder that a later version wrote in another form."""
+        found = self.about.get("format", FORMAT)
+        if type(found) is not int or found > FORMAT:
+            raise self._of_another_version(f"run folder of format {found!r}")
+
+    def _of_another_version(self, got: str) -> RunError:
+        """The error for a folder that this version cannot read."""
+        written = self.about.get("fedrec") or "another version"
+        here = installed_version("fedrec")
+        toml = quote(str(self.path / "experiment.toml"))
+        return RunError(
+            f"{self.path} was written by fedrec {written} and cannot be read",
+            expected=f"a run folder of format {FORMAT}, with settings of fedrec {here}",
+            got=got,
+            fix=f"pip install 'fedrec=={written}' reads it; or run its experiment again, with the"
+            f" settings of this version in a copy of it: fedrec run {toml}",
+        )
 
     @property
     def digests(self) -> tuple[str, ...]:
