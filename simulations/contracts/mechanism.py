@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from scipy.linalg import toeplitz
 
 from fedrec.components.registry import MECHANISM
 from fedrec.privacy.accounting.accountant import Accountant, releases_of
@@ -92,6 +93,18 @@ class MechanismContract(RunContract):
                         f"epsilon {charged:.4g} is charged at delta {least:.3g}; a test of all"
                         f" rounds reaches more than {epsilon:g}",
                     )
+
+    def test_noise_is_correlated_as_stated(self) -> None:
+        """What `mixing` states, undone, leaves independent noise of standard deviation 1; audits
+        rely on it."""
+        mechanism = self.mechanism()
+        if not mechanism.correlated:
+            return
+        undo = np.linalg.inv(toeplitz(mechanism.mixing(ROUNDS), np.zeros(ROUNDS)))
+        off = np.abs(np.cov(undo @ self._drawn(Reproducible(0))) - np.eye(ROUNDS)).max()
+        assert_that(
+            bool(off <= 6 * 2**0.5 / SIZE**0.5), f"`mixing` is not that of the noise: {off:.3g} off"
+        )
 
     def test_noise_on_clients_has_no_memory_and_a_bound(self) -> None:
         """Where clients may add it: one upload has nothing of others, and is not too long."""

@@ -48,6 +48,10 @@ class Example(Mechanism):
         memory[name] = drawn
         return drawn
 
+    def mixing(self, rounds: int) -> np.ndarray:
+        """What the noise of a round has of its own z and of earlier ones, `float64 [rounds]`."""
+        return (-self.config.share) ** np.arange(rounds)
+
     def releases(self, one: Release, rounds: int, sampling: Sampling) -> dict[Release, int]:
         """One Gaussian release: undoing the correlation leaves white noise, and a client that
         moves every sum by the sensitivity moves it by 1 + share in all rounds but the first."""

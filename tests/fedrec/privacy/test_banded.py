@@ -24,7 +24,7 @@ from fedrec.privacy.mechanisms.base import mechanism_of
 from fedrec.privacy.noise_source import Reproducible, source_of
 from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.runs.folder import RunFolder
-from fedrec.testing import SamplerContract
+from fedrec.testing import MechanismContract, SamplerContract
 from server.cohorts.roster import Roster
 from server.cohorts.selection import SampledCohorts
 from server.privacy.guard import Guard
@@ -414,3 +414,57 @@ def test_strategies_add_up_correlated_noise(run_tiny, strategy, momentum):
         white = [source.gaussian(value.size, name, number) for number in range(1, 8)]
         moved = scale * (workload @ np.array(white)).reshape(value.shape)
         assert np.allclose(value - before[name], moved, atol=1e-5)
+
+
+class NotCorrelated(Banded):
+    """Draws independent noise."""
+
+    def draw(self, name, size, memory, source, *address):
+        return source.gaussian(size, name, *address)
+
+
+class Narrow(Banded):
+    """Takes back less than it is accounted for."""
+
+    def draw(self, name, size, memory, source, *address):
+        narrow = Banded(self.config.model_copy(update={"bands": 2}), self.name)
+        return narrow.draw(name, size, memory, source, *address)
+
+
+class Forgetful(Banded):
+    """Keeps what it needs outside of the memory, so that a resumed run has lost it."""
+
+    def draw(self, name, size, memory, source, *address):
+        self.lost = memory if not memory and address == (1,) else getattr(self, "lost", {})
+        return super().draw(name, size, self.lost if address != (4,) else {}, source, *address)
+
+
+class WrongSeparation(Banded):
+    """Is accounted as if clients came in every eighth round."""
+
+    def releases(self, one, rounds, sampling):
+        return super().releases(one, rounds, Scheduled(3, 8))
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (NotCorrelated, "test_noise_is_correlated_as_stated"),
+        (Narrow, "test_noise_is_correlated_as_stated"),
+        (Forgetful, "test_noise_is_correlated_as_stated"),
+        (WrongSeparation, "test_the_charge_covers_what_all_rounds_reveal"),
+    ],
+)
+def test_the_contract_finds_broken_mechanisms(broken, check):
+    class TestBroken(MechanismContract):
+        component = broken
+        settings: ClassVar = {"bands": 4}
+        schedule = Scheduled(3, 1)
+
+    with pytest.raises(AssertionError):
+        getattr(TestBroken(), check)()
+
+    class TestRight(TestBroken):
+        component = Banded
+
+    getattr(TestRight(), check)()
