@@ -6,6 +6,7 @@ contents. The result and its reasons are printed, and each column can be named e
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,11 +36,13 @@ _TIMES_USED = (
     " (--set split.halves=random holds out a random half)"
 )
 _NAMES = {
-    "user": "kunde kundennr kundennummer nutzer benutzer "
+    "user": "kunde kundin kundenid kundennr kundennummer nutzer benutzer kaufer kaeufer "
+    "utilisateur acheteur cliente usuario utente klant gebruiker "
     "user users userid uid u customer customerid client clientid buyer buyerid member "
     "memberid visitor visitorid person reviewer reviewerid account accountid session "
     "sessionid author",
-    "item": "artikel artikelnr artikelnummer produkt "
+    "item": "artikel artikelid artikelnr artikelnummer produkt produktid produktnr "
+    "produit producto articulo prodotto articolo "
     "item items itemid iid i product productid movie movieid film book bookid isbn track "
     "trackid song songid artist artistid asin sku article articleid place placeid poi venue "
     "venueid location locationid game gameid app appid parentasin content contentid stockcode url",
@@ -48,7 +51,7 @@ _NAMES = {
     "valoracion calificacion puntuacion etoiles voto valutazione avaliacao",
     "time": "time timestamp ts date datetime day unixreviewtime reviewtime created createdat "
     "ratedat when eventtime orderdate invoicedate purchasedate timestampms "
-    "datum zeit zeitpunkt bestelldatum kaufdatum",
+    "datum zeit zeitpunkt bestelldatum kaufdatum rechnungsdatum fecha",
 }
 _SEPARATORS = (",", "\t", ";", "|")
 _DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
@@ -316,7 +319,8 @@ def _unfit(names: list[str], columns: Mapping[str, str], roles: Sequence[str]) -
 
 
 def _named(role: str, name: str) -> bool:
-    return re.sub(r"[^a-z]", "", name.lower()) in _NAMES[role].split()
+    plain = unicodedata.normalize("NFKD", name.lower())  # accents become letters of their own
+    return re.sub(r"[^a-z]", "", plain) in _NAMES[role].split()
 
 
 def _fits(role: str, column: pd.Series) -> bool:

@@ -153,7 +153,9 @@ def test_dates_with_the_day_first_are_times(written, start):
     assert recognise(written(("user", "item", "Datum"), rows)).columns["time"] == "Datum"
     assert recognise(written(("user", "item", "x"), rows)).columns["time"] == "x"
     assert recognise(written(rows[0], rows[1:])).columns == {"user": "1", "item": "2", "time": "3"}
-    assert "does not use it" in "".join(recognise(written(("user", "item", "x"), rows)).lines())
+    assert "the later half of the items is held out" in "".join(
+        recognise(written(("user", "item", "x"), rows)).lines()
+    )
 
 
 def test_a_column_without_a_name_is_not_used_and_two_of_one_name_are_refused(written):
@@ -302,3 +304,20 @@ def test_a_letter_of_another_encoding_far_down_is_told_too(tmp_path):
     with pytest.raises(DataError, match="not UTF-8 text") as error:
         recognise(file)
     assert "iconv" in error.value.text()
+
+
+@pytest.mark.parametrize(
+    ("user", "item", "time"),
+    [
+        ("Käufer", "Artikel-Nr.", "Datum"),
+        ("Kunden-ID", "Produkt", "Rechnungsdatum"),
+        ("usuario", "artículo", "fecha"),
+        ("utilisateur", "produit", "date"),
+    ],
+)
+def test_names_of_other_languages_are_known(written, user, item, time):
+    """Quantities beside them are no ratings."""
+    rows = [("a", "x", "01.02.2024", 3), ("a", "y", "02.02.2024", 1), ("b", "x", "03.02.2024", 2)]
+    found = recognise(written((user, item, time, "Menge"), rows))
+    assert found.columns == {"user": user, "item": item, "time": time}
+    assert found.ignored == ("Menge",) and found.positive_above is None
