@@ -114,7 +114,9 @@ def _option(setting: Setting, annotation: Any) -> click.Option:
     if get_origin(annotation) is Literal:
         kind = click.Choice(get_args(annotation))
     shown = setting.default.replace('"', "")
-    default = f"  [default: {shown}]" if shown not in ("", "[]", "false") else ""
+    default = {"required": "  [required]", "": "", "[]": "", "false": ""}.get(
+        shown, f"  [default: {shown}]"
+    )
     bounds = f"  [{setting.range}]" if setting.range else ""
     return typer.core.TyperOption(
         param_decls=[f"--{key}/--no-{key}" if annotation is bool else f"--{key}"],
