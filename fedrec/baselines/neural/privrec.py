@@ -163,8 +163,9 @@ class Privrec(Baseline):
             train_block,  # imports Numba, which is slow and not needed to read settings
         )
 
-        if kernel_refusal(self._model, sgd, self.device) is None:
-            return train_block(self._model.kernel(), theta, block, sgd)
+        kernel = self._model.kernel()
+        if kernel is not None and kernel_refusal(self._model, sgd, self.device) is None:
+            return train_block(kernel, theta, block, sgd)
         return descend(self._model, theta, block, sgd)
 
 
