@@ -18,6 +18,7 @@ from simulations import runner
 from simulations.engines import ray as engine
 from simulations.engines import reply_buffers
 from simulations.engines.ray import open_grid
+from simulations.recommending import ids_of_users
 from tests.runs import assert_same_run
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.ray]
@@ -53,6 +54,7 @@ def training(theta, node, clients, step=None):
 
 def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):
     serial = run_tiny()
+    run.user_ids = lambda: ids_of_users(run)  # as the runner does
     result = execute(run, grid)
     assert_same_run(result, serial, atol=1e-6)
 

@@ -92,8 +92,15 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
         f"clip-norm=0.02, parameters=['similarity*'], {MEANS}",
     ),
 }
-REFUSED = {"fedgnn", "gpfedrec", "metamf"}
-"""Strategies that send messages of their own to each client, which `[privacy]` refuses."""
+REFUSED = {"fedgnn", "gpfedrec", "metamf"} | {
+    "bulyan",
+    "krum",
+    "median",
+    "norm-bound",
+    "trimmed-mean",
+}
+"""Strategies that send messages of their own to each client, or take each client's update, which
+`[privacy]` refuses."""
 
 
 class LastUserIsTested(Split):
@@ -141,14 +148,19 @@ def play(tiny_experiment, tmp_path):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         rows = [
-            f"{user},{item},{value}"
+            f"{user},{item},{value},{time}"
             for user, own in enumerate([*data, LIKED])
-            for item, value in own
+            for time, (item, value) in enumerate(own)
         ]
-        (folder / "data.csv").write_text("\n".join(["user,item,rating", *rows, ""]))
+        (folder / "data.csv").write_text("\n".join(["user,item,rating,time", *rows, ""]))
         made = {
             **tiny_experiment(),
-            "dataset": {"name": "table", "path": str(folder / "data.csv"), "rating": "rating"},
+            "dataset": {
+                "name": "table",
+                "path": str(folder / "data.csv"),
+                "rating": "rating",
+                "time": "time",
+            },
             "split": {"name": f"{__name__}:LastUserIsTested"},
         }
         if "task=rating" in settings:

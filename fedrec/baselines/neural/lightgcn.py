@@ -58,6 +58,7 @@ class LightgcnConfig(UserRowsConfig, TrainingConfig):
 
 
 _INIT_STD = 0.1  # of the initial rows, as in the authors' code
+_EDGES = 50_000  # of a thread at least: fewer take less time than starting it
 
 
 class Lightgcn(UserRowsBaseline):
@@ -150,9 +151,9 @@ class Graph:
         weights = scale[np.repeat(np.arange(len(degrees)), degrees)] * scale[both.indices]
         self.scale = torch.from_numpy(scale).to(device)
         self._edges = tuple(torch.from_numpy(p).to(device) for p in (*pointers(both), weights))
-        parts = torch.get_num_threads() + 1
+        threads = min(torch.get_num_threads(), 1 + both.nnz // _EDGES)
         # each thread has as many edges as the others
-        self._bounds = np.searchsorted(both.indptr, np.linspace(0, both.nnz, parts))
+        self._bounds = np.searchsorted(both.indptr, np.linspace(0, both.nnz, threads + 1))
         self._bounds[-1] = len(degrees)
 
     def propagate(self, rows: Tensor) -> Tensor:
