@@ -53,7 +53,10 @@ FORMAT = 1
 """Version of the run folder, in run.json; folders without one are read as 1."""
 Row = dict[str, Any]
 _BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
-_SAID = ["leak", "perturb", "personal", "privacy", "early-stopping", "baselines-privacy", "replies"]
+_SAID = (
+    *("leak", "perturb", "adversary", "strategy", "personal", "privacy", "early-stopping"),
+    *("baselines-privacy", "replies"),
+)
 _METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # in result.json
 
 
