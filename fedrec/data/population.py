@@ -198,11 +198,10 @@ class Population:
         Raises:
             DataError: there are no times.
         """
-        offsets, items = self.liked(clients)
         rows = self._rows(clients)
         if rows.times is None:
             raise no_times(self.interactions.name, "has no order of items")
-        return offsets, items[np.lexsort((rows.times, rows.place))]
+        return _offsets(rows, len(clients)), rows.items[np.lexsort((rows.times, rows.place))]
 
     @cached_property
     def popularity(self) -> np.ndarray:
@@ -364,8 +363,7 @@ class Population:
     def _labelled(self, clients: np.ndarray, positive: bool) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and items of the training rows that are positive, or that are not."""
         rows = self._rows(clients, positive)
-        counts = np.bincount(rows.place, minlength=len(clients))
-        return np.concatenate([[0], np.cumsum(counts)]), rows.items
+        return _offsets(rows, len(clients)), rows.items
 
     def _make_labels(self, interactions: Interactions, positive_above: float | None) -> np.ndarray:
         ratings = interactions.ratings
@@ -406,6 +404,11 @@ def reader_of(settings: DataSettings) -> Reader:
     """The reader of a dataset."""
     reader = registry.resolve(registry.DATASET, settings.dataset.name)
     return reader(settings.dataset.name, settings.settings(registry.DATASET))
+
+
+def _offsets(rows: UserRows, clients: int) -> np.ndarray:
+    """`int64 [clients + 1]`: where the rows of each client begin."""
+    return np.concatenate([[0], np.cumsum(np.bincount(rows.place, minlength=clients))])
 
 
 def read_interactions(settings: DataSettings) -> Interactions:

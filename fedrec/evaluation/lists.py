@@ -46,6 +46,7 @@ class HeldOutLists:
         self._metrics = metrics
         self._settings = settings
         self._kept: dict[bytes, _Masks] | None = {} if keep else None
+        self._untrained = torch.tensor(population.untrained_items)
 
     def measure(self, clients: np.ndarray, scores: Tensor, *, sums: bool = False) -> Evaluated:
         """Metrics of some clients.
@@ -75,8 +76,7 @@ class HeldOutLists:
     def _of_untrained_items(self, scores: Tensor, masks: _Masks) -> dict[str, np.ndarray]:
         """The same metrics over held-out items without training rows alone, NaN for clients without
         one; nothing if no client has one. Other held-out items stay where they were in lists."""
-        untrained = torch.from_numpy(self._population.untrained_items).to(scores.device)
-        wanted = masks["relevant"] & untrained
+        wanted = masks["relevant"] & self._untrained.to(scores.device)
         users = wanted.any(1).nonzero()[:, 0]
         if not len(users) or self._settings.protocol == "reconstruction":
             return {}
