@@ -205,6 +205,20 @@ class HistoryModel(Model):
             fix="name the centralised system of the same kind, such as 'ease' or 'dp-fold-in'",
         )
 
+    def refuse_ratings(self) -> None:
+        """For models that rank only.
+
+        Raises:
+            ExperimentError: the task is to predict ratings.
+        """
+        if self.schema.task != "ranking":
+            raise ExperimentError(
+                f"{type(self).__name__} ranks items and predicts no ratings",
+                expected="task = 'ranking'",
+                got=f"task = {self.schema.task!r}",
+                fix="set task = 'ranking', or model.name = 'mf'",
+            )
+
     def predict(
         self,
         parameters: Parameters,
@@ -249,10 +263,4 @@ class ProductsModel(HistoryModel):
     def __init__(self, config: ProductsConfig, schema: Schema) -> None:
         super().__init__(config, schema)
         self.size = min(config.items, schema.num_items)
-        if schema.task != "ranking":
-            raise ExperimentError(
-                f"{type(self).__name__} ranks items and predicts no ratings",
-                expected="task = 'ranking'",
-                got=f"task = {schema.task!r}",
-                fix="set task = 'ranking', or model.name = 'mf'",
-            )
+        self.refuse_ratings()

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
 from fedrec.models.base import INIT_STD, Model, Parameters
+from fedrec.nn.initial import glorot, kaiming
 from fedrec.nn.layers import gather_rows, perceptron
 
 
@@ -107,14 +108,3 @@ class Neumf(Model):
             hidden = perceptron(parts, weights, biases, "relu").view(*rows.shape, -1).relu()
             total = total + torch.bmm(hidden, weight[:, config.factors :]).squeeze(-1)
         return total
-
-
-def glorot(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Glorot-uniform weights `[rows, columns]`."""
-    bound = (6 / (rows + columns)) ** 0.5
-    return (torch.rand(rows, columns, generator=generator) * 2 - 1) * bound
-
-
-def kaiming(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Kaiming-uniform weights `[rows, columns]`, for ReLU."""
-    return (torch.rand(rows, columns, generator=generator) * 2 - 1) * (6 / rows) ** 0.5

@@ -23,7 +23,6 @@ Where this differs from the paper:
 
 import dataclasses
 import itertools
-import math
 from functools import cached_property
 from typing import Literal
 
@@ -37,6 +36,7 @@ from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
 from fedrec.nn.declaration import Activation, ItemFeature, KernelModel, Layer
+from fedrec.nn.initial import glorot, kaiming
 from fedrec.nn.layers import gather_rows, mixed_rows, perceptron, pooled_rows, row_shares
 
 _FEW_CATEGORIES = (
@@ -110,11 +110,8 @@ class PrivRec(Model):
         }
         widths = [width * len(tables), *self.config.hidden, 1]
         for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
-            bound = math.sqrt(
-                6 / fan_in if self.config.activation == "relu" else 6 / (fan_in + fan_out)
-            )
-            uniform = torch.rand(fan_in, fan_out, generator=generator)
-            parameters[f"layer{layer}.weight"] = (2 * uniform - 1) * bound
+            start = kaiming if self.config.activation == "relu" else glorot
+            parameters[f"layer{layer}.weight"] = start(fan_in, fan_out, generator)
             parameters[f"layer{layer}.bias"] = torch.zeros(fan_out)
         if self.config.item_start == "features":
             parameters["item.id"] = _principal_components(self.schema.item_features, width)

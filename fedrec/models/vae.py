@@ -20,7 +20,6 @@ Where this differs from the paper:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -35,6 +34,7 @@ from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Parameters
+from fedrec.nn.initial import glorot
 
 Tap = Callable[[str, Tensor, Tensor], Tensor]
 """Called with name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer; returns the
@@ -116,10 +116,7 @@ class Vae(HistoryModel):
         }
         parameters = {}
         for name, (fan_in, fan_out) in shapes.items():
-            bound = math.sqrt(6 / (fan_in + fan_out))
-            parameters[f"{name}.weight"] = (
-                2 * torch.rand(fan_in, fan_out, generator=generator) - 1
-            ) * bound
+            parameters[f"{name}.weight"] = glorot(fan_in, fan_out, generator)
             parameters[f"{name}.bias"] = torch.zeros(fan_out)
         return parameters
 

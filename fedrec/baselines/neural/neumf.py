@@ -32,7 +32,8 @@ from torch.nn import functional as F
 from fedrec.baselines.base import Histories
 from fedrec.baselines.examples import ExamplesBaseline, ExamplesConfig
 from fedrec.config import Width
-from fedrec.models.neumf import NeumfConfig, glorot
+from fedrec.models.neumf import NeumfConfig
+from fedrec.nn.initial import glorot
 from fedrec.rng import stream, torch_stream
 
 _INIT_STD = 0.01  # of the initial embeddings

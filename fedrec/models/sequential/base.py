@@ -32,7 +32,6 @@ from torch.nn import functional as F
 from fedrec.config import Config, Width
 from fedrec.data.negatives import draw_negatives
 from fedrec.data.schema import Schema
-from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Parameters
 from fedrec.nn.catalogue_softmax import catalogue_cross_entropy
 from fedrec.nn.layers import gather_rows
@@ -76,13 +75,7 @@ class SequenceModel(HistoryModel):
 
     def __init__(self, config: SequenceConfig, schema: Schema) -> None:
         super().__init__(config, schema)
-        if schema.task != "ranking":
-            raise ExperimentError(
-                f"{type(self).__name__} ranks items and predicts no ratings",
-                expected="task = 'ranking'",
-                got=f"task = {schema.task!r}",
-                fix="set task = 'ranking', or model.name = 'mf'",
-            )
+        self.refuse_ratings()
 
     @property
     @abstractmethod

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedrec.models.base import INIT_STD, Parameters
 from fedrec.models.sequential.base import SequenceConfig, SequenceModel
+from fedrec.nn.initial import uniform
 from fedrec.nn.layers import affine, attended, gather_rows, normalised
 
 
@@ -56,9 +57,9 @@ class SasRec(SequenceModel):
         drawn = self.initial_items(generator) | {"place": places}
         for block in range(self.config.blocks):
             for name, out in (("attention", 3), ("output", 1), ("inner", 1), ("outer", 1)):
-                bound = (3 / width) ** 0.5
-                uniform = torch.rand(width, out * width, generator=generator)
-                drawn[f"block{block}.{name}.weight"] = (2 * uniform - 1) * bound
+                bound = (3 / width) ** 0.5  # of Glorot, for each square part
+                weight = uniform(width, out * width, bound, generator)
+                drawn[f"block{block}.{name}.weight"] = weight
                 drawn[f"block{block}.{name}.bias"] = torch.zeros(out * width)
         for norm in self._norms:
             drawn[f"{norm}.weight"] = torch.ones(width)
