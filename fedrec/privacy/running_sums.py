@@ -43,9 +43,9 @@ def running_sums(plan: Plan) -> RunningSums | None:
     accountant.step(plan.event())
     epsilon = accountant.epsilon(plan.delta).epsilon
     independent = mechanism_of({"name": "banded", "bands": 1, "momentum": mechanism.momentum})
-    cohort, clients = plan.denominator, plan.clients
+    cohort = plan.denominator
     by_coins = plan.config.adjacency == "add-remove"
-    secret = Poisson(cohort / clients) if by_coins else FixedSize(round(cohort), clients)
+    secret = Poisson(cohort / plan.clients) if by_coins else FixedSize(round(cohort), plan.clients)
     rounds = plan.phase_rounds
 
     def noise(other: Mechanism, sampling: Sampling) -> float:

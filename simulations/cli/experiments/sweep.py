@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,14 +113,15 @@ def sweep(
         private=private_choice,  # type: ignore[arg-type]  # checked there
         score_noise=score_noise,
     )
-    for line in _private_lines(plan):
+    cost = _private_lines(plan)
+    for line in cost:
         typer.echo(line, err=True)
     if dry_run:
         _print_plan(plan)
         return
     folder = output or _default_folder(str(plan.experiment.get("name", "sweep")))
     run = functools.partial(run_sweep, plan, folder, workers=workers, ray_address=ray_address)
-    _finish(folder, quiet, lambda: run(retry_failed=retry_failed, quiet=quiet))
+    _finish(folder, quiet, cost, lambda: run(retry_failed=retry_failed, quiet=quiet))
 
 
 def resume(folder: Path, quiet: bool) -> None:
@@ -130,7 +130,7 @@ def resume(folder: Path, quiet: bool) -> None:
     from simulations.sweep.folder import SweepFolder
 
     plan = SweepFolder(folder).plan
-    _finish(folder, quiet, lambda: run_sweep(plan, folder, quiet=quiet))
+    _finish(folder, quiet, _private_lines(plan), lambda: run_sweep(plan, folder, quiet=quiet))
 
 
 def is_sweep(folder: Path) -> bool:
@@ -138,14 +138,16 @@ def is_sweep(folder: Path) -> bool:
     return (folder / "sweep.json").is_file()
 
 
-def _finish(folder: Path, quiet: bool, work: Callable[[], SweepResult]) -> None:
+def _finish(
+    folder: Path, quiet: bool, cost: Sequence[str], work: Callable[[], SweepResult]
+) -> None:
     try:
         result = work()
     except KeyboardInterrupt:
         typer.secho(f"\ninterrupted; continue with: fedrec resume {quote(str(folder))}", err=True)
         raise typer.Exit(130) from None
     if not quiet:
-        _print_result(result)
+        _print_result(result, cost)
         typer.echo(f"Next:\n  fedrec compare {folder}\n  fedrec report {folder}", err=True)
     typer.echo(result.folder)
     if result.failures:
@@ -153,9 +155,9 @@ def _finish(folder: Path, quiet: bool, work: Callable[[], SweepResult]) -> None:
 
 
 def _default_folder(name: str) -> Path:
-    from fedrec.runs.directory import runs_directory
+    from fedrec.runs.directory import runs_directory, stamp
 
-    return runs_directory() / f"sweep-{name}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
+    return runs_directory() / f"sweep-{name}-{stamp()}"
 
 
 def _private_lines(plan: SweepPlan) -> list[str]:
@@ -179,7 +181,7 @@ def _print_plan(plan: SweepPlan) -> None:
         typer.echo("  " + (" ".join(overrides(point)) or "as the experiment is"))
 
 
-def _print_result(result: SweepResult) -> None:
+def _print_result(result: SweepResult, private: Sequence[str]) -> None:
     from rich.console import Console
 
     console = Console()
@@ -189,8 +191,7 @@ def _print_result(result: SweepResult) -> None:
         console.print(f"{hidden} more settings in settings.csv", highlight=False)
     for name, text in result.failures.items():
         console.print(f"{name} failed: {text}", highlight=False, markup=False)
-    cost = _private_lines(result.plan) or result.total.lines
-    for line in (*_choice(result), *cost):
+    for line in (*_choice(result), *(private or result.total.lines)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"{len(result.settings)} settings, {len(result.runs)} runs. Folder of the sweep:")
 
