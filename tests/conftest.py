@@ -12,6 +12,7 @@ import types
 import pytest
 from hypothesis import settings
 
+from tests.fedrec.report.browser import Browser, executable
 from tests.shared_engines import ENGINES, shared_engine  # noqa: F401  (a fixture for all tests)
 
 # The same inputs in every run, however long they take on a busy machine.
@@ -357,3 +358,19 @@ def leftovers():
         return marked(mark)
 
     return look
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Headless Chromium."""
+    browser = Browser(executable())
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(chromium, page):
+    """The same, with the file `page` of the module shown on a desktop."""
+    chromium.show()
+    chromium.open(page)
+    return chromium

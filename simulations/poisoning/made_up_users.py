@@ -16,6 +16,7 @@ from simulations.poisoning.base import UpdatePoisoning, UpdatePoisoningConfig
 from simulations.poisoning.promotion import (
     Users,
     generator_of,
+    gradients_of,
     learning_rates,
     target_scores,
 )
@@ -51,10 +52,8 @@ class MadeUpUsers(UpdatePoisoning):
                 name: block.parameters[name].clone().requires_grad_() for name in block.shared
             }
             loss = promotion_loss(target_scores(block, leaves, users))
-            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
-                step = torch.zeros_like(leaf) if gradient is None else -rates[name] * gradient
-                found[name].append(step.detach())
+            for name, gradient in gradients_of(loss, leaves).items():
+                found[name].append(-rates[name] * gradient)
         return {name: torch.stack(parts) for name, parts in found.items()}
 
 

@@ -14,7 +14,7 @@ from clients.hosting.malicious import MaliciousBlock
 from clients.local.patterns import rates_by_name
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Parameters
-from fedrec.rng import seed_sequence
+from fedrec.rng import torch_stream
 
 Users = tuple[Parameters, tuple[Tensor, ...]]
 """Private parameters `[U, ...]` of some users, and their category codes per feature,
@@ -92,5 +92,23 @@ def learning_rates(block: MaliciousBlock) -> dict[str, float]:
 
 def seed_of_round(block: MaliciousBlock) -> torch.Generator:
     """A generator that all malicious clients of a round share, on the CPU."""
-    words = seed_sequence(block.known.seed, "coalition", block.round).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(words[0] >> np.uint64(2)))
+    return torch_stream(block.known.seed, "coalition", block.round)
+
+
+def embedding_tables(block: MaliciousBlock) -> list[str]:
+    """Names of the shared item tables with more than one column."""
+    return [
+        name
+        for name in block.model.item_tables
+        if name in block.shared and block.parameters[name].shape[1] > 1
+    ]
+
+
+def gradients_of(value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of a number `[]` by some leaves, `[...]` each; zeros by those that it does not
+    depend on."""
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+    }

@@ -23,7 +23,7 @@ from torch import Tensor
 from clients.hosting.malicious import MaliciousBlock
 from fedrec.errors import ExperimentError
 from simulations.poisoning.base import UpdatePoisoning, UpdatePoisoningConfig
-from simulations.poisoning.promotion import generator_of, seed_of_round
+from simulations.poisoning.promotion import embedding_tables, generator_of, seed_of_round
 
 _MOST_ITERATIONS = 100
 
@@ -50,11 +50,7 @@ class ClusterAttack(UpdatePoisoning):
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """The updates, `[C, ...]` by parameter."""
-        tables = [
-            name
-            for name in block.model.item_tables
-            if name in block.shared and block.parameters[name].shape[1] > 1
-        ]
+        tables = embedding_tables(block)
         if not tables:
             raise ExperimentError(
                 f"ClusterAttack cannot attack {type(block.model).__name__}",

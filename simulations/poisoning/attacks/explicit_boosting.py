@@ -21,7 +21,7 @@ from torch import Tensor
 
 from clients.hosting.malicious import MaliciousBlock
 from simulations.poisoning.base import UpdatePoisoning, UpdatePoisoningConfig
-from simulations.poisoning.promotion import target_scores
+from simulations.poisoning.promotion import gradients_of, target_scores
 
 
 class ExplicitBoostingConfig(UpdatePoisoningConfig):
@@ -48,8 +48,6 @@ class ExplicitBoosting(UpdatePoisoning):
             leaves = {name: block.parameters[name].clone().requires_grad_() for name in tables}
             shared = {name: block.parameters[name] for name in block.shared} | leaves
             score = target_scores(block, shared, (own, block.features(place))).mean()
-            gradients = torch.autograd.grad(score, list(leaves.values()), allow_unused=True)
-            for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
-                moved = torch.zeros_like(leaf) if gradient is None else gradient
-                found[name].append(moved.detach())
+            for name, gradient in gradients_of(score, leaves).items():
+                found[name].append(gradient)
         return {name: torch.stack(parts) for name, parts in found.items()}

@@ -26,7 +26,7 @@ from clients.hosting.malicious import MaliciousBlock
 from fedrec.errors import ExperimentError
 from simulations.poisoning.base import UpdatePoisoning, UpdatePoisoningConfig
 from simulations.poisoning.made_up_users import promotion_loss
-from simulations.poisoning.promotion import learning_rates
+from simulations.poisoning.promotion import embedding_tables, learning_rates
 
 
 class PieckConfig(UpdatePoisoningConfig):
@@ -82,11 +82,7 @@ class Pieck(UpdatePoisoning):
 
     def _table(self, block: MaliciousBlock) -> str:
         """The item table that it changes: the first with more than one column."""
-        tables = [
-            name
-            for name in block.model.item_tables
-            if name in block.shared and block.parameters[name].shape[1] > 1
-        ]
+        tables = embedding_tables(block)
         users = block.parameters.get("user.factors")
         same = bool(tables) and users is not None
         if not tables or (self.config.variant == "uea" and not same):

@@ -9,7 +9,7 @@ import pytest
 
 import fedrec
 from fedrec.report.page.page import report
-from tests.fedrec.report.browser import CONTRAST, OUTSIDE, Browser, executable
+from tests.fedrec.report.browser import CONTRAST, OUTSIDE, executable
 
 PATH = executable()
 pytestmark = pytest.mark.skipif(PATH is None, reason="no Chromium is installed")
@@ -42,32 +42,18 @@ def page(runs, tmp_path_factory):
     return file
 
 
-@pytest.fixture(scope="module")
-def started():
-    browser = Browser(PATH)
-    yield browser
-    browser.close()
-
-
-@pytest.fixture
-def browser(started, page):
-    started.show()
-    started.open(page)
-    return started
-
-
 def test_it_asks_for_nothing_and_complains_about_nothing(browser, page):
     assert browser.requests() == [page.as_uri()] and browser.complaints() == []
 
 
-def test_a_broken_page_would_be_noticed(started, tmp_path):
+def test_a_broken_page_would_be_noticed(chromium, tmp_path):
     """The browser does report what the test above excludes."""
     file = tmp_path / "broken.html"
     file.write_text("<img src='none.png'><script>console.error('x'); undefined.y</script>")
-    started.open(file)
-    seen = {one["method"] for one in started.events}
+    chromium.open(file)
+    seen = {one["method"] for one in chromium.events}
     assert {"Runtime.consoleAPICalled", "Runtime.exceptionThrown"} <= seen
-    assert any("none.png" in str(one) for one in started.events)
+    assert any("none.png" in str(one) for one in chromium.events)
 
 
 def test_links_within_the_page_lead_to_their_sections(browser):
@@ -177,9 +163,9 @@ def test_in_print_all_text_is_black_on_white(browser):
     assert printed.startswith(b"%PDF") and len(printed) > 20_000
 
 
-def test_twenty_runs_open_in_a_second(started, runs, tmp_path):
+def test_twenty_runs_open_in_a_second(chromium, runs, tmp_path):
     file = tmp_path / "twenty.html"
     file.write_text(report(([*runs] * 7)[:20]), encoding="utf-8")
     assert file.stat().st_size < 2_000_000
-    started.show()
-    assert min(started.open(file) for _ in range(3)) < 1
+    chromium.show()
+    assert min(chromium.open(file) for _ in range(3)) < 1

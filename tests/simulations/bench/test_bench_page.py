@@ -11,7 +11,7 @@ from simulations.bench.cell import GAP, PROBE
 from simulations.bench.declaration import BenchCell, bench
 from simulations.bench.page.page import rendered
 from simulations.bench.results import NUMBERS, results
-from tests.fedrec.report.browser import CONTRAST, OUTSIDE, Browser, executable
+from tests.fedrec.report.browser import CONTRAST, OUTSIDE, executable
 
 PATH = executable()
 DONE = [
@@ -77,25 +77,11 @@ needs_browser = pytest.mark.skipif(PATH is None, reason="no Chromium is installe
 SHOWN = "[...document.querySelectorAll('tbody')].filter(e => e.checkVisibility()).length"
 
 
-@pytest.fixture(scope="module")
-def started():
-    browser = Browser(PATH)
-    yield browser
-    browser.close()
-
-
-@pytest.fixture
-def browser(started, page):
-    started.show()
-    started.open(page)
-    return started
-
-
 @needs_browser
-def test_it_opens_in_under_a_second_and_asks_for_nothing(started, page):
-    started.show()
-    assert min(started.open(page) for _ in range(3)) < 1
-    assert started.requests() == [page.as_uri()] and started.complaints() == []
+def test_it_opens_in_under_a_second_and_asks_for_nothing(chromium, page):
+    chromium.show()
+    assert min(chromium.open(page) for _ in range(3)) < 1
+    assert chromium.requests() == [page.as_uri()] and chromium.complaints() == []
 
 
 @needs_browser
