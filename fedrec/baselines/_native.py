@@ -49,9 +49,6 @@ def over_rows(
         bounds: ascending, `int64 [threads + 1]`, rows between the parts.
         found: `[rows, ...]`.
     """
-    if len(bounds) == 2:  # starting a thread takes as long as a small part
-        function(*given, *bounds.tolist(), found)
-        return found
     function(*given, 0, 0, found)  # compiled by one thread
     with ThreadPoolExecutor(len(bounds) - 1) as pool:
         list(pool.map(lambda part: function(*given, *part, found), pairwise(bounds.tolist())))

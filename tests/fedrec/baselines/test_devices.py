@@ -28,7 +28,7 @@ SYSTEMS = {
     "mf": {"epochs": 2},
     "vae": {"epochs": 3},
     "ae": {"epochs": 3},
-    "lightgcn": {"epochs": 3, **FOLD_IN},
+    "lightgcn": {"epochs": 3, "precision": "bfloat16", **FOLD_IN},
     "privrec": {"rounds": 2, "users": 4, "epochs": 2},
     "dp-gram": {"items": 20},
     "dp-gram, ease": {"model": "ease", "items": 20},

@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.neural import lightgcn
 from fedrec.baselines.neural.lightgcn import Graph, Lightgcn, LightgcnConfig
 from fedrec.baselines.triples import Triples
 from fedrec.errors import DataError
@@ -59,21 +58,32 @@ def test_propagation_is_that_of_pytorch_geometric(liked):
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
-def test_some_places_have_what_all_have(liked):
+def test_rows_of_half_the_size_differ_by_their_rounding(liked):
+    """bfloat16 has 8 bits: each of three layers rounds once by 2^-9 of what it has, the rows
+    before it another time."""
     rows = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
-    graph, places = Graph(liked.csr()), torch.tensor([[3, 129], [80, 3]])
+    operator = dense(liked, 3)
+    found = Graph(liked.csr(), torch.bfloat16).average(rows, 3)
+    difference = (found.double() - operator @ rows.double()).abs()
+    assert found.dtype == torch.float32
+    assert 0 < difference.max() < 4 * 2**-8 * (operator @ rows.double().abs()).max()
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_some_places_have_what_all_have(precision, liked):
+    rows = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
+    graph, places = Graph(liked.csr(), precision), torch.tensor([[3, 129], [80, 3]])
     found = torch.stack(graph.average_at(places, rows, 3))
     torch.testing.assert_close(found, graph.average(rows, 3)[places])
 
 
-def test_threads_share_the_rows(liked, monkeypatch):
-    rows = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(lightgcn, "_EDGES", 1)
-    found = []
-    for threads in (1, 3):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        found.append(Graph(liked.csr()).propagate(rows))
-    assert torch.equal(*found)
+def test_half_the_size_finds_the_same(taste):
+    whole, half = (
+        fitted(taste, epochs=30, precision=precision).scores(taste)
+        for precision in ("float32", "bfloat16")
+    )
+    assert not torch.equal(whole, half)
+    assert torch.corrcoef(torch.stack([whole.flatten(), half.flatten()]))[0, 1] > 0.99
 
 
 def test_steps_shrink_to_the_final_rate(taste):
