@@ -105,7 +105,7 @@ class SequenceLoop:
             own = torch.from_numpy(items)
             width = len(own) - drawn - 1
             generator = torch.Generator().manual_seed(int(seed))
-            kept = self.step.model.keep(generator, (1, 1, width))
+            kept = self.step.model.keep([generator], 1, width)
             sequence = own[drawn:size]
             count = len(sequence) - 1
             masks = [torch.ones(1)] * self.step.model.dropped

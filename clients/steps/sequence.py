@@ -26,7 +26,7 @@ from fedrec.cohort.block import Block
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.data.client_data import ClientData
 from fedrec.data.negatives import draw_negatives
-from fedrec.models.sequential.base import SequenceModel, padded_width
+from fedrec.models.sequential.base import ITEMS, SequenceModel, padded_width
 
 
 class SequenceStepConfig(GradientConfig, PrivateParameters):
@@ -122,26 +122,18 @@ class SequenceObjective:
         if len(own) != active:
             raise TypeError("Expected SequenceBatches.")
         drawn = own[0].drawn
-        rows = block.items[step, :active]
-        if own[0].catalogue is None:
-            rows = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+        rows = block.items[step, :active, None]
         counts = (block.sizes[step, :active] - drawn - 1)[:, None]
-        total = self.model.sequence_loss(
-            parameters,
-            rows[:, None, drawn:],
-            counts,
-            rows[:, None, :drawn],
-            self._kept(own, step, rows),
-        )
+        kept = self._kept(own, step, rows)
+        if own[0].catalogue is None:
+            table = parameters[ITEMS][:, None]  # in the order of the items of a step
+            total = self.model.drawn_loss(parameters, table, drawn, counts, kept)
+        else:
+            total = self.model.sequence_loss(parameters, rows, counts, rows[..., :0], kept)
         return total / counts[:, 0]
 
     def _kept(self, own: list[SequenceBatches], step: int, rows: Tensor) -> Tensor | None:
         """What dropout multiplies by, `[dropped, C, 1, W, d]`, of each client from its own seed."""
-        places = (1, 1, rows.shape[1] - own[0].drawn - 1)
-        parts = []
-        for one in own:
-            kept = self.model.keep(torch.Generator().manual_seed(int(one.seeds[step])), places)
-            if kept is None:
-                return None
-            parts.append(kept)
-        return torch.cat(parts, 1).to(rows.device)
+        generators = [torch.Generator().manual_seed(int(one.seeds[step])) for one in own]
+        kept = self.model.keep(generators, 1, rows.shape[-1] - own[0].drawn - 1)
+        return None if kept is None else kept.to(rows.device)

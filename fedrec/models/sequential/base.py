@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -38,7 +39,8 @@ from fedrec.nn.layers import gather_rows
 
 ITEMS = "item.id"
 """Name of the item embeddings."""
-_INIT_STD = 0.02  # of the embeddings; they are scaled by the root of their width
+INIT_STD = 0.02
+"""Standard deviation of initial embeddings, which are then scaled by the root of their width."""
 _WIDTH_STEP = 32  # sequences are padded to a multiple, so that many are of one width
 
 
@@ -116,7 +118,7 @@ class SequenceModel(HistoryModel):
     def initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings."""
         shape = self.schema.num_items, self.config.width
-        return {ITEMS: torch.randn(*shape, generator=generator) * _INIT_STD}
+        return {ITEMS: torch.randn(*shape, generator=generator) * INIT_STD}
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue as the next item, `[C, B, items]`, from sequences `int64
@@ -134,7 +136,7 @@ class SequenceModel(HistoryModel):
         """Hidden states `[C, B, W, d]` of sequences by rows of the embeddings, `int64 [C, B, W]`,
         of which the first `counts`, `int64 [C, B]`, are real; `kept` as in `encode`."""
         embedded = gather_rows(parameters[ITEMS], rows.clamp(min=0))
-        return self.encode(parameters, embedded * math.sqrt(self.config.width), counts, kept)
+        return self._states(parameters, embedded, counts, kept)
 
     def sequence_loss(
         self,
@@ -154,20 +156,34 @@ class SequenceModel(HistoryModel):
             negatives: `int64 [C, B, drawn(W)]`, rows of drawn items.
             kept: see `encode`.
         """
-        states = self.states(parameters, rows[..., :-1], counts, kept)
-        real = torch.arange(states.shape[2], device=rows.device) < counts[..., None]
+        rows = rows.clamp(min=0)
         table = parameters[ITEMS]
-        targets = rows[..., 1:].clamp(min=0)
         if self.config.loss == "softmax":
-            return _softmax_loss(states, table, targets, real)
-        wanted = (states * gather_rows(table, targets)).sum(-1)
+            states = self.states(parameters, rows[..., :-1], counts, kept)
+            return _softmax_loss(states, table, rows[..., 1:], _real(states, counts))
+        embedded = gather_rows(table, torch.cat([negatives, rows], -1))
+        return self.drawn_loss(parameters, embedded, negatives.shape[-1], counts, kept)
+
+    def drawn_loss(
+        self,
+        parameters: Parameters,
+        embedded: Tensor,
+        drawn: int,
+        counts: Tensor,
+        kept: Tensor | None = None,
+    ) -> Tensor:
+        """The same for losses with drawn items, from the embeddings `[C, B, drawn + W + 1, d]` of
+        these and then of the sequence."""
+        others, own = embedded.split((drawn, embedded.shape[2] - drawn), 2)
+        states = self._states(parameters, own[:, :, :-1], counts, kept)
+        wanted = (states * own[:, :, 1:]).sum(-1)
+        real = _real(states, counts)
         if self.config.loss == "binary":
-            others = gather_rows(table, negatives.unflatten(2, (states.shape[2], -1)))
+            others = others.unflatten(2, (states.shape[2], -1))
             refused = F.softplus((others * states.unsqueeze(3)).sum(-1)).mean(-1)
             return ((F.softplus(-wanted) + refused) * real).sum((1, 2))
-        others = states @ gather_rows(table, negatives).mT
-        scale = math.log((self.schema.num_items - 1) / negatives.shape[2])
-        total = torch.logaddexp(wanted, others.logsumexp(3) + scale)
+        scale = math.log((self.schema.num_items - 1) / drawn)
+        total = torch.logaddexp(wanted, (states @ others.mT).logsumexp(3) + scale)
         return ((total - wanted) * real).sum((1, 2))
 
     def training_loss(
@@ -181,17 +197,26 @@ class SequenceModel(HistoryModel):
             found.append(self._mean_loss(own, sequences, generator))
         return torch.stack(found)[:, None].expand(histories.shape[:2])
 
-    def keep(self, generator: torch.Generator, places: tuple[int, ...]) -> Tensor | None:
-        """What dropout multiplies numbers of sequences `[*places, d]` by, `[dropped, *places, d]`;
-        None without dropout."""
+    def keep(
+        self, generators: Sequence[torch.Generator], sequences: int, places: int
+    ) -> Tensor | None:
+        """What dropout multiplies numbers by, `[dropped, C, B, W, d]`: from each of C generators,
+        of so many sequences B and places W; None without dropout."""
         hidden = round(self.config.dropout * 256)
         if not hidden:
             return None
-        shape = (self.dropped, *places, self.config.width)
-        drawn = torch.empty(-(-math.prod(shape) // 8), dtype=torch.int64)
-        drawn.random_(-(2**63), None, generator=generator)
-        numbers = drawn.view(torch.uint8)[: math.prod(shape)].view(shape)
-        return (numbers >= hidden) * (256 / (256 - hidden))
+        shape = (self.dropped, sequences, places, self.config.width)
+        size = math.prod(shape)
+        drawn = torch.empty(len(generators), -(-size // 8), dtype=torch.int64)
+        for own, generator in zip(drawn, generators, strict=True):
+            own.random_(-(2**63), None, generator=generator)
+        numbers = drawn.view(torch.uint8)[:, :size].view(len(generators), *shape)
+        return (numbers.transpose(0, 1) >= hidden) * (256 / (256 - hidden))
+
+    def _states(
+        self, parameters: Parameters, embedded: Tensor, counts: Tensor, kept: Tensor | None
+    ) -> Tensor:
+        return self.encode(parameters, embedded * math.sqrt(self.config.width), counts, kept)
 
     def _mean_loss(
         self, parameters: Parameters, sequences: Tensor, generator: torch.Generator
@@ -205,7 +230,7 @@ class SequenceModel(HistoryModel):
             some = torch.from_numpy(widths == width).to(sequences.device)
             rows = sequences[some, : width + 1]
             drawn = self._negatives(rows, generator)[None].to(rows.device)
-            kept = self.keep(generator, (1, len(rows), width))
+            kept = self.keep([generator], len(rows), width)
             kept = None if kept is None else kept.to(rows.device)
             total = total + self.sequence_loss(
                 parameters, rows[None], counts[some][None], drawn, kept
@@ -226,6 +251,11 @@ class SequenceModel(HistoryModel):
 def padded_width(places: np.ndarray, longest: int) -> np.ndarray:
     """The width of the rectangle for sequences of so many places, `int64 [...]`; 0 without any."""
     return np.minimum(-(-places // _WIDTH_STEP) * _WIDTH_STEP, longest).clip(min=0)
+
+
+def _real(states: Tensor, counts: Tensor) -> Tensor:
+    """Which of the places of states `[C, B, W, d]` are real, `bool [C, B, W]`."""
+    return torch.arange(states.shape[2], device=states.device) < counts[..., None]
 
 
 def _softmax_loss(states: Tensor, table: Tensor, targets: Tensor, real: Tensor) -> Tensor:

@@ -17,9 +17,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedrec.models.base import INIT_STD, Parameters
-from fedrec.models.sequential.base import SequenceConfig, SequenceModel
-from fedrec.nn.initial import uniform
+from fedrec.models.base import Parameters
+from fedrec.models.sequential.base import INIT_STD, SequenceConfig, SequenceModel
 from fedrec.nn.layers import affine, attended, gather_rows, normalised
 
 
@@ -51,15 +50,18 @@ class SasRec(SequenceModel):
         return 1 + 2 * self.config.blocks
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Normal embeddings, Glorot-uniform weights `[in, out]`, zero biases, norms of 1."""
+        """Normal embeddings and weights `[in, out]`, zero biases, norms of 1.
+
+        Weights are so small that a first state is nearly the embedding of the last item: with
+        Glorot's what blocks add hides it, and training takes longer.
+        """
         width = self.config.width
-        places = torch.randn(self.config.longest, width, generator=generator) * INIT_STD
-        drawn = self.initial_items(generator) | {"place": places}
+        drawn = self.initial_items(generator)
+        drawn["place"] = INIT_STD * torch.randn(self.config.longest, width, generator=generator)
         for block in range(self.config.blocks):
             for name, out in (("attention", 3), ("output", 1), ("inner", 1), ("outer", 1)):
-                bound = (3 / width) ** 0.5  # of Glorot, for each square part
-                weight = uniform(width, out * width, bound, generator)
-                drawn[f"block{block}.{name}.weight"] = weight
+                weight = torch.randn(width, out * width, generator=generator)
+                drawn[f"block{block}.{name}.weight"] = INIT_STD * weight
                 drawn[f"block{block}.{name}.bias"] = torch.zeros(out * width)
         for norm in self._norms:
             drawn[f"{norm}.weight"] = torch.ones(width)

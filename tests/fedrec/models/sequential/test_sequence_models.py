@@ -203,11 +203,11 @@ def test_items_of_a_sequence_are_never_drawn(loss):
 
 def test_dropout_hides_a_share_and_keeps_the_mean():
     model = made(*KINDS[0], dropout=0.25, width=64)
-    kept = model.keep(torch.Generator().manual_seed(0), (1, 20, 30))
+    kept = model.keep([torch.Generator().manual_seed(0)], 20, 30)
     assert kept.shape == (5, 1, 20, 30, 64)
     assert kept.unique().tolist() == pytest.approx([0.0, 4 / 3])
     assert float(kept.mean()) == pytest.approx(1.0, abs=0.01)
-    assert made(*KINDS[0], dropout=0.0).keep(torch.Generator(), (1, 1, 1)) is None
+    assert made(*KINDS[0], dropout=0.0).keep([torch.Generator()], 1, 1) is None
 
 
 @both
