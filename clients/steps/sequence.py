@@ -26,7 +26,7 @@ from fedrec.cohort.block import Block
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.data.client_data import ClientData
 from fedrec.data.negatives import draw_negatives
-from fedrec.models.sequential.base import ITEMS, SequenceModel, padded_width
+from fedrec.models.sequential.base import SequenceModel, padded_width
 
 
 class SequenceStepConfig(GradientConfig, PrivateParameters):
@@ -122,18 +122,20 @@ class SequenceObjective:
         if len(own) != active:
             raise TypeError("Expected SequenceBatches.")
         drawn = own[0].drawn
-        rows = block.items[step, :active, None]
+        items = block.items[step, :active]
         counts = (block.sizes[step, :active] - drawn - 1)[:, None]
-        kept = self._kept(own, step, rows)
+        kept = self._kept(own, step, items)
         if own[0].catalogue is None:
-            table = parameters[ITEMS][:, None]  # in the order of the items of a step
-            total = self.model.drawn_loss(parameters, table, drawn, counts, kept)
+            embedded = self.model.embeddings(parameters, items)[:, None]
+            total = self.model.drawn_loss(parameters, embedded, drawn, counts, kept)
         else:
-            total = self.model.sequence_loss(parameters, rows, counts, rows[..., :0], kept)
+            sequences = items[:, None]
+            none = sequences[..., :0]
+            total = self.model.sequence_loss(parameters, sequences, counts, none, kept)
         return total / counts[:, 0]
 
-    def _kept(self, own: list[SequenceBatches], step: int, rows: Tensor) -> Tensor | None:
+    def _kept(self, own: list[SequenceBatches], step: int, items: Tensor) -> Tensor | None:
         """What dropout multiplies by, `[dropped, C, 1, W, d]`, of each client from its own seed."""
         generators = [torch.Generator().manual_seed(int(one.seeds[step])) for one in own]
-        kept = self.model.keep(generators, 1, rows.shape[-1] - own[0].drawn - 1)
-        return None if kept is None else kept.to(rows.device)
+        kept = self.model.keep(generators, 1, items.shape[-1] - own[0].drawn - 1)
+        return None if kept is None else kept.to(items.device)

@@ -31,12 +31,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config, Width
-from fedrec.data.features import Feature, FeatureNames, FeatureTable, Vectors
+from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
 from fedrec.nn.declaration import Activation, ItemFeature, KernelModel, Layer
 from fedrec.nn.initial import glorot, kaiming
+from fedrec.nn.item_vectors import ItemVectors
 from fedrec.nn.layers import gather_rows, mixed_rows, perceptron, pooled_rows, row_shares
 
 _FEW_CATEGORIES = (
@@ -83,7 +84,7 @@ class PrivRec(Model):
             # configuration of this model
             self.item_tables = ("item.id", "item.bias")  # type: ignore[misc]
         self._item_features = [_ItemFeature(feature) for feature in schema.item_features.features]
-        self._item_vectors = [_ItemVectors(one) for one in schema.item_features.vectors]
+        self._item_vectors = [ItemVectors(one) for one in schema.item_features.vectors]
         self._user_tables = [f"user.{name}" for name, _ in schema.user_features]
         layers = range(len(config.hidden) + 1)
         self._weights, self._biases = (
@@ -254,18 +255,3 @@ class _ItemFeature:
         if self._few:
             return tuple(map(torch.from_numpy, self._feature.distinct_shares()))
         return (torch.from_numpy(self._feature.padded()),)
-
-
-class _ItemVectors:
-    """A linear projection of public dense vectors of the items, in place of a mean embedding."""
-
-    def __init__(self, vectors: Vectors) -> None:
-        self.name = f"item.{vectors.name}"
-        self.width = vectors.values.shape[1]
-        self._values = torch.from_numpy(vectors.standardised())
-
-    def rows(self, parameters: Parameters, items: Tensor) -> Tensor:
-        """Projections of items `int64 [C, B]` by its table `[C, width, d]`, `[C, B, d]`."""
-        if self._values.device != items.device:
-            self._values = self._values.to(items.device)
-        return self._values[items] @ parameters[self.name]

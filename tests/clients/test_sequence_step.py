@@ -78,6 +78,32 @@ def test_a_client_does_the_same_in_a_block_and_alone(node, model, loss):
         assert np.any(total)
 
 
+def test_with_vectors_a_block_trains_what_a_client_alone_does(node, tmp_path):
+    """Alone, drawn items and sequence are rows of the whole table with all projections."""
+    items = node().model.schema.num_items
+    np.save(tmp_path / "cover.npy", np.random.default_rng(0).normal(size=(items, 3)))
+    (tmp_path / "cover.txt").write_text("\n".join(str(item) for item in range(1, items + 1)))
+    made = node(
+        f"dataset.item-vectors=['{tmp_path / 'cover.npy'}']",
+        "model.loss=sampled-softmax",
+        "model.dropout=0.0",
+    )
+    parameters = made.initial()
+    step = SequenceStep(SequenceStepConfig(learning_rate=0.5), made.model, made.device)
+    update = update_of(step, parameters, made.population.client(3), stream(0, "x"))
+    batches = step.batches(made.population.client(3), stream(0, "x"))
+    rows = torch.from_numpy(batches.items)[None]
+    counts = torch.tensor([[batches.examples]])
+    leaves = {name: value[None].clone().requires_grad_() for name, value in parameters.items()}
+    drawn = rows[..., : batches.drawn]
+    loss = made.model.sequence_loss(leaves, rows[..., batches.drawn :], counts, drawn)
+    names = ["item.id", "item.cover"]
+    found = torch.autograd.grad(loss.sum() / batches.examples, [leaves[name] for name in names])
+    for name, gradient in zip(names, found, strict=True):
+        assert gradient.any()
+        torch.testing.assert_close(update.delta[name], -0.5 * gradient[0], rtol=1e-4, atol=1e-6)
+
+
 def test_a_client_without_a_next_item_trains_nothing(node):
     made = node()
     data = made.population.client(3)

@@ -4,7 +4,9 @@ sequence, and the loss of the item that comes next.
 
 With x_1 .. x_n the items of a user from the earliest to the latest, the hidden state h_t depends
 on x_1 .. x_t, and the score of item j as x_{t+1} is h_t . e_j, with the same embeddings e at both
-ends. A user has no parameters, and so all of them are shared.
+ends. A user has no parameters, and so all of them are shared. If items have dense vectors v (of
+texts or images), e_j is an embedding of j plus v_j P with a matrix P of its own, from which items
+that nobody had in training are ranked, too.
 
 Losses of a place t, which are averaged over the places of a batch:
 
@@ -31,10 +33,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.config import Config, Width
+from fedrec.data.features import FeatureNames
 from fedrec.data.negatives import draw_negatives
 from fedrec.data.schema import Schema
 from fedrec.models.base import HistoryModel, Parameters
 from fedrec.nn.catalogue_softmax import catalogue_cross_entropy
+from fedrec.nn.item_vectors import ItemVectors
 from fedrec.nn.layers import gather_rows
 
 ITEMS = "item.id"
@@ -78,6 +82,12 @@ class SequenceModel(HistoryModel):
     def __init__(self, config: SequenceConfig, schema: Schema) -> None:
         super().__init__(config, schema)
         self.refuse_ratings()
+        self._vectors = [ItemVectors(one) for one in schema.item_features.vectors]
+
+    @classmethod
+    def features_used(cls, config: SequenceConfig, known: FeatureNames) -> FeatureNames:
+        """Dense vectors of the items."""
+        return FeatureNames(item_vectors=known.item_vectors)
 
     @property
     @abstractmethod
@@ -116,9 +126,20 @@ class SequenceModel(HistoryModel):
         return self.draws * (places if self.config.loss == "binary" else 1)
 
     def initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Normal embeddings."""
-        shape = self.schema.num_items, self.config.width
-        return {ITEMS: torch.randn(*shape, generator=generator) * INIT_STD}
+        """Normal embeddings, and matrices of the items' vectors."""
+        rows = {ITEMS: self.schema.num_items} | {one.name: one.width for one in self._vectors}
+        width = self.config.width
+        return {n: torch.randn(r, width, generator=generator) * INIT_STD for n, r in rows.items()}
+
+    def embeddings(self, parameters: Parameters, items: Tensor | None = None) -> Tensor:
+        """Embeddings e `[C, N, d]` of items `int64 [C, N]`, whose rows the parameters hold in this
+        order; None: of the whole catalogue."""
+        found = parameters[ITEMS]
+        if items is None:
+            items = torch.arange(found.shape[1], device=found.device).expand(len(found), -1)
+        for vectors in self._vectors:
+            found = found + vectors.rows(parameters, items)
+        return found
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue as the next item, `[C, B, items]`, from sequences `int64
@@ -128,20 +149,20 @@ class SequenceModel(HistoryModel):
         states = self.states(parameters, histories[..., :width], counts)
         last = (counts - 1).clamp(min=0)[..., None, None].expand(-1, -1, 1, states.shape[-1])
         final = states.gather(2, last)[:, :, 0] * (counts > 0)[..., None]
-        return final @ parameters[ITEMS].mT
+        return final @ self.embeddings(parameters).mT
 
     def states(
-        self, parameters: Parameters, rows: Tensor, counts: Tensor, kept: Tensor | None = None
+        self, parameters: Parameters, items: Tensor, counts: Tensor, kept: Tensor | None = None
     ) -> Tensor:
-        """Hidden states `[C, B, W, d]` of sequences by rows of the embeddings, `int64 [C, B, W]`,
-        of which the first `counts`, `int64 [C, B]`, are real; `kept` as in `encode`."""
-        embedded = gather_rows(parameters[ITEMS], rows.clamp(min=0))
+        """Hidden states `[C, B, W, d]` of sequences `int64 [C, B, W]`, of whose items the first
+        `counts`, `int64 [C, B]`, are real; `kept` as in `encode`."""
+        embedded = gather_rows(self.embeddings(parameters), items.clamp(min=0))
         return self._states(parameters, embedded, counts, kept)
 
     def sequence_loss(
         self,
         parameters: Parameters,
-        rows: Tensor,
+        items: Tensor,
         counts: Tensor,
         negatives: Tensor,
         kept: Tensor | None = None,
@@ -149,20 +170,18 @@ class SequenceModel(HistoryModel):
         """Sum of the losses of all places of each slice's sequences, `[C]`.
 
         Args:
-            parameters: each `[C, ...]`; of the embeddings, with the loss `softmax`, those of the
-                whole catalogue.
-            rows: `int64 [C, B, W + 1]`, rows of the embeddings of sequences; any after the last.
+            parameters: each `[C, ...]`.
+            items: `int64 [C, B, W + 1]`, sequences; any after the last.
             counts: `int64 [C, B]`, number of items that have a next one.
-            negatives: `int64 [C, B, drawn(W)]`, rows of drawn items.
+            negatives: `int64 [C, B, drawn(W)]`, drawn items.
             kept: see `encode`.
         """
-        rows = rows.clamp(min=0)
-        table = parameters[ITEMS]
-        if self.config.loss == "softmax":
-            states = self.states(parameters, rows[..., :-1], counts, kept)
-            return _softmax_loss(states, table, rows[..., 1:], _real(states, counts))
-        embedded = gather_rows(table, torch.cat([negatives, rows], -1))
-        return self.drawn_loss(parameters, embedded, negatives.shape[-1], counts, kept)
+        table = self.embeddings(parameters)
+        embedded = gather_rows(table, torch.cat([negatives, items.clamp(min=0)], -1))
+        if self.config.loss != "softmax":
+            return self.drawn_loss(parameters, embedded, negatives.shape[-1], counts, kept)
+        states = self._states(parameters, embedded[:, :, :-1], counts, kept)
+        return _softmax_loss(states, table, items[..., 1:].clamp(min=0), _real(states, counts))
 
     def drawn_loss(
         self,

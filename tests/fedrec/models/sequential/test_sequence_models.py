@@ -3,12 +3,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedrec.data.features import FeatureTable
+from fedrec.data.features import FeatureTable, Vectors
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.sequential.gru4rec import Gru4Rec, Gru4RecConfig
@@ -26,8 +27,8 @@ KINDS = [
 both = pytest.mark.parametrize(("kind", "config"), KINDS, ids=["sasrec", "gru4rec"])
 
 
-def made(kind, config, **settings):
-    schema = Schema(ITEMS, FeatureTable(ITEMS, ()), (), "ranking")
+def made(kind, config, vectors=(), **settings):
+    schema = Schema(ITEMS, FeatureTable(ITEMS, (), vectors=vectors), (), "ranking")
     return kind(config.model_copy(update=settings), schema)
 
 
@@ -243,6 +244,35 @@ def test_the_cross_entropy_and_its_gradient_are_those_of_pytorch(monkeypatch):
     )
     for mine, theirs in pairs:
         torch.testing.assert_close(mine, theirs)
+
+
+@both
+@pytest.mark.parametrize("loss", ["softmax", "sampled-softmax", "binary"])
+def test_vectors_add_their_projection_to_the_embeddings_at_both_ends(kind, config, loss):
+    """Scores and losses are those of embeddings to which the projections were added by hand; item 4
+    has no vector, so the mean, which is 0."""
+    values = np.random.default_rng(0).normal(size=(ITEMS, 3)).astype(np.float32)
+    known = np.arange(ITEMS) != 4
+    values[4] = 0.0
+    settings = {"dropout": 0.0, "loss": loss, "negatives": 2}
+    model = made(kind, config, (Vectors("cover", values, known),), **settings)
+    plain = made(kind, config, **settings)
+    parameters = {name: value.float() for name, value in parameters_of(model).items()}
+    centred = values - values[known].mean(0) * known[:, None]
+    centred /= np.sqrt((centred[known] ** 2).sum(1).mean())
+    sums = parameters["item.id"] + torch.from_numpy(centred) @ parameters["item.cover"]
+    assert parameters["item.cover"].shape == (1, 3, WIDTH)
+    by_hand = {n: v for n, v in parameters.items() if n != "item.cover"} | {"item.id": sums}
+    torch.testing.assert_close(
+        model.history_scores(parameters, SEQUENCES[None]),
+        plain.history_scores(by_hand, SEQUENCES[None]),
+    )
+    counts = torch.tensor([[3, 1, 0]])
+    drawn = torch.arange(3 * model.drawn(3)).view(1, 3, -1) % ITEMS
+    torch.testing.assert_close(
+        model.sequence_loss(parameters, SEQUENCES[None], counts, drawn),
+        plain.sequence_loss(by_hand, SEQUENCES[None], counts, drawn),
+    )
 
 
 @both
