@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help demo docs test slow-test test-all deploy-test container-test cluster-test lint bench bench-simulators bench-experiments bench-costs benchmark-venvs constraints release clean
+.PHONY: help demo docs test slow-test test-all deploy-test container-test cluster-test lint bench bench-simulators bench-experiments bench-costs gpu-check benchmark-venvs constraints release clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is to make
@@ -57,6 +57,9 @@ bench-simulators: $(VENV)/.installed-test benchmark-venvs  ## fedrec beside othe
 
 bench-experiments: $(VENV)/.installed-test  ## Every shipped experiment beside a plain PyTorch loop
 	$(BIN)/python benchmarks/experiments.py
+
+gpu-check: $(VENV)/.installed-test  ## What a GPU changes: tests, steps, large cohorts; at most ten minutes, on a stand-in where there is none
+	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 MILLION := --set dataset.users=1000000 --set dataset.items=100000 --set dataset.mean-interactions=20 \
 	--set 'evaluation.baselines=[]' --set evaluation.every=0 --set evaluation.final-users=50 --set rounds=40

@@ -8,9 +8,11 @@ everything in evaluation but fine-tuning.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fedrec.errors import EngineError
 from fedrec.experiment.tables import Precision
@@ -45,9 +47,18 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
     return device
 
 
+def on_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array `[...]` as a tensor on a device; a copy to a GPU is queued behind its work, which
+    the processor does not wait for."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Context in which matrix products of local training use the given precision."""
+    if precision == "float32":
+        return nullcontext()
     # No caching: parameters change in place, and their cached bfloat16 copies would be outdated.
-    return torch.autocast(
-        device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
-    )
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)

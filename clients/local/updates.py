@@ -27,7 +27,7 @@ class Updates(Outcome):
         block: the clients.
         changes: `[C, ...]` per parameter, each client's update; of compact tables that of the
             touched rows, `[C, R, d]`.
-        last_losses: mean loss of each client; NaN if it reports none.
+        last_losses: `[C]`, mean loss of each client; NaN if it reports none.
         own: what the clients started from instead of the global parameters, `[C, ...]` each.
         item_tables: names of the parameters that are compact.
     """
@@ -35,7 +35,7 @@ class Updates(Outcome):
     start: Mapping[str, Tensor]
     block: Block
     changes: dict[str, Tensor]
-    last_losses: Sequence[float]
+    last_losses: Sequence[float] | Tensor
     own: Mapping[str, Tensor] = field(default_factory=dict)
     item_tables: tuple[str, ...] = ()
 

@@ -98,8 +98,9 @@ class DpVae(HistoryStep, OwnNoiseStep):
         changes = self._noise(parameters, block, bounds, norms, real)
         weights = torch.where(usable, factors, 0.0) / counts
         rates = torch.tensor([self.rate(member.client) for member in block.histories_of])
+        scale = (-self.config.epochs * rates).to(weights)[:, None]
         for name, (inputs, weighted) in gradients.weighted(weights).items():
-            moved = -self.config.epochs * rates.to(weighted)[:, None] * weighted
+            moved = scale * weighted
             changes[f"{name}.weight"].addcmul_(inputs[:, :, None], moved[:, None, :])
             changes[f"{name}.bias"].add_(moved)
         changes = {name: change.float() for name, change in changes.items()}
@@ -129,9 +130,9 @@ class DpVae(HistoryStep, OwnNoiseStep):
         flat = new(len(block), sum(sizes), dtype=self.noise_dtype)
         bound_shape = {name: v for name, v in parameters.items() if name == BOUND}
         found = {name: v.new_zeros(len(block), *v.shape) for name, v in bound_shape.items()}
-        for place, member in enumerate(block.histories_of if self.config.epochs else ()):
+        members = zip(block.histories_of, bounds.tolist(), strict=True)
+        for place, (member, bound) in enumerate(members if self.config.epochs else ()):
             normal = self.normal(member.random)
-            bound = float(bounds[place])
             normal(flat[place]).mul_(self.noise_std(member.client, bound))
             if self.config.quantile is not None:
                 before = norms[: int(real[place].sum()), place]

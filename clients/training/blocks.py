@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,9 +96,20 @@ class _NodeTraining:
         sizes, tables = self._sizes()
         if any(isinstance(batch, OwnData) for batch in batches):
             tables = []  # such steps return whole tables
-        for places in self.node.blocks(batches, sizes, tables, self.path):
-            chosen = [data[place] for place in places]
-            yield places, self._trained(chosen, [batches[place] for place in places])
+        made = (
+            (places, self._built([data[p] for p in places], [batches[p] for p in places]))
+            for places in self.node.blocks(batches, sizes, tables, self.path)
+        )
+        coming = next(made, None)
+        while coming is not None:
+            places, block = coming
+            trained = self._trained([data[place] for place in places], block)
+            if self.node.device.type == "cpu":
+                yield places, trained
+                coming = next(made, None)
+            else:  # the next block is built while the device trains this one
+                coming = next(made, None)
+                yield places, trained
 
     def _sizes(self) -> tuple[dict[str, Tensor], list[str]]:
         """One client's parameters, and the item tables among them."""
@@ -129,30 +141,38 @@ class _NodeTraining:
         untouched.refuse(step, self._doing(clients.tolist()))
         return found
 
-    def _trained(self, data: list[ClientData], batches: list[Batches]) -> Outcome:
-        """A block of clients, whose failure names one of them."""
-        clients = [own.client for own in data]
-        untouched = Versions(self.parameters)
-        try:
+    def _built(self, data: list[ClientData], batches: list[Batches]) -> Block:
+        """A block of clients."""
+        with self._naming_one_of(data):
             block = self.step.block([own.features for own in data], batches, self.node.device)
             if self.path == "reference" and self.step.whole_tables and self.given is None:
-                block = block.on_whole_tables(self.node.model.schema.num_items)
+                return block.on_whole_tables(self.node.model.schema.num_items)
+            return block
+
+    def _trained(self, data: list[ClientData], block: Block) -> Outcome:
+        """The clients of a block, trained."""
+        clients = [own.client for own in data]
+        untouched = Versions(self.parameters)
+        with self._naming_one_of(data), self.node.products():
             own = self._own(block, np.array(clients))
             kernel = self.path == "kernel"
             train = self.step.train_in_kernel if kernel else self.step.train_block
-            with self.node.products():
-                trained = (
-                    train(self.parameters, block, own) if own else train(self.parameters, block)
-                )
-        except FedrecError as error:  # its text is complete except for the client
-            if len(clients) > 1:
-                raise
-            raise error.about(f"client {clients[0]}") from error
-        except Exception as error:
-            raise self._blamed(data, error) from error
+            trained = train(self.parameters, block, own) if own else train(self.parameters, block)
         refuse_wrong_block(self.step, trained, self.parameters, self._doing(clients))
         untouched.refuse(self.step, self._doing(clients))
         return trained
+
+    @contextmanager
+    def _naming_one_of(self, data: list[ClientData]) -> Iterator[None]:
+        """What fails in it names a client."""
+        try:
+            yield
+        except FedrecError as error:  # its text is complete except for the client
+            if len(data) > 1:
+                raise
+            raise error.about(f"client {data[0].client}") from error
+        except Exception as error:
+            raise self._blamed(data, error) from error
 
     def _own(self, block: Block, clients: np.ndarray) -> dict[str, Tensor]:
         """What the clients start from instead of the global parameters, `[C, ...]` each."""
@@ -177,7 +197,7 @@ class _NodeTraining:
             return self._failed(data[0], error)
         for own in data:
             try:
-                self._trained([own], [self._batches(own)])
+                self._trained([own], self._built([own], [self._batches(own)]))
             except FedrecError as found:
                 return found
         return ClientError(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.batches import Batches
+from fedrec.device import on_device
 from fedrec.protocol.client_arrays import ItemRequests
 
 # catalogue size per item; above it, marking the items takes longer than sorting them
@@ -88,11 +89,9 @@ class Block:
         for place, own in enumerate(touched):
             table[place, : len(own)] = own
         rows += (np.arange(len(batches)) * table.shape[1])[:, None]
-        codes = tuple(
-            torch.from_numpy(np.stack(feature)).to(device) for feature in zip(*users, strict=True)
-        )
+        codes = tuple(on_device(np.stack(feature), device) for feature in zip(*users, strict=True))
         items, rows, labels, sizes, table = (
-            torch.from_numpy(array).to(device) for array in (items, rows, labels, sizes, table)
+            on_device(array, device) for array in (items, rows, labels, sizes, table)
         )
         active = tuple(int((steps > step).sum()) for step in range(shape[0]))
         counts = tuple(map(len, touched))
@@ -147,19 +146,22 @@ class Block:
         """`int64 [C]`: the step in which the last epoch of each client begins."""
         return torch.tensor(self.steps) - torch.tensor(self.last_epoch)
 
-    def last_epoch_means(self, losses: Tensor) -> np.ndarray:
+    def last_epoch_means(self, losses: Tensor) -> Tensor:
         """Mean over the steps of each client's last epoch.
 
         Args:
             losses: `[S, C]`.
 
         Returns:
-            `float64 [C]`; NaN for a client without steps.
+            `float64 [C]`, on the device of the losses, so that a GPU is not waited for; NaN for a
+            client without steps.
         """
-        own = zip(losses.double().numpy(force=True).T, self.steps, self.last_epoch, strict=True)
-        return np.array(
-            [one[end - last : end].sum() / last if last else np.nan for one, end, last in own]
-        )
+        step = np.arange(len(losses))[:, None]
+        last = np.array(self.last_epoch, dtype=np.float64)
+        ends = np.array(self.steps, dtype=np.int64)
+        counted = on_device((step >= ends - last) & (step < ends), losses.device)
+        sums = losses.double().where(counted, 0.0).sum(0)
+        return sums / on_device(last, losses.device)  # 0 / 0 is NaN
 
     def __len__(self) -> int:
         return len(self.examples)

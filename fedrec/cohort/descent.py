@@ -89,7 +89,8 @@ def descend(
         losses[step, :active] = cohort.step(objective, step, active)
     means = block.last_epoch_means(losses)
     values = {name: group.value for name, group in {**cohort.dense, **cohort.tables}.items()}
-    return Trained(start, block, values, tuple(item_tables), cohort.untouched.value.view(-1), means)
+    still = torch.ones(len(block)) if sgd.plain else cohort.untouched.value.view(-1)
+    return Trained(start, block, values, tuple(item_tables), still, means)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,16 +23,17 @@ class Outcome(ABC):
             did not change.
         block: the clients.
         last_losses: `[C]`, mean loss of each client over its last epoch; NaN without examples or
-            without a reported loss.
+            without a reported loss. A tensor may be on the device.
     """
 
     start: Mapping[str, Tensor]
     block: Block
-    last_losses: Sequence[float] | np.ndarray
+    last_losses: Sequence[float] | np.ndarray | Tensor
 
     def losses(self) -> list[float]:
         """`last_losses` as a list."""
-        return [float(loss) for loss in self.last_losses]
+        own = self.last_losses
+        return own.tolist() if isinstance(own, np.ndarray | Tensor) else list(map(float, own))
 
     @abstractmethod
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:

@@ -28,7 +28,7 @@ class Trained(Outcome):
         values: `[C, ...]` per parameter; of an item table only the touched rows, `[C, R, d]`.
         item_tables: names of the parameters that are compact.
         untouched: `[C]`, factor between the start and the end of a row that no batch touched; 1
-            without weight decay.
+            without weight decay, and then on the processor.
         last_losses: `float64 [C]`, mean loss over each client's last epoch; NaN without examples.
     """
 
@@ -37,7 +37,7 @@ class Trained(Outcome):
     values: dict[str, Tensor]
     item_tables: tuple[str, ...]
     untouched: Tensor
-    last_losses: np.ndarray
+    last_losses: np.ndarray | Tensor
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
         total = torch.zeros(len(self.block), dtype=torch.float64)
@@ -53,7 +53,10 @@ class Trained(Outcome):
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        counted = shares != 0
+        device = self.block.touched.device
+        # a client of weight 0 must not add NaN; on a GPU, its place is known here
+        counted = (shares != 0).nonzero()[:, 0]
+        clients, weights = (part.to(device) for part in (counted, shares[counted]))
         for name, total in totals.items():
             if name not in self.values:
                 continue
@@ -66,9 +69,9 @@ class Trained(Outcome):
 
                 flat = values.view(len(self.block), -1).numpy()
                 add_dense(total.view(-1).numpy(), start.reshape(-1).numpy(), flat, shares.numpy())
-            else:  # a client of weight 0 must not add NaN
-                moved = values[counted.to(values.device)].double() - start
-                total.add_(torch.tensordot(shares[counted].to(values.device), moved, dims=1))
+            else:
+                moved = values.index_select(0, clients).double() - start
+                total.add_(torch.tensordot(weights, moved, dims=1))
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
         if name not in self.values:

@@ -70,13 +70,16 @@ class Group:
         if isinstance(self.anchor, Tensor) and self.anchor.dim() < self.value.dim():
             self.anchor = self.anchor.expand_as(self.value)
         self.rate = self.sgd.rate(self.name)
-        self._begins = self.block.last_epoch_begins if self.name in self.sgd.late else None
+        late = self.name in self.sgd.late
+        begins = self.block.last_epoch_begins if late else None
+        self._first = 0 if begins is None else int(begins.min())
+        self._begins = None if begins is None else begins.to(self.value.device)
 
     def moves(self, step: int) -> bool:
         """Whether the gradient of this step has an effect for any client."""
         if not self.sgd.plain:
             return True
-        return self.rate > 0 and (self._begins is None or bool((self._begins <= step).any()))
+        return self.rate > 0 and self._first <= step
 
     def rows(self, places: Tensor, active: int) -> Tensor:
         """Rows of a table `[C, R, d]` by their flat places `int64 [active * B]`, `[active, B, d]`,

@@ -147,7 +147,7 @@ class Als(Step):
         else:
             pulls = self.config.weight - (self.config.weight - 1) * solved.fitted
             values["item.right"] = pulls.unsqueeze(-1) * factors.unsqueeze(1) * own_shares
-        untouched = torch.ones(len(block), device=factors.device)
+        untouched = torch.ones(len(block))
         losses = self._losses(solved, parameters, block)
         moments = packed(outer) if MOMENTS in parameters else None
         return SolvedUsers(
@@ -171,9 +171,7 @@ class Als(Step):
         fitted = torch.bmm(rows, factors.unsqueeze(-1)).squeeze(-1)
         return _Solved(factors, fitted, shares)
 
-    def _losses(
-        self, solved: _Solved, parameters: Mapping[str, Tensor], block: Block
-    ) -> np.ndarray:
+    def _losses(self, solved: _Solved, parameters: Mapping[str, Tensor], block: Block) -> Tensor:
         """Mean weighted squared error over the catalogue, `float64 [C]`; NaN for a client that
         likes nothing."""
         factors = solved.factors.double()
@@ -182,7 +180,7 @@ class Als(Step):
         every = ((factors @ parameters["item.gram"].double()) * factors).sum(1)
         liked = (shares * (self.config.weight * (1 - fitted).square() - fitted.square())).sum(1)
         means = (every + liked) / self.model.schema.num_items
-        return torch.where(self._idle(block)[:, 0], math.nan, means).numpy(force=True)
+        return torch.where(self._idle(block)[:, 0], math.nan, means)
 
     def _idle(self, block: Block) -> Tensor:
         """`bool [C, 1]`: who has nothing to solve for."""

@@ -108,7 +108,7 @@ class FedrapStep(ShuffledStep):
         for step, active in enumerate(block.active):
             losses[step, :active] = self._descend_together(values, block, step, active)
         _refuse_divergence(values, None)
-        untouched = torch.ones(len(block), device=values[SHARED].device)
+        untouched = torch.ones(len(block))
         return Trained(
             parameters, block, values, (SHARED,), untouched, block.last_epoch_means(losses)
         )

@@ -19,7 +19,6 @@ plain factor; there it is 80 times the network's.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -102,7 +101,7 @@ class GpfedrecStep(ShuffledStep):
         moved.scatter_add_(1, index, found[ITEMS] * real)
         quiet = (counts == 0).view(-1, 1, 1)  # clients without examples keep their values
         found[OWN] = torch.where(quiet, 0.0, moved - given[OWN])
-        means = block.last_epoch_means(losses).astype(np.float32).tolist()
+        means = block.last_epoch_means(losses).float()
         return Updates(parameters, block, found, means, given, (ITEMS,))
 
     def _rate(self, name: str) -> float:

@@ -92,7 +92,9 @@ class Maml(Step):
             else value.expand(len(block), *value.shape).clone()
             for name, value in parameters.items()
         }
-        losses = torch.full((len(block),), math.nan, dtype=torch.float64)
+        losses = torch.full(
+            (len(block),), math.nan, dtype=torch.float64, device=block.touched.device
+        )
         if active:
             start = {
                 name: value[:active].detach().clone().requires_grad_()
@@ -101,9 +103,8 @@ class Maml(Step):
             delta, loss = self._moved(start, block, active, tables, rates)
             for name, moved in delta.items():
                 values[name][:active] += moved
-            losses[:active] = loss.detach().double().cpu()
-        untouched = torch.ones(len(block), device=block.touched.device)
-        return Trained(parameters, block, values, tables, untouched, losses.numpy())
+            losses[:active] = loss.detach().double()
+        return Trained(parameters, block, values, tables, torch.ones(len(block)), losses)
 
     def _moved(
         self,

@@ -70,7 +70,7 @@ class PfedrecStep(ShuffledStep):
         losses = torch.zeros(len(block.active), len(block), device=table.device)
         for step, active in enumerate(block.active):
             losses[step, :active] = self._turns_together(score, table, block, step, active)
-        untouched = torch.ones(len(block), device=table.device)
+        untouched = torch.ones(len(block))
         values = {**score, ITEMS: table}
         return Trained(
             parameters, block, values, (ITEMS,), untouched, block.last_epoch_means(losses)

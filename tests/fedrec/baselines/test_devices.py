@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.utils import _foreach_utils
 
+from benchmarks.second_device import DEVICE, SecondDevice
 from fedrec.data.population import Population
 from fedrec.evaluation.central import CentralEvaluation, make_baseline
 from fedrec.experiment.loading import load
 from fedrec.experiment.tables import EvaluationConfig
 from simulations.contracts.base import SMALL
-from tests.fedrec.baselines.placement import DEVICE, SecondDevice
 
 FOLD_IN = {"unseen-users": "fold-in"}
 SYSTEMS = {

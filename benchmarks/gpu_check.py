@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that a GPU changes, in one command of at most ten minutes: `make gpu-check`.
+
+    python benchmarks/gpu_check.py [--minutes 10] [--output gpu-check.json]
+
+1. `tests`: those that compare devices, and those of precision.
+2. `steps`: for every step of every shipped experiment, on the path `blocks`: users per second,
+   beside one client after the other with whole tables (the path `reference`) on the same device;
+   how far the sums of a round are from those of the processor, in float32 and, on CUDA, in bf16;
+   and the lines that make processor and device wait for each other. Experiments run on synthetic
+   data with the catalogue of MovieLens-1M, for one local epoch.
+3. `cohorts`: PrivRec's network with 64 to 4,096 users a round: users per second, memory, and the
+   share of the time in which the GPU ran a kernel.
+4. `loop`: the same work beside a plain PyTorch loop, by `simulation.py`.
+
+Without CUDA the same code runs on the second device of `second_device.py`, with few users, and the
+loop on the processor. The output says so: then it tells that everything runs, what differs in the
+sums, and what waits; its times say nothing about a GPU. What there was no time for is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from benchmarks.contestants.shipped import Numbers, initial, orders, trained  # noqa: E402
+from benchmarks.second_device import DEVICE, SecondDevice  # noqa: E402
+from benchmarks.watch import GpuWatch  # noqa: E402
+from benchmarks.workload import experiment  # noqa: E402
+from clients.hosting.node import Node  # noqa: E402
+from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
+from fedrec.experiment.schema import Experiment  # noqa: E402
+from fedrec.protocol.orders import TrainOrder  # noqa: E402
+from simulations.study.quick import shrunk  # noqa: E402
+
+CUDA = torch.cuda.is_available()
+USERS = 256 if CUDA else 4  # a round of `steps`
+ALONE = 4  # users of the path that trains one after the other
+COHORTS = (64, 256, 1024, 4096) if CUDA else (8, 16)
+CATALOGUE = {"users": 2000, "items": 3706, "mean-interactions": 100} if CUDA else {}
+SHARES = {"tests": 0.25, "steps": 0.75, "cohorts": 0.9}
+"""Share of the time after which no part of it is begun any more."""
+TESTS = (
+    "tests/clients/test_training_devices.py",
+    "tests/clients/test_precision.py",
+    "tests/fedrec/baselines/test_devices.py",
+)
+
+
+@dataclass
+class Budget:
+    """The time that is left.
+
+    Attributes:
+        seconds: of the whole check.
+        left_out: what there was no time for.
+    """
+
+    seconds: float
+    begun: float = field(default_factory=time.monotonic)
+    left_out: list[str] = field(default_factory=list)
+
+    def left(self, part: str = "") -> float:
+        """Seconds until a part, or everything, has to end."""
+        return self.begun + self.seconds * SHARES.get(part, 1.0) - time.monotonic()
+
+    def allows(self, part: str, name: str) -> bool:
+        """Whether there is time to begin with this; if not, it is noted."""
+        if self.left(part) > 0:
+            return True
+        self.left_out.append(f"{part}: {name}")
+        return False
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Lines at which processor and device wait for each other, and how often."""
+    found: Counter[str] = Counter()
+    if CUDA:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield found
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        found.update(f"{Path(one.filename).name}:{one.lineno}" for one in seen)
+    else:
+        with SecondDevice() as device:
+            yield found
+        found.update(
+            {place: n for (kind, place), n in device.crossings.items() if kind == "read back"}
+        )
+
+
+def node_on_device(plan: Experiment) -> Node:
+    """The only node of an experiment, on the device."""
+    node = Node(plan, 0, 1, Path(tempfile.mkdtemp()))
+    if not CUDA:
+        node.device = DEVICE
+    return node
+
+
+def planned(table: dict[str, Any], path: str, *overrides: str) -> Experiment:
+    """An experiment whose clients are trained by a path, on the device."""
+    device = "cuda" if CUDA else "cpu"
+    return load(table, [f"engine.path={path}", f"engine.device={device}", *overrides])
+
+
+def speed(node: Node, arrays: Numbers, step: str, users: int, rounds: int) -> float:
+    """Users per second of the median round, the first not counted."""
+    seconds = [trained(node, arrays, order)[0] for order in orders(node, step, users, rounds + 1)]
+    return min(users, len(node.training)) / float(np.median(seconds[1:]))
+
+
+def apart(found: Numbers, wanted: Numbers) -> float:
+    """The L2 norm of the difference over the norm, all parameters together."""
+    moved = sum(float(np.square(value.astype(np.float64)).sum()) for value in wanted.values())
+    off = sum(float(np.square(found[n].astype(np.float64) - v).sum()) for n, v in wanted.items())
+    return (off / moved) ** 0.5 if moved else 0.0
+
+
+def step_row(name: str, step: str) -> dict[str, Any]:
+    """One step of a shipped experiment."""
+    table = shrunk(load(name).model_dump(by_alias=True, exclude_unset=True))
+    table["dataset"] |= CATALOGUE
+    plain = load(table, ["engine.path=reference", "engine.device=cpu"])
+    honest = Node(plain, 0, 1, Path(tempfile.mkdtemp()))
+    node = node_on_device(planned(table, "blocks"))
+    arrays = initial(node)
+    (order,) = orders(node, step, ALONE, 1)
+    wanted = trained(honest, arrays, order)[1]
+    with counted() as waits:
+        found = trained(node, arrays, order)[1]
+    row: dict[str, Any] = {"difference": apart(found, wanted), "waits": dict(waits.most_common())}
+    if CUDA:
+        alone = node_on_device(planned(table, "reference"))
+        row["users_per_second"] = speed(node, arrays, step, USERS, 3)
+        row["one_by_one"] = speed(alone, arrays, step, ALONE, 1)
+        half = node_on_device(planned(table, "blocks", "engine.precision=bf16"))
+        row["difference_bf16"] = apart(trained(half, arrays, order)[1], wanted)
+    return row
+
+
+def steps(budget: Budget) -> dict[str, Any]:
+    """Every step of every shipped experiment; those whose server generates the clients' parameters
+    are covered by the tests."""
+    rows: dict[str, Any] = {}
+    for name in sorted(shipped_experiments()):
+        plan = load(name)
+        if not plan.federated or plan.model.name in ("metamf", "gpfedrec", "fedgnn"):
+            continue
+        for step in dict.fromkeys(section.name for section in plan.steps()):
+            label = f"{name}, {step}"
+            if budget.allows("steps", label):
+                try:
+                    rows[label] = step_row(name, step)
+                except Exception as error:  # the others are still of interest
+                    rows[label] = {"failed": f"{type(error).__name__}: {error}"}
+                print(f"  {label}: {_line(rows[label])}", flush=True)
+    return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A row of `steps` in words."""
+    if "failed" in row:
+        return f"failed: {row['failed']}"
+    known = {
+        "users_per_second": "{:.0f} users/s",
+        "one_by_one": "one by one {:.1f}",
+        "difference": "difference {:.0e}",
+        "difference_bf16": "in bf16 {:.0e}",
+    }
+    parts = [text.format(row[key]) for key, text in known.items() if key in row]
+    return ", ".join([*parts, f"{sum(row['waits'].values())} waits in a round"])
+
+
+def cohorts(budget: Budget) -> dict[str, Any]:
+    """PrivRec's network over the size of the cohort."""
+    rows: dict[str, Any] = {}
+    for users in COHORTS:
+        if not budget.allows("cohorts", f"{users} users"):
+            continue
+        plan = experiment(users, 3706, 1, "serial", "cuda" if CUDA else "cpu", 16.0)
+        node = node_on_device(load(plan.model_dump(by_alias=True), ["engine.path=blocks"]))
+        arrays = initial(node)
+        rows[str(users)] = cohort_row(node, arrays, users)
+        print(f"  {users} users: {rows[str(users)]}", flush=True)
+    return rows
+
+
+def cohort_row(node: Node, arrays: Numbers, users: int) -> dict[str, float]:
+    """Rounds of so many users."""
+    chosen = np.random.default_rng(0).permutation(node.training)[:users]
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+        trained(node, arrays, TrainOrder(1, np.sort(chosen)))
+    busy = GpuWatch("cuda" if CUDA else "cpu")
+    begun = time.monotonic()
+    rounds = 0
+    while rounds == 0 or (CUDA and time.monotonic() - begun < 5):
+        rounds += 1
+        with SecondDevice() if not CUDA else warnings.catch_warnings():
+            trained(node, arrays, TrainOrder(rounds + 1, np.sort(chosen)))
+    ended = time.monotonic()
+    busy.stop()
+    memory = {"peak_mib": torch.cuda.max_memory_allocated() / 2**20} if CUDA else {}
+    speeds = {"users_per_second": len(chosen) * rounds / (ended - begun)}
+    return {**speeds, **memory, **busy.figures(begun, ended)}
+
+
+def tests(budget: Budget) -> dict[str, Any]:
+    """Pytest's last line."""
+    files = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
+    marks = ["-m", "slow or not slow"] if CUDA else []
+    done = _run([*files, *marks], budget, "tests")
+    return {"passed": done is not None and not done.returncode, "summary": _last(done)}
+
+
+def loop(budget: Budget) -> dict[str, Any]:
+    """fedrec beside a plain loop."""
+    if not budget.allows("loop", "a plain loop"):
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        figures = Path(folder) / "figures.json"
+        command = [sys.executable, "benchmarks/simulation.py", "--no-memory", "--repeats", "1"]
+        where = ["--device", "cuda" if CUDA else "cpu", "--memory-gib", "16" if CUDA else "1"]
+        size = ["--cohort", "400" if CUDA else "10", "--rounds", "3", "--json", str(figures)]
+        done = _run(
+            [*command, *where, *size, "--contestants", "fedrec-serial,loop"], budget, "loop"
+        )
+        if done is None or done.returncode:
+            return {"failed": _last(done)}
+        found = json.loads(figures.read_text())
+    kept = ("users_per_second", "gpu_busy", "equal_results", "cohort", "device")
+    return {key: found[key] for key in kept if key in found}
+
+
+def _run(command: list[str], budget: Budget, part: str) -> subprocess.CompletedProcess[str] | None:
+    """A command, stopped when its part of the time is over; None: it was."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    try:
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=max(1.0, budget.left(part)),
+        )
+    except subprocess.TimeoutExpired:
+        budget.left_out.append(f"{part}: stopped")
+        return None
+
+
+def _last(done: subprocess.CompletedProcess[str] | None) -> str:
+    """The last line that a command wrote."""
+    if done is None:
+        return "stopped: no time left"
+    return ([*done.stderr.strip().splitlines(), *done.stdout.strip().splitlines()] or [""])[-1]
+
+
+def machine() -> dict[str, Any]:
+    """Where the figures come from."""
+    found = {"torch": torch.__version__, "python": platform.python_version(), "cuda": CUDA}
+    if not CUDA:
+        return {**found, "device": "the second device of second_device.py, without hardware"}
+    about = torch.cuda.get_device_properties(0)
+    return {**found, "device": about.name, "memory_gib": round(about.total_memory / 2**30)}
+
+
+def main() -> None:
+    """Check, print and write one file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="the longest that it may take")
+    parser.add_argument("--output", type=Path, default=Path("gpu-check.json"))
+    given = parser.parse_args()
+    if given.minutes <= 0:
+        parser.error(f"--minutes: expected more than 0, got {given.minutes}")
+    torch.set_num_threads(1)
+    budget = Budget(60 * given.minutes)
+    report: dict[str, Any] = {"machine": machine()}
+    print(f"device: {report['machine']['device']}", flush=True)
+    if not CUDA:
+        print("There is no CUDA device: times below say nothing about a GPU.", flush=True)
+    for part in (tests, steps, cohorts, loop):
+        print(f"{part.__name__}:", flush=True)
+        report[part.__name__] = part(budget)
+        if part in (tests, loop):
+            print(f"  {report[part.__name__]}", flush=True)
+    report |= {"left_out": budget.left_out, "seconds": round(budget.seconds - budget.left())}
+    given.output.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"left out: {', '.join(budget.left_out) or 'nothing'}\n{given.output}")
+    failed = [name for name, row in report["steps"].items() if "failed" in row]
+    if failed or not report["tests"]["passed"]:
+        raise SystemExit(f"failed: {', '.join(failed) or report['tests']['summary']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A second device without hardware: its tensors say that they are on it, are computed with on the
+processor, and refuse what a GPU would refuse.
+
+It counts what makes the processor and a GPU wait for each other: values that are read back, and
+arrays that are copied. Its times say nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+DEVICE = torch.device("meta")
+"""Stands for the device: PyTorch knows the name, and refuses numpy for it."""
+_MOVES = ("_to_copy", "copy_")
+_TAKES_INDICES_OF_THE_PROCESSOR = ("index", "index_put_", "_index_put_impl_")
+_READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim")
+"""Operations whose result, or its size, a GPU has to tell the processor."""
+
+Direction = Literal["read back", "copied there"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Placed(torch.Tensor):
+    """A tensor on the device.
+
+    Attributes:
+        inner: the same numbers on the processor.
+    """
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Placed:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            layout=inner.layout,
+            device=DEVICE,
+        )
+        made.inner = inner
+        return made
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """As of a GPU: copied to the processor only where that is asked for."""
+        if not force:
+            raise TypeError("can't convert a tensor on the device to numpy")
+        entered = _python_dispatch._get_current_dispatch_mode()
+        if isinstance(entered, SecondDevice):
+            entered.note("read back")
+        return self.inner.numpy(force=True)
+
+    def tolist(self) -> Any:
+        """Read back."""
+        return self.numpy(force=True).tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _computed(func, args, kwargs or {})
+
+
+class SecondDevice(_python_dispatch.TorchDispatchMode):
+    """While it is entered, `DEVICE` is a device that computes.
+
+    Attributes:
+        crossings: how often a line, "file:line", read something back or copied something there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crossings: Counter[tuple[Direction, str]] = Counter()
+        self._numbers = _Numbers()
+
+    def __enter__(self) -> SecondDevice:
+        self._numbers.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._numbers.__exit__(*error)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        direction = _crossing(func, args, kwargs or {})
+        if direction is not None:
+            self.note(direction)
+        return _computed(func, args, kwargs or {})
+
+    def note(self, direction: Direction) -> None:
+        """Count a crossing, of the line of this project that it comes from."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            path = Path(frame.f_code.co_filename)
+            if path.is_relative_to(ROOT) and path != Path(__file__) and ".venv" not in path.parts:
+                place = f"{path.relative_to(ROOT)}:{frame.f_lineno}"
+                self.crossings[direction, place] += 1
+                return
+            frame = frame.f_back
+
+
+class _Numbers(TorchFunctionMode):
+    """Tensors of numbers, which PyTorch makes below what `SecondDevice` sees."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        given = kwargs or {}
+        if func is not torch.tensor or torch.device(given.get("device") or "cpu") != DEVICE:
+            return func(*args, **given)
+        return func(*args, **{**given, "device": "cpu"}).to(DEVICE)
+
+
+def _crossing(func: Any, args: tuple, kwargs: dict[str, Any]) -> Direction | None:
+    """What an operation carries over between the processor and the device."""
+    tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+    there = [isinstance(one, Placed) for one in tensors]
+    name = func._schema.name.split("::")[1]
+    if name in _MOVES:
+        asked = kwargs.get("device")
+        goes = there[0] if asked is None else torch.device(asked) == DEVICE
+        if goes == there[-1]:
+            return None
+        return "copied there" if goes else "read back"
+    masks = name in _TAKES_INDICES_OF_THE_PROCESSOR
+    masked = masks and any(one.dtype == torch.bool for one in tensors[1:])
+    return "read back" if any(there) and (name in _READS or masked) else None
+
+
+def _computed(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+    there = any(isinstance(one, Placed) for one in tensors)
+    name = func._schema.name.split("::")[1]
+    if there and name not in _MOVES:
+        checked = tensors[:1] if name in _TAKES_INDICES_OF_THE_PROCESSOR else tensors
+        strangers = [one for one in checked if one.dim() and not isinstance(one, Placed)]
+        if strangers:
+            raise RuntimeError(f"{func}: {list(strangers[0].shape)} is on the processor")
+    asked = kwargs.get("device")
+    goes = there if asked is None else torch.device(asked) == DEVICE
+    inner = {**kwargs, **({"device": torch.device("cpu")} if asked is not None else {})}
+    plain = tree_map_only(Placed, lambda one: one.inner, (args, inner))
+    found = func(*plain[0], **plain[1])
+    if not goes or (name == "copy_" and not isinstance(args[0], Placed)):
+        return found
+    found = tree_map_only(torch.Tensor, Placed, found)
+    return _python_dispatch.return_and_correct_aliasing(func, args, kwargs, found)
