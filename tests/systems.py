@@ -74,6 +74,13 @@ TRANSITIONS = (
     "sampler={name='full'}",
     *LAST_OUT,
 )
+DP_TRANSITIONS = (
+    *TRANSITIONS,
+    "model={name='transitions', window=3, items=12}",
+    "step={name='transitions', exponent=0.2}",
+    "privacy={epsilon=3.0, delta=1e-5, adjacency='replace-one', parameters=['item.weights'],"
+    f" clip-norm=3.0, phases={{popularity={{{PHASE}}}",
+)
 SYSTEMS = {
     "sasrec": SASREC,
     "gru4rec": GRU4REC,

@@ -11,7 +11,7 @@ from fedrec.evaluation.lists import ranking_metrics
 from fedrec.runs.folder import RunFolder
 from simulations.attacks.system import TrainedSystem
 from tests.runs import assert_close, assert_same_run, parameters_in, resumed
-from tests.systems import FOLD_IN, METAMF, SYSTEMS, TRANSITIONS
+from tests.systems import DP_TRANSITIONS, FOLD_IN, METAMF, SYSTEMS, TRANSITIONS
 
 TRIMMED = ("strategy={name='trimmed-mean', cut=0.3}", "rounds=2")
 
@@ -28,8 +28,8 @@ def run_metamf(run_tiny):
 )
 @pytest.mark.parametrize(
     "settings",
-    [*SYSTEMS.values(), FOLD_IN, TRANSITIONS, TRIMMED],
-    ids=[*SYSTEMS, "fold-in", "transitions", "plug-in that sees each update"],
+    [*SYSTEMS.values(), FOLD_IN, TRANSITIONS, DP_TRANSITIONS, TRIMMED],
+    ids=[*SYSTEMS, "fold-in", "transitions", "dp-transitions", "plug-in that sees each update"],
 )
 def test_an_engine_gives_the_serial_engines_numbers(run_tiny, settings, engine, shared_engine):
     serial = run_tiny(*settings, output="serial")
@@ -49,9 +49,10 @@ def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, settings):
         assert uploads.sum() == whole.rounds["num-clients"].sum() > 24
 
 
-def test_transitions_are_sent_once_by_a_broken_run_too(run_tiny):
-    whole = run_tiny(*TRANSITIONS, output="whole")
-    assert_same_run(resumed(run_tiny, *TRANSITIONS, after=1), whole)
+@pytest.mark.parametrize("settings", [TRANSITIONS, DP_TRANSITIONS], ids=["plain", "private"])
+def test_transitions_are_sent_once_by_a_broken_run_too(run_tiny, settings):
+    whole = run_tiny(*settings, output="whole")
+    assert_same_run(resumed(run_tiny, *settings, after=1), whole)
 
 
 @pytest.mark.parametrize("system", ["metamf", "gpfedrec", "fedgnn", "sasrec", "gru4rec"])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.runs import assert_close
 from tests.simulations.deployment.federation import Federation
-from tests.systems import LAST_OUT, SASREC, TRANSITIONS
+from tests.systems import GRU4REC, LAST_OUT, SASREC, TRANSITIONS
 
 # Biases of keys have no gradient but rounding, which Adam on the server would make large.
 PLAIN = (*SASREC, "strategy={name='fedavg'}")
@@ -24,7 +24,9 @@ def ordered(small, tmp_path_factory):
         made.down()
 
 
-@pytest.mark.parametrize(("name", "system"), [("sasrec", PLAIN), ("transitions", TRANSITIONS)])
+@pytest.mark.parametrize(
+    ("name", "system"), [("sasrec", PLAIN), ("gru4rec", GRU4REC), ("transitions", TRANSITIONS)]
+)
 def test_the_same_parameters_as_in_a_simulation(ordered, tmp_path, name, system):
     settings = [one for one in system if one not in LAST_OUT]
     ordered.must_run(name, *settings)
