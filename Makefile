@@ -6,6 +6,9 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 
 SOURCES := pyproject.toml constraints.txt
 
+# Where this is set, each of the many processes that tests start compiles all modules again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help demo docs test slow-test test-all deploy-test container-test cluster-test lint bench bench-simulators bench-experiments bench-costs gpu-check benchmark-venvs constraints release clean
 .DEFAULT_GOAL := help
 

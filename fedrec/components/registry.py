@@ -218,6 +218,7 @@ def _from_path(kind: Kind, path: str) -> type:
     return found
 
 
+@functools.cache  # a run of ten milliseconds a round asks some seventy times
 def _class_of(kind: Kind, name: str) -> type:
     """The only public class of a built-in's name that its module defines."""
     module_name = _builtins(kind)[name]

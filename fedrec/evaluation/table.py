@@ -55,9 +55,10 @@ class Evaluated:
                 sums[name] = sums[name] + value if name in sums else value
         if not tables:
             return cls.of({}, np.empty(0, np.int64))
-        table = pd.concat(tables).sort_index()
+        table = (pd.concat(tables) if len(tables) > 1 else tables[0]).sort_index()
         groups = [column for column in table if str(column).startswith(GROUP)]
-        table[groups] = table[groups].fillna(0.0)
+        if groups:
+            table[groups] = table[groups].fillna(0.0)
         return cls(table, sums)
 
     def with_groups(self, groups: Mapping[str, np.ndarray]) -> Evaluated:

@@ -42,12 +42,15 @@ class BaselineContract(Contract):
 
     def test_fitting_twice_gives_the_same_scores(self) -> None:
         """Two objects, and one object that is fitted again; of a predictor of ratings the same
-        predictions."""
+        predictions. If `random`, another `seed` gives other ones."""
         first = self.cls(self.config())
         other = self.cls(self.config())
         scores = _learned(first)
         assert_that(torch.equal(_learned(other), scores), "two objects give other scores")
         assert_that(torch.equal(_learned(first), scores), "fitted again, it gives other scores")
+        if self.random:
+            seeded = _learned(self.cls(self.config(seed=1)))
+            assert_that(not torch.equal(seeded, scores), "the seed makes no difference")
 
     def test_a_users_scores_do_not_depend_on_the_block(self) -> None:
         """Alone and among others a user gets the same scores."""

@@ -67,13 +67,18 @@ FOLD_IN = {
     "model": {"name": "fold-in", "items": 12, "factors": 4},
     "step": {"name": "gram", "low-rated": 0.3},
 }
+SESSIONS = {
+    "settings": {"epochs": 1, "hidden": 4, "session-length": 6, "segment-length": 2, "masks": 2}
+}
 TARGETS = {"adversary": {"attack": "random", "share": 0.0}}
 FACTORS = {
     "model": {"name": "mf", "factors": 4},
     "step": {"name": "sgd", "epochs": 1, "private-parameters": ["user.*"]},
 }
+SEEDED = ("privrec", "vae", "ae", "neumf", "gmf", "mlp", "mf", "lightgcn", "bprmf", "warp")
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("baseline", "dpsgd-pnbm"): {"settings": {"minimum-ratings": 2}},
+    **{("baseline", name): {"random": True} for name in SEEDED},
     ("model", "ials"): {"settings": {"factors": 4, "moments": True}},
     ("model", "item-weights"): {
         "settings": {"items": 12},
@@ -119,6 +124,8 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("strategy", "fedgnn"): {"experiment": GRAPH},
     ("model", "neumf"): {"settings": {"factors": 4, "tower": [6, 3]}},
     ("step", "maml"): {"settings": {"epochs": 1}},
+    ("step", "contrastive"): SESSIONS,
+    ("step", "joint"): SESSIONS,
     ("strategy", "fcf"): {"experiment": IALS},
     ("strategy", "fed-als"): {"experiment": MOMENTS},
     ("step", "vae"): {"experiment": VAE},

@@ -22,14 +22,6 @@ def test_every_client_takes_part_as_often_as_allowed_and_no_more():
     assert len(cohorts[-1]) == 0
 
 
-def test_a_resumed_run_draws_the_same_cohorts():
-    whole, resumed = make(), make()
-    expected = [whole.sample(number).tolist() for number in range(1, 6)]
-    assert resumed.sample(4).tolist() == expected[3] and resumed.sample(2).tolist() == expected[1]
-    assert resumed.sample(5).tolist() == expected[4]
-    assert make(seed=1).sample(1).tolist() != expected[0]
-
-
 def test_without_limit_in_reach_each_client_is_drawn_about_equally_often():
     sampler = make(participations=10_000)
     counts = np.bincount(

@@ -172,15 +172,26 @@ def damaged(content, data):
     return b"" if how == "empty" else data.draw(st.text(max_size=30)).encode("utf-8", "replace")
 
 
+PRIVATE_FILES = [Participation, SessionSecrets]
+
+
+@pytest.fixture(scope="module")
+def private_files(tmp_path_factory):
+    """What each file holds after its first use."""
+    files = {kind: tmp_path_factory.mktemp("private") / "x.sqlite" for kind in PRIVATE_FILES}
+    for kind, file in files.items():
+        use(kind, file)
+    return {kind: file.read_bytes() for kind, file in files.items()}
+
+
 @fuzzed(80)
 @given(st.data())
-def test_private_files_of_nodes(tmp_path, data):
+def test_private_files_of_nodes(private_files, tmp_path, data):
     """A damaged file is named: a node without its spent budgets must not train."""
     file = tmp_path / "private.sqlite"
-    file.unlink(missing_ok=True)
-    kind = data.draw(st.sampled_from([Participation, SessionSecrets]))
-    told(use, kind, file)
-    file.write_bytes(damaged(file.read_bytes(), data))
+    file.touch(0o600)
+    kind = data.draw(st.sampled_from(PRIVATE_FILES))
+    file.write_bytes(damaged(private_files[kind], data))
     told(use, kind, file)
 
 

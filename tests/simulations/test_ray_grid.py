@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
+from clients.hosting.node import Node
+from clients.training.round import train_each
 from fedrec.errors import ClientError, EngineError
-from fedrec.protocol.messages import HELLO, INITIAL, pack_train, unpack_parameters
+from fedrec.protocol.messages import HELLO, INITIAL, pack_train, unpack_each, unpack_parameters
 from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import to_record
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
@@ -84,6 +87,21 @@ def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypat
     content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})})
     grid.send_and_receive([Message(content, node, "evaluate") for node in (2, 3)])
     assert stored == expected
+
+
+def test_updates_of_each_client_come_as_from_a_node_in_this_process(grid, run, theta):
+    clients = call_roster(grid, timeout=60).presences[0].training
+    order = TrainOrder(1, clients, each=True)
+    (reply,) = grid.send_and_receive([Message(pack_train(to_record(theta), order), 2, "train")])
+    found = unpack_each(reply.content)
+    expected = train_each(Node(run.experiment, 0, 2, None), theta, order)
+    assert found.clients.tolist() == expected.clients.tolist() == clients.tolist()
+    for name, start in theta.items():
+        changes = found.changes(name, start), expected.changes(name, start)
+        for one, other in zip(*changes, strict=True):
+            sent, wanted = (dense_change(change, start) for change in (one, other))
+            np.testing.assert_allclose(sent, wanted, atol=1e-6)
+            assert wanted.any() or name != "layer1.bias"
 
 
 def test_a_failing_client_is_an_error_reply_with_its_own_words(grid, theta):

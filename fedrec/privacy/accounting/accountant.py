@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -63,8 +64,15 @@ class Report:
 
 
 def backend_of(chosen: str | Backend) -> Backend:
-    """A backend by its name (`autodp`, `tight-rdp`, `pld`, `paper`), or a backend as it is."""
-    return resolve(BACKEND, chosen)() if isinstance(chosen, str) else chosen
+    """A backend by its name (`autodp`, `tight-rdp`, `pld`, `paper`), or a backend as it is. All
+    accountants of a process share the named ones, which keep the curves and distributions that they
+    have computed."""
+    return _shared(resolve(BACKEND, chosen)) if isinstance(chosen, str) else chosen
+
+
+@lru_cache
+def _shared(backend: type[Backend]) -> Backend:
+    return backend()
 
 
 class Accountant:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import backend_of
@@ -40,8 +41,12 @@ def calibrate(
     """
     accountant = backend_of(backend)
 
+    @cache
+    def spent(multiplier: float) -> float:
+        return accountant.epsilon(releases(multiplier), delta).epsilon
+
     def keeps(multiplier: float) -> bool:
-        return accountant.epsilon(releases(multiplier), delta).epsilon <= epsilon
+        return spent(multiplier) <= epsilon
 
     if not keeps(_MOST):
         raise ExperimentError(
@@ -54,10 +59,12 @@ def calibrate(
             fix="raise epsilon or delta, or use the backend pld",
         )
     low, high = _bracket(keeps)
+    below, above = _secant(spent, epsilon, (low, high), tolerance / 16)
     while high > low * (1 + tolerance):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if keeps(middle) else (middle, high)
-    return high  # the only one of the two that is verified to be sufficient
+        known = middle >= above or (middle > below and keeps(middle))
+        low, high = (low, middle) if known else (middle, high)
+    return high if keeps(high) else above  # verified to be sufficient
 
 
 def _bracket(keeps: Callable[[float], bool]) -> tuple[float, float]:
@@ -71,3 +78,24 @@ def _bracket(keeps: Callable[[float], bool]) -> tuple[float, float]:
     while not keeps(2 * low):
         low *= 2
     return low, 2 * low
+
+
+def _secant(
+    spent: Callable[[float], float], epsilon: float, bracket: tuple[float, float], near: float
+) -> tuple[float, float]:
+    """A multiplier that is too small and a sufficient one, in a share of about `near` of each other
+    where a few secants reach that, as epsilon is nearly a power of the multiplier. Smaller and
+    larger multipliers than these need not be evaluated."""
+    low, high = bracket
+    for _ in range(8):
+        if high <= low * (1 + 4 * near):
+            break
+        probe = math.sqrt(low * high)
+        if 0 < spent(high) <= epsilon < spent(low) < math.inf:
+            over = math.log(spent(low) / epsilon)
+            share = over / math.log(spent(low) / spent(high))
+            # just beyond the root, on the side that is farther from it
+            aim = low * (high / low) ** share * (1 + near if share < 0.5 else 1 - near)
+            probe = aim if low < aim < high else probe
+        low, high = (low, probe) if spent(probe) <= epsilon else (probe, high)
+    return low, high

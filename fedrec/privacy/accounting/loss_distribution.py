@@ -180,16 +180,20 @@ def _smallest(bound: Callable[[float], float], near: float) -> float:
     value is valid.
 
     Exponents are powers of 2^(1/8): after one more release the minimum is at the same exponent or
-    the next one, for which the moments are cached.
+    the next one, for which the moments are cached. Strides double while the bound falls.
     """
     start = place = round(8 * math.log2(near))
     best = bound(2.0 ** (place / 8))
-    for stride in (32, 8, 2, 1):
+    stride = 1
+    while stride:
         for step in (-stride, stride):
-            while abs(place + step - start) <= _FARTHEST:
-                found = bound(2.0 ** ((place + step) / 8))
-                if found >= best:
-                    break
+            beyond = abs(place + step - start) > _FARTHEST
+            found = math.inf if beyond else bound(2.0 ** ((place + step) / 8))
+            if found < best:
                 place = place + step
                 best = found
+                stride *= 2
+                break
+        else:
+            stride //= 2
     return best

@@ -68,13 +68,6 @@ def test_it_finds_each_users_own_half(grouped):
     assert (lower[1::2].mean(1) < upper[1::2].mean(1)).all()
 
 
-def test_it_is_a_function_of_its_seed(grouped):
-    first, again, other = (
-        fitted(grouped, rounds=2, seed=seed).scores(grouped) for seed in (0, 0, 1)
-    )
-    assert torch.equal(first, again) and not torch.equal(first, other)
-
-
 def test_users_without_known_items_are_scored(grouped):
     """Users without features and without items."""
     model = fitted(grouped, rounds=2)

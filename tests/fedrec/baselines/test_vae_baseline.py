@@ -33,11 +33,6 @@ def test_it_finds_each_users_own_half(taste, fitted):
     assert (own > other).float().mean() > 0.9
 
 
-def test_it_is_a_function_of_its_seed(taste, fitted):
-    assert torch.equal(fitted(taste).scores(taste), fitted(taste).scores(taste))
-    assert not torch.equal(fitted(taste).scores(taste), fitted(taste, seed=1).scores(taste))
-
-
 def test_users_without_items_neither_train_nor_fail(taste, fitted):
     longer = Histories(20, np.append(taste.offsets, taste.offsets[-1]), taste.items, np.arange(41))
     model = fitted(longer)

@@ -68,12 +68,6 @@ def test_parts_are_disjoint_complete_and_repeatable(name, options, data):
     assert set(first.training_clients) <= set(table.users[first.train_rows])
 
 
-@pytest.mark.parametrize("name", ["user-holdout", "kfold", "ratio"])
-def test_seed_changes_a_random_split(name):
-    table = interactions(np.repeat(np.arange(50), 10))
-    assert parts(make(name, 1).split(table)) != parts(make(name, 2).split(table))
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -188,7 +188,7 @@ def standard(arrays, examples=10):
     ("content", "passes"),
     [
         (standard({"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}), True),
-        (standard({"w": np.ones((4, 3), np.float32), "b": np.ones(3, np.float32)}), False),
+        (standard({"w": np.ones((4, 1), np.float32), "b": np.ones(3, np.float32)}), False),
         (standard({"b": np.ones(3, np.float32), "w": np.ones((4, 2), np.float32)}), False),
         (standard({"w": np.full((4, 2), np.nan, np.float32), "b": np.ones(3, np.float32)}), False),
         (standard({"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}, -1), False),

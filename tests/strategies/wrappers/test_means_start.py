@@ -12,7 +12,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from server.privacy.phase_plans import PhasePlans
 from simulations import runner
-from tests.runs import assert_close, assert_same_run, parameters_in, resumed
+from tests.runs import assert_close, parameters_in
 
 START = (
     "strategy={name='means-start', damping=2.0, main={name='reptile', server-lr=1.0}}",
@@ -107,11 +107,6 @@ def test_every_engine_gives_the_same(run, engine, shared_engine):
     found = parameters_in(run(*settings, f"engine.name={engine}", output=engine).folder)
     assert set(found) == {"item.mean", "item.count", "similarity.left", "similarity.right"}
     assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_run_is_resumed(run):
-    whole = run("rounds=4", output="whole")
-    assert_same_run(resumed(run, "rounds=4", after=2), whole)
 
 
 def test_a_model_without_means_is_refused(tiny_experiment, tmp_path):

@@ -87,8 +87,14 @@ def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float | Non
     cut = _CUT * delta / max(1, sum(counted.values()))
     step, fine = _step(counted, cut) if counted and delta > 0 else (_STEP, True)
     if fine:
-        return max(_composed(releases, delta, side) for side in ("leaves", "joins"))
+        return _reached(tuple(counted.items()), delta)
     return max(_rounded_down(counted, delta, side, step / 2, cut) for side in ("leaves", "joins"))
+
+
+@lru_cache(maxsize=32)  # seeds of a study and resumed runs ask for the same releases again
+def _reached(counted: tuple[tuple[Release, int], ...], delta: float) -> float:
+    """Epsilon seen from the worse side."""
+    return max(_composed(dict(counted), delta, side) for side in ("leaves", "joins"))
 
 
 def _rounded_down(

@@ -40,11 +40,6 @@ def test_it_finds_each_users_own_half(taste):
     assert (apart[0::2] > 0).all() and (apart[1::2] < 0).all()
 
 
-def test_it_is_a_function_of_its_seed(taste):
-    assert torch.equal(fitted(taste).scores(taste), fitted(taste).scores(taste))
-    assert not torch.equal(fitted(taste).scores(taste), fitted(taste, seed=1).scores(taste))
-
-
 def test_one_step_by_hand():
     """One user, two items, of which it likes the first: every step is on items 0 and 1, by
     Adagrad's rule."""

@@ -115,13 +115,6 @@ def test_the_gradient_is_that_of_automatic_differentiation(liked):
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-4)
 
 
-def test_it_is_a_function_of_its_seed(taste):
-    assert torch.equal(fitted(taste, epochs=3).scores(taste), fitted(taste, epochs=3).scores(taste))
-    assert not torch.equal(
-        fitted(taste, epochs=3).scores(taste), fitted(taste, epochs=3, seed=1).scores(taste)
-    )
-
-
 def test_it_finds_each_users_own_half(taste):
     scores = fitted(taste, epochs=60, decay=0.01).scores(taste)
     lower, upper = scores.split(10, dim=1)

@@ -45,15 +45,6 @@ def test_it_finds_each_users_own_half(baseline, taste):
     assert (lower[1::2].mean(1) < upper[1::2].mean(1)).all()
 
 
-def test_it_is_a_function_of_its_seed(taste):
-    assert torch.equal(
-        fitted(CentralNeumf, taste).scores(taste), fitted(CentralNeumf, taste).scores(taste)
-    )
-    assert not torch.equal(
-        fitted(CentralNeumf, taste).scores(taste), fitted(CentralNeumf, taste, seed=1).scores(taste)
-    )
-
-
 def test_logits_by_hand(taste):
     """The formula in the module's head, one pair at a time, with the tower's first layer on the
     joined rows."""
