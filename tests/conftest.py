@@ -89,31 +89,14 @@ def files_without_sync():
         yield
 
 
-TINY = {
-    "name": "tiny",
-    "rounds": 2,
-    "positive-above": 3.0,
-    "dataset": {
-        "name": "synthetic",
-        "users": 24,
-        "items": 30,
-        "mean-interactions": 8,
-        "min-interactions": 4,
-    },
-    "split": {"name": "user-holdout", "test-users": 0.25},
-    "model": {"name": "privrec", "embedding": 4, "hidden": [8]},
-    "step": {"name": "sgd", "epochs": 1, "batch-size": 8},
-    "sampler": {"name": "fixed-size", "cohort": 6},
-    "evaluation": {"users": 4, "ks": [5], "baselines": [], "fine-tune": {"epochs": 1}},
-    "engine": {"name": "serial", "nodes": 2, "threads": 1, "device": "cpu"},
-}
-
-
 @pytest.fixture(scope="session")
 def tiny_experiment():
     """Makes the table of an experiment with 24 users (18 of them train) that runs in a fraction of
-    a second."""
-    return lambda: copy.deepcopy(TINY)
+    a second: that of the contracts, with fine-tuning on the device."""
+    from simulations.contracts.base import SMALL
+
+    evaluation = {**SMALL["evaluation"], "fine-tune": {"epochs": 1}}
+    return lambda: copy.deepcopy({**SMALL, "name": "tiny", "evaluation": evaluation})
 
 
 @pytest.fixture(scope="session")

@@ -57,11 +57,14 @@ def group_means(per_user: pd.DataFrame, groups: dict[str, np.ndarray]) -> pd.Dat
         One row per group, in order; the columns of `per_user`, and first `count`, the number of
         users in the group who have any value. The mean of an empty group is NaN.
     """
-    judged = per_user.notna().any(axis=1).to_numpy()
-    rows = [
-        {"count": int((judged & member).sum()), **per_user[member].mean()}
-        for member in groups.values()
-    ]
+    values = np.ascontiguousarray(per_user.to_numpy(dtype=np.float64).T)
+    judged = ~np.isnan(values)
+    rows = []
+    for member in groups.values():
+        own = judged.compress(member, axis=1)
+        with np.errstate(invalid="ignore"):
+            means = np.nansum(values.compress(member, axis=1), axis=1) / own.sum(axis=1)
+        rows.append([int(own.any(axis=0).sum()), *means])
     return pd.DataFrame(
         rows, index=pd.Index(groups, name="group"), columns=["count", *per_user.columns]
     )
