@@ -69,6 +69,7 @@ MILLION := --set dataset.users=1000000 --set dataset.items=100000 --set dataset.
 bench-costs: $(VENV)/.installed-test  ## What is not training, what privacy costs, a million users
 	$(BIN)/python benchmarks/overhead.py --cohort 100 --rounds 20
 	$(BIN)/python benchmarks/privacy_cost.py --cohort 100 --rounds 25 --repeats 8
+	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run privrec-synthetic $(MILLION)
 
 benchmark-venvs: benchmarks/.venvs/pfl/.installed benchmarks/.venvs/fedjax/.installed  ## Environments of other simulators, for benchmarks

@@ -22,7 +22,7 @@ from clients.generated import generated_ratings
 from clients.hosting.node import Node
 from clients.step import Step
 from clients.training.blocks import train_in_blocks
-from clients.training.one_client import to_device
+from clients.training.one_client import private_parameters, to_device
 from fedrec.data.time_weighting import last_items
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.lists import HeldOutLists
@@ -36,6 +36,8 @@ from fedrec.protocol.orders import EvaluateOrder, HeldOutPart
 _CELLS_PER_BLOCK = (
     1_000_000  # users times items whose masks and scores are in memory at a time, about 20 MiB
 )
+_PRIVATE_TOGETHER = 16  # users whose private parameters are in memory at a time
+_LEAST = 8  # users per block, who share the reading of a long catalogue
 _SCORED_AT_ONCE = (
     20_000  # users times items per forward pass, so that the activations stay in cache
 )
@@ -109,17 +111,13 @@ def _ranked(
 ) -> Evaluated:
     settings = node.experiment.evaluation.model_copy(update={"held_out": _part(node, order)})
     lists = HeldOutLists(node.population, node.metrics, settings)
-    return Evaluated.joined(
-        [
-            lists.measure(part, scores_of(part).cpu(), sums=order.sums)
-            for part in _blocks(node, clients)
-        ]
-    )
+    parts = _blocks(node, clients)  # one at a time: sums are as long as the catalogue
+    return Evaluated.joined(lists.measure(part, scores_of(part), sums=order.sums) for part in parts)
 
 
 def _blocks(node: Node, clients: np.ndarray) -> Iterator[np.ndarray]:
     """The clients, a few at a time."""
-    size = max(1, _CELLS_PER_BLOCK // node.population.interactions.num_items)
+    size = max(_LEAST, _CELLS_PER_BLOCK // node.population.interactions.num_items)
     return (clients[start : start + size] for start in range(0, len(clients), size))
 
 
@@ -128,39 +126,41 @@ def client_scores(
 ) -> Tensor:
     """Scores of the catalogue for each client, `float32 [clients, items]`, with its own fine-tuned
     parameters."""
-    if _all_alike(step, parameters):
+    private = step.private_names(list(parameters))
+    if not step.config.epochs and not private:
         return _shared_scores(node, parameters, clients)
+    if not step.config.epochs and not set(private) & set(node.model.item_tables):
+        parts = np.array_split(clients, -(-len(clients) // _PRIVATE_TOGETHER))
+        found = [_own_scores(node, step, parameters, p, round_ + 1) for p in parts]
+        return torch.cat(found) if len(found) > 1 else found[0]
     scores = torch.empty(len(clients), node.model.schema.num_items)
     for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
         with torch.no_grad():
             if isinstance(node.model, HistoryModel):
-                scores[place] = _history_scores(node, node.model, own, clients[place : place + 1])[
-                    0
-                ]
+                history = _histories(node, node.model, clients[place : place + 1])
+                scores[place] = node.model.history_scores(own, history[None])[0, 0]
             else:
                 scores[place] = node.model.scores(own, users)[0]
     return scores
 
 
-def _history_scores(
-    node: Node, model: HistoryModel, parameters: Mapping[str, Tensor], clients: np.ndarray
-) -> Tensor:
-    """Scores `[clients, items]` under the parameters of one client, `[1, ...]` each."""
+def _histories(node: Node, model: HistoryModel, clients: np.ndarray) -> Tensor:
+    """What a model represents clients by, `[clients, items]` or `[clients, longest]`."""
     if model.longest is not None:
         known = last_items(*node.population.sequences(clients), model.longest)
     elif model.recency is not None:
         known = node.population.recent(clients, model.recency)
     else:
         known = node.population.histories(clients, model.rated, model.low_rated)
-    histories = torch.from_numpy(known).to(node.device)
-    return model.history_scores(parameters, histories.unsqueeze(0))[0]
+    return torch.from_numpy(known).to(node.device)
 
 
 @torch.no_grad()
 def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarray) -> Tensor:
     """Scores under the shared parameters; clients with equal features are scored once."""
     if isinstance(node.model, HistoryModel):
-        return _history_scores(node, node.model, _slices(parameters, 1), clients)
+        histories = _histories(node, node.model, clients)
+        return node.model.history_scores(_slices(parameters, 1), histories[None])[0]
     codes = node.population.feature_codes(clients)
     if not codes:
         return node.model.scores(_slices(parameters, 1), ()).expand(len(clients), -1)
@@ -176,6 +176,21 @@ def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarra
         )
         scores.append(node.model.scores(_slices(parameters, len(part)), users))
     return torch.cat(scores)[torch.from_numpy(place.reshape(-1))]
+
+
+@torch.no_grad()
+def _own_scores(
+    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, before: int
+) -> Tensor:
+    """Scores of clients who share all but private parameters, without fine-tuning."""
+    given = _slices(parameters, len(clients))
+    given |= private_parameters(node, step, parameters, clients, before)
+    if isinstance(node.model, HistoryModel):
+        histories = _histories(node, node.model, clients)
+        return node.model.history_scores(given, histories[:, None])[:, 0]
+    codes = node.population.feature_codes(clients)
+    users = tuple(torch.from_numpy(table).to(node.device) for table in codes)
+    return node.model.scores(given, users)
 
 
 def _fine_tuned(
@@ -230,12 +245,6 @@ def _predictions(
     """Predicted ratings of one client, `float32 [n]`, for items `int64 [n]`."""
     asked = torch.from_numpy(items).to(node.device).unsqueeze(0)
     return node.model.predict(parameters, users, asked)[0].cpu().numpy()
-
-
-def _all_alike(step: Step, parameters: dict[str, Tensor]) -> bool:
-    """Whether all clients are evaluated with the same parameters: no fine-tuning, no private
-    parameters."""
-    return step.config.epochs == 0 and not step.private_names(list(parameters))
 
 
 def _slices(parameters: dict[str, Tensor], count: int) -> dict[str, Tensor]:

@@ -295,11 +295,12 @@ class Population:
             learned = self._mask(self._learned.of(places), len(places))
         rows = self._held_out(held_out).of(places)
         rows = rows.where(rows.labels > 0)
-        weight = np.zeros(seen.shape, dtype=np.int64)
-        np.add.at(weight, (rows.place, rows.items), 1)
-        repeated = weight.max(initial=0) > 1
-        sampled = self._sampled(places)
-        return HeldOut(seen, known, learned, weight > 0, weight if repeated else None, sampled)
+        weight = None
+        if len(np.unique(self._pairs(rows))) < len(rows.items):
+            weight = np.zeros(seen.shape, dtype=np.int64)
+            np.add.at(weight, (rows.place, rows.items), 1)
+        relevant = self._mask(rows, len(places))
+        return HeldOut(seen, known, learned, relevant, weight, self._sampled(places))
 
     def whole_history(self, clients: np.ndarray, *, low_rated: bool = False) -> np.ndarray:
         """`bool [clients, items]`: positive items (all if `low_rated`) in any part of the data."""

@@ -57,41 +57,34 @@ class HeldOutLists:
             sums: whether to sum up what the metrics of all lists need.
         """
         sums = sums and bool(self._metrics.of_lists)
-        masks = {name: mask.to(scores.device) for name, mask in self._masks(clients).items()}
+        scores = scores.cpu().contiguous()
+        masks = self._masks(clients)
         block = self._block(scores, masks)
         if sums:
-            block.popularity = torch.from_numpy(self._population.popularity).to(scores.device)
-            block.liked = self._liked(clients).to(scores.device)
-        columns = self._metrics.of_block(block) | self._of_untrained_items(scores, masks)
+            block.popularity = torch.from_numpy(self._population.popularity)
+            block.liked = self._liked(clients)
+        columns = self._metrics.of_block(block) | self._of_untrained_items(block)
         return Evaluated.of(columns, clients, self._metrics.sums(block) if sums else None)
 
     def _block(self, scores: Tensor, masks: _Masks) -> RankedBlock:
         """The lists of some clients, with the targets of an adversary."""
         adversary = self._population.adversary
         targets = None if adversary is None else torch.from_numpy(adversary.targets)
-        if targets is not None:
-            targets = targets.to(scores.device)
         return RankedBlock(scores, ks=self._metrics.ks, targets=targets, **masks)
 
-    def _of_untrained_items(self, scores: Tensor, masks: _Masks) -> dict[str, np.ndarray]:
+    def _of_untrained_items(self, block: RankedBlock) -> dict[str, np.ndarray]:
         """The same metrics over held-out items without training rows alone, NaN for clients without
         one; nothing if no client has one. Other held-out items stay where they were in lists."""
-        wanted = masks["relevant"] & self._untrained.to(scores.device)
-        users = wanted.any(1).nonzero()[:, 0]
-        if not len(users) or self._settings.protocol == "reconstruction":
+        wanted = block.relevant & self._untrained
+        without = ~wanted.numpy().any(axis=1)
+        if without.all() or self._settings.protocol == "reconstruction":
             return {}
-        own = {name: mask[users] for name, mask in masks.items()}
-        if "sampled" in own:
-            own["sampled"] = own["sampled"] & ~own["relevant"]
-        own["relevant"] = wanted[users]
-        found = self._metrics.of_block(self._block(scores[users], own))
-        columns = {}
-        for name, values in found.items():
-            if name.partition("@")[0] in TARGET_METRICS:  # of no held-out item
-                continue
-            columns[UNTRAINED + name] = np.full(len(scores), np.nan)
-            columns[UNTRAINED + name][users.cpu().numpy()] = values
-        return columns
+        found = self._metrics.of_block(block.about(wanted))
+        return {
+            UNTRAINED + name: np.where(without, np.nan, values)
+            for name, values in found.items()
+            if name.partition("@")[0] not in TARGET_METRICS  # of no held-out item
+        }
 
     def _masks(self, clients: np.ndarray) -> _Masks:
         key = clients.tobytes()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedrec.metrics.base import ListMetric
-from fedrec.metrics.block import RankedBlock
+from fedrec.metrics.block import RankedBlock, pairs
 
 
 class ListPopularity(ListMetric):
@@ -47,6 +47,7 @@ class PopularityLift(ListPopularity):
 
     def of_users(self, block: RankedBlock, k: int) -> Tensor:
         """`float64 [users]`; NaN for a user without known liked items that others like too."""
-        liked = block.given("liked")
-        usual = liked.double() @ block.given("popularity") / liked.sum(1)
+        users, items = pairs(block.given("liked"))
+        sums = block.sum_by_user(block.given("popularity")[items], users)
+        usual = sums / users.bincount(minlength=len(sums))
         return super().of_users(block, k) / torch.where(usual > 0, usual, torch.nan) - 1

@@ -74,6 +74,9 @@ class AveragePrecision(UserMetric):
         return (found / places).cumsum(1)[:, -1] / block.number
 
 
+_GROWTH = 1e4  # of rounding, below which 11 digits are left
+
+
 class ReciprocalRank(UserMetric):
     """1 / rank of the first relevant item in the full list of the catalogue."""
 
@@ -83,16 +86,17 @@ class ReciprocalRank(UserMetric):
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
         """`float64 [users]`."""
         candidates = block.candidates
-        top = candidates.masked_fill(~block.wanted, -torch.inf).amax(1, keepdim=True)
-        above = (candidates > top).sum(1)
-        level = candidates == top
-        number = level.sum(1)
-        relevant = (level & block.wanted).sum(1)
+        users, items = block.wanted
+        top = candidates.new_full((len(candidates),), -torch.inf)
+        top.scatter_reduce_(0, users, candidates[users, items], "amax")
+        above = block.count(candidates.numpy() > top[:, None].numpy())
+        number = block.count(candidates.numpy() == top[:, None].numpy())
+        relevant = block.count_wanted(top)
         expected = (above + 1).double().reciprocal()
-        tied = ((relevant < number) & (top[:, 0] > -torch.inf)).nonzero()[:, 0]
+        tied = ((relevant < number) & (top > -torch.inf)).nonzero()[:, 0]
         if len(tied):
             expected[tied] = _first_of_tied(above[tied], number[tied], relevant[tied])
-        expected[top[:, 0] == -torch.inf] = 0.0
+        expected[top == -torch.inf] = 0.0
         return expected + block.nothing
 
 
@@ -100,11 +104,29 @@ def _first_of_tied(above: Tensor, number: Tensor, relevant: Tensor) -> Tensor:
     """Expected 1 / rank of the first relevant one of tied items in random order, `float64 [users]`:
     it is the x-th of T with probability C(T - x, R - 1) / C(T, R).
 
+    For R = 1 this is (H(a + T) - H(a)) / T with harmonic numbers H and a items above; splitting
+    1 / (a + x) gives it for R from R - 1. Where that would lose digits, its terms are added up.
+
     Args:
-        above: number of items with higher scores, `int64 [users]`.
+        above: a, number of items with higher scores, `int64 [users]`.
         number: T, `int64 [users]`.
         relevant: R >= 1, `int64 [users]`.
     """
+    a, t = above.double(), number.double()
+    harmonic = torch.digamma(a + t + 1) - torch.digamma(a + 1)
+    expected = harmonic / t
+    growth = relevant * (1 + a / t) ** relevant  # of a relative error
+    for r in range(2, int(relevant.max()) + 1):
+        more = r / ((r - 1) * (t - r + 1)) * ((a + t - r + 2) * expected - 1)
+        expected = torch.where(relevant >= r, more, expected)
+    unsure = (growth / harmonic > _GROWTH).nonzero()[:, 0]
+    if len(unsure):
+        expected[unsure] = _added_up(above[unsure], number[unsure], relevant[unsure])
+    return expected
+
+
+def _added_up(above: Tensor, number: Tensor, relevant: Tensor) -> Tensor:
+    """The same, `float64 [users]`, term by term."""
     x = torch.arange(1, int(number.max()) + 1, device=number.device)
     left = number[:, None] - x
     needed = relevant[:, None] - 1

@@ -95,6 +95,23 @@ class Mf(Model):
         summed = (product + gather_rows(parameters["item.bias"], rows)).squeeze(-1)
         return summed + parameters["user.bias"] + parameters["bias"]
 
+    def scores(self, parameters: Parameters, users: tuple[Tensor, ...]) -> Tensor:
+        """Scores of the whole catalogue, `[C, num_items]`; one product where clients share the
+        factors of items."""
+        table = parameters["item.factors"]
+        if len(table) > 1 and table.stride(0):
+            return super().scores(parameters, users)
+        products = parameters["user.factors"] @ table[0].T
+        if not self.config.biases:
+            return products
+        for offset in (
+            parameters["item.bias"][..., 0],
+            parameters["user.bias"],
+            parameters["bias"],
+        ):
+            products += offset
+        return products
+
     def kernel(self) -> KernelModel:
         """The declaration for native code: Q_i . p_u is one layer without features, whose weight is
         p_u."""

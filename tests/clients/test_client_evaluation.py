@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from clients.evaluation import evaluate_clients, mean_metrics
+from clients.evaluation import client_scores, evaluate_clients, mean_metrics
 from clients.hosting.node import Node
-from clients.training.one_client import update_of
+from clients.training.one_client import private_parameters, update_of
 from clients.training.round import train_clients
 from fedrec.data.population import Population
 from fedrec.data.split import Partition
@@ -131,6 +131,24 @@ def test_private_parameters_take_part_in_the_evaluation(node, theta):
     after = metrics_of(made, theta, order(epochs=0, **{"private-parameters": ["layer1.bias"]}))
     changed = (before["mae"] != after["mae"]).to_dict()
     assert changed == {0: False, 1: False, 2: True, 3: False}
+
+
+def test_scores_with_private_parameters_are_those_of_each_client(node, theta):
+    private = {"private-parameters": ["layer1.bias", "layer0.weight"]}
+    made = node(f"step.private-parameters={private['private-parameters']}")
+    train_clients(made, theta, TrainOrder(1, np.array([1, 2])))
+    step = made.step(Section.model_validate({"name": "sgd", "epochs": 0, **private}))
+    parameters = {name: torch.from_numpy(value) for name, value in theta.items()}
+    clients = np.arange(4)
+    found = client_scores(made, step, parameters, clients, 1)
+    kept = private_parameters(made, step, parameters, clients, 2)
+    assert not torch.equal(kept["layer1.bias"][1], kept["layer1.bias"][0])
+    codes = [torch.from_numpy(table) for table in made.population.feature_codes(clients)]
+    for place in clients:
+        own = {name: value[None] for name, value in parameters.items()}
+        own |= {name: value[place : place + 1] for name, value in kept.items()}
+        alone = made.model.scores(own, tuple(table[place : place + 1] for table in codes))
+        torch.testing.assert_close(found[place], alone[0])
 
 
 def test_rating_errors_of_known_predictions(node, theta):

@@ -3,6 +3,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import ir_measures
 import numpy as np
@@ -14,7 +15,10 @@ from ir_measures import AP, RR, P, R, ScoredDoc, Success, nDCG
 
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.lists import ranking_metrics
+from fedrec.evaluation.metrics import Metrics
+from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.block import RankedBlock
+from fedrec.metrics.whole_lists import _first_of_tied
 
 KS = (1, 3, 5, 10)
 
@@ -347,3 +351,54 @@ def test_a_masked_positive_counts_as_missed():
     # The other way: known items that are not masked compete.
     replaced = ranking_metrics(scores, **masks, ks=(1,), masked=torch.zeros(1, 4, dtype=torch.bool))
     assert replaced["recall@1"].item() == 0.0
+
+
+@pytest.mark.parametrize("levels", [None, 3000, 4])
+def test_lists_of_long_catalogues_are_those_of_sorting(levels):
+    scores, masks = random_block(3, users=3, items=6001, levels=levels)
+    lists = RankedBlock(scores, ks=(5,), **masks).lists
+    own = scores.masked_fill(masks["known"], -torch.inf)
+    assert torch.equal(lists, own.sort(dim=1, descending=True, stable=True).indices[:, :5])
+
+
+@pytest.mark.parametrize("levels", [None, 200, 4])
+def test_metrics_of_long_catalogues_are_those_of_their_best_items(levels):
+    """Items below all others, which no list reaches, change nothing."""
+    scores, masks = random_block(4, items=60, levels=levels)
+    far = torch.full((len(scores), 6000), -5.0, dtype=scores.dtype)
+    none = torch.zeros_like(far, dtype=torch.bool)
+    longer = {name: torch.cat([none, mask], 1) for name, mask in masks.items()}
+    found = ranking_metrics(torch.cat([far, scores], 1), **longer, ks=KS)
+    for name, values in ranking_metrics(scores, **masks, ks=KS).items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-12, err_msg=name)
+
+
+@given(
+    above=st.integers(0, 3000),
+    number=st.integers(2, 200),
+    share=st.floats(0.0, 1.0, exclude_max=True),
+)
+def test_the_first_of_tied_items_is_at_its_expected_reciprocal_rank(above, number, share):
+    relevant = 1 + int(share * (number - 1))
+    total = math.comb(number, relevant)
+    exact = sum(
+        Fraction(math.comb(number - x, relevant - 1), total * (above + x))
+        for x in range(1, number - relevant + 2)
+    )
+    numbers = (torch.tensor([value]) for value in (above, number, relevant))
+    assert float(_first_of_tied(*numbers)) == pytest.approx(float(exact), rel=1e-9)
+
+
+@pytest.mark.parametrize("levels", [None, 4])
+def test_a_block_about_other_items_is_a_block_of_these(levels):
+    scores, masks = random_block(5, levels=levels)
+    some = masks["relevant"] & (torch.arange(scores.shape[1]) % 2 == 0)
+    metrics = Metrics("ranking", EvaluationConfig(ks=KS))
+    block = RankedBlock(scores, ks=KS, **masks)
+    metrics.of_block(block)
+    found = metrics.of_block(block.about(some))
+    wanted = metrics.of_block(RankedBlock(scores, ks=KS, **{**masks, "relevant": some}))
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    with pytest.raises(ValueError, match="to be seen"):
+        block.about(~masks["seen"])

@@ -35,6 +35,11 @@ def test_a_prediction_is_biases_and_a_product():
         np.testing.assert_allclose(got[c].numpy(), expected, rtol=1e-5)
     scores = model.scores({n: torch.from_numpy(v) for n, v in own.items()}, ())
     torch.testing.assert_close(scores[0, [4, 0, 4]], got[0])
+    given = {n: torch.from_numpy(v) for n, v in own.items()}
+    for name in ("item.factors", "item.bias"):  # shared, as among clients with private factors
+        given[name] = given[name][:1].expand(2, *given[name].shape[1:])
+    wanted = model.predict(given, (), torch.arange(5).expand(2, -1))
+    torch.testing.assert_close(model.scores(given, ()), wanted)
 
 
 def test_without_biases_a_prediction_is_the_product_alone():
