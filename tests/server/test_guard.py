@@ -36,7 +36,7 @@ from tests.runs import assert_close, assert_same_run, parameters_in
 PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='autodp'}"
 POISSON = "sampler={name='poisson', cohort=6}"
 QUARTER = 0.25  # a noise multiplier of less noise than that of PRIVATE
-CHEAP = ("evaluation.fine-tune.epochs=0",)
+CHEAP = ("evaluation.fine-tune.epochs=0", "evaluation.every=0")
 STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
 STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
 

@@ -25,7 +25,7 @@ NESTED = (
 )
 PRIVATE = "privacy={epsilon=3.0, delta=1e-5, clip-norm=0.1, backend='pld', parameters=['item.id']}"
 PHASES = "privacy.phases={popularity={parameters=['item.bias'], clip-norm=2.0, noise-factor=3.0}}"
-CHEAP = ("model.item-bias=true", "evaluation.fine-tune.epochs=0")
+CHEAP = ("model.item-bias=true", "evaluation.fine-tune.epochs=0", "evaluation.every=0")
 
 
 def multipliers(folder):
