@@ -7,6 +7,7 @@ import importlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -34,10 +35,16 @@ FLWR_IN_CORE = Path("fedrec/protocol")
 FLWR_PRIVATE = (Path("simulations/engines/flwr_private.py"), Path("simulations/deployment/flower"))
 
 
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """All nodes of a source."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def imports(source: str) -> Iterator[str]:
     """Dotted names of everything that a source imports, also inside functions and by
     `import_module("...")`."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -46,10 +53,13 @@ def imports(source: str) -> Iterator[str]:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
             else:
                 yield node.module or ""
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
-            ("import_module", "__import__")
-        ):
+        elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
             yield from (str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant))
+
+
+def _called(node: ast.Call) -> str:
+    """Name of a function without its module or object."""
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
 
 
 def violations(file: Path, source: str) -> list[str]:
@@ -94,14 +104,15 @@ def modules() -> dict[str, Path]:
 
 def imported_modules(source: str, known: Iterable[str]) -> set[str]:
     """Those of `known` that a source imports, `from package import module` included."""
+    known = set(known)
     found = set(imports(source))
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = {f"{node.module}.{alias.name}" for alias in node.names} & set(known)
+            names = {f"{node.module}.{alias.name}" for alias in node.names} & known
             if len(names) == len(node.names):  # modules all: the package itself is not meant
                 found.discard(node.module or "")
             found |= names
-    return found & set(known)
+    return found & known
 
 
 def neighbours(sources: dict[str, str], files: dict[str, Path]) -> dict[Path, dict[str, set[str]]]:
