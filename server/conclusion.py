@@ -91,12 +91,16 @@ def conclude(
 
 
 def _cost(state: State) -> dict[str, float]:
-    """Bytes of the parameters, of all that was sent as dense arrays (down to and up from every
-    client of every round), and the peak memory of this process, in MiB."""
+    """Bytes of the parameters, of what was sent to and by the clients of all rounds, where the
+    strategy counts them, and the peak memory of this process, in MiB."""
     size = sum(value.nbytes for value in state.parameters.values())
-    clients = sum(float(row.get("num-clients", 0)) for row in state.rounds)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    return {"parameter-bytes": size, "bytes-sent": 2 * size * clients, "peak-memory-mib": peak}
+    sent = {
+        name: sum(float(row[name]) for row in state.rounds)
+        for name in ("bytes-up", "bytes-down")
+        if all(name in row for row in state.rounds)
+    }
+    return {"parameter-bytes": size, **sent, "peak-memory-mib": peak}
 
 
 def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -> dict[str, Report]:

@@ -2,7 +2,8 @@
 """The experiment of `fedrec try` for the user's own table of interactions. Models that represent
 users by features cannot learn from data without side features. The linear item-to-item model
 represents a user by its items; it is computed in two federated rounds, in each of which every
-client uploads once (counts, then products), and compared with popularity and centralised EASE. A
+client uploads once (counts, then products). It is trained unless ALS in rounds or popularity is
+better on validation users (`default_system`), and compared with popularity and centralised EASE. A
 fifth of the users are test users, each with one half of its items held out: the later one where the
 table has times, and then the baseline `transitions` tells whether the order of items pays, or else
 a random one. A tenth are validation users for tuning (`--set evaluation.held-out=validation`) and
@@ -37,12 +38,13 @@ from fedrec.data.readers.table import Table
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
-from fedrec.models.item_weights import ItemWeightsConfig
 from fedrec.runs.directory import runs_directory, stamp
 from fedrec.runs.result import Result
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.new_folders import require_new_folder
 from server.callbacks.base import Callback
+from simulations.default_system import LINEAR, MOST_ROWS, SystemChoice, choose, with_system
+from simulations.expected_traffic import traffic_lines
 from simulations.private_signal import Signal, signal_of
 from simulations.runner import run
 
@@ -61,30 +63,41 @@ class OwnSystem:
 
     Attributes:
         experiment: the resolved experiment.
+        items: number of items of the table.
+        rows_per_user: mean number of rows of a user.
         epsilon: target of differential privacy; None without privacy.
         signal: what its private model can learn; None without privacy.
+        choice: the system that is trained without privacy and item vectors.
     """
 
     experiment: Experiment
+    items: int
+    rows_per_user: float
     epsilon: float | None = None
     signal: Signal | None = None
+    choice: SystemChoice | None = None
 
     def lines(self) -> list[str]:
-        """Who trains and who is tested; under privacy also what is trained, and why."""
+        """Who trains and who is tested, and what devices send; under privacy also what is trained,
+        and why."""
         population = POPULATIONS.cached(self.experiment)
-        split = [] if population is None else [_split_line(population)]
+        said = [] if population is None else [_split_line(population)]
+        said += [] if self.choice is None else [self.choice.line()]
+        said += traffic_lines(self.experiment, self.items, self.rows_per_user)
         if self.epsilon is None or self.signal is None:
-            return split
-        return [*split, *self.signal.lines(self.epsilon)]
+            return said
+        return [*said, *self.signal.lines(self.epsilon)]
 
 
 def try_table(
     table: pd.DataFrame,
     *,
     epsilon: float | None = None,
+    system: str | None = None,
     overrides: Sequence[str] = (),
     output: str | Path | None = None,
     unrated: bool = False,
+    time_format: str | None = None,
     item_vectors: Sequence[str | Path] = (),
     callbacks: Sequence[Callback] = (),
     **columns: str,
@@ -95,10 +108,13 @@ def try_table(
     Args:
         table: one interaction per row.
         epsilon: target of user-level differential privacy, > 0; None: no privacy.
+        system: `linear`, `als` or `popularity`; None: the best one on validation users. Not under
+            privacy or with item vectors, which have systems of their own.
         overrides: texts such as `"seed=1"`.
         output: a new or empty folder, for the table (`table.csv`) and the run (`run`); default:
             below `$FEDREC_RUNS` or `runs/`.
         unrated: whether no column holds ratings: every row counts as liked.
+        time_format: form of the dates, as of `strptime`; ISO and dotted dates need none.
         item_vectors: files of dense vectors of the items, see `dataset.item-vectors`.
         callbacks: called on each event of the run.
         columns: names of the columns `user`, `item`, `rating` and `time` that are not recognised.
@@ -116,21 +132,22 @@ def try_table(
     require_new_folder(folder, fix="choose another output")
     file = folder / "table.csv"
     write_atomically(file, table.to_csv(index=False))
-    found = recognise(file, columns, rated=not unrated)
+    found = recognise(file, columns, rated=not unrated, time_format=time_format)
     for line in found.lines():
         log.info(line)
     for line in warnings(found):
         log.warning(line.removeprefix("warning: "))
-    system = own_system(
+    own = own_system(
         file,
         found,
         epsilon=epsilon,
+        system=system,
         overrides=overrides,
         item_vectors=[Path(path) for path in item_vectors],
     )
-    for line in system.lines():
+    for line in own.lines():
         log.info(line)
-    return run(system.experiment, output=folder / "run", callbacks=callbacks)
+    return run(own.experiment, output=folder / "run", callbacks=callbacks)
 
 
 def own_system(
@@ -138,6 +155,7 @@ def own_system(
     found: Recognised,
     *,
     epsilon: float | None = None,
+    system: str | None = None,
     overrides: Sequence[str] = (),
     item_vectors: Sequence[Path] = (),
 ) -> OwnSystem:
@@ -148,6 +166,7 @@ def own_system(
         path: the table.
         found: its recognised columns.
         epsilon: target of user-level differential privacy, > 0; None: no privacy.
+        system: see `try_table`.
         overrides: as for `--set`.
         item_vectors: files of dense vectors of the items.
 
@@ -169,12 +188,19 @@ def own_system(
         table["early-stopping"] = {}
     experiment = load(table, overrides)
     _refuse_other_data(experiment, table["dataset"])
+    _refuse_other_system(system, epsilon, item_vectors)
     settings = experiment.settings(DATASET)
-    if (settings.separator, settings.header) == (found.separator, found.header):
+    told = found.separator, found.header, found.time_format
+    if (settings.separator, settings.header, settings.time_format) == told:
         reader = Table(experiment.dataset.name, settings)
         rows = reader.described(reader.interactions(found.frame))
         POPULATIONS.hold(experiment, Population.of(experiment, rows))
-    return OwnSystem(experiment, epsilon, signal)
+    choice = None
+    if epsilon is None and not item_vectors:
+        choice = choose(table, system, overrides, found.rows)
+        if choice.system != "linear":
+            experiment = load(with_system(table, choice.system), overrides)
+    return OwnSystem(experiment, found.items, found.rows / found.users, epsilon, signal, choice)
 
 
 def _split_line(population: Population) -> str:
@@ -224,6 +250,19 @@ def _refuse_other_data(experiment: Experiment, known: Mapping[str, Any]) -> None
         )
 
 
+def _refuse_other_system(
+    system: str | None, epsilon: float | None, item_vectors: Sequence[Path]
+) -> None:
+    if system is not None and (epsilon is not None or item_vectors):
+        raise ExperimentError(
+            "a system is named where another one is trained",
+            expected="no system under privacy or with item vectors, which have fold-in, or private"
+            " popularity where noise would cover what it learns",
+            got=system,
+            fix="leave it out",
+        )
+
+
 def _experiment(
     path: Path, found: Recognised, epsilon: float | None, item_vectors: Sequence[Path]
 ) -> dict[str, Any]:
@@ -241,6 +280,8 @@ def _experiment(
         dataset["separator"] = found.separator
     if not found.header:
         dataset["header"] = False
+    if found.time_format is not None:
+        dataset["time-format"] = found.time_format
     if found.positive_above is None:
         dataset.pop("rating", None)
     if item_vectors:
@@ -252,7 +293,6 @@ def _experiment(
         "name": _name(path) + ("" if epsilon is None else "-private"),
         "title": f"Federated {kind} on {path.name}"
         + ("" if epsilon is None else f" at epsilon {epsilon:g}"),
-        "rounds": 2,
         **({} if found.positive_above is None else {"positive-above": found.positive_above}),
         "dataset": dataset,
         "split": {"name": "user-holdout", "split-by": "pairs"}
@@ -284,15 +324,6 @@ def _popularity_alone(table: dict[str, Any], path: Path, epsilon: float) -> dict
     }
 
 
-LINEAR: dict[str, Any] = {
-    "model": {"name": "item-weights"},
-    "step": {"name": "gram"},
-    "strategy": {"name": "popularity-start", "main": {"name": "gram"}},
-    "sampler": {"name": "full"},
-}
-"""Model, step, strategy and sampler of the federated linear item-to-item model."""
-
-
 def fold_in_system(
     epsilon: float | None, items: int, rows_per_user: float, *, rated: bool = False
 ) -> dict[str, Any]:
@@ -307,6 +338,7 @@ def fold_in_system(
     most = 1000 if epsilon is None else 300  # fewer are more robust to noise
     weight = _LOW_RATED if rated else 0.0
     system: dict[str, Any] = {
+        "rounds": 2,
         "model": {"name": "fold-in", "items": max(1, min(items, most)), "low-rated": weight},
         "step": {"name": "gram", "exponent": 0.2, "low-rated": weight},
         "strategy": {
@@ -351,13 +383,6 @@ def warnings(found: Recognised) -> list[str]:
             f"warning: only {test} test user{'s' if test > 1 else ''}: differences between systems"
             " will be mostly chance"
         )
-    weighted = ItemWeightsConfig.model_fields["items"].default
-    if found.items > weighted:
-        said.append(
-            f"warning: only the {weighted:,} most popular of {found.items:,} items get weights, and"
-            " the others are recommended behind these, by popularity (--set model.items=...; time,"
-            " memory and what clients send grow with its square)"
-        )
     if 2 * found.divisible < found.users:
         said.append(
             f"warning: only {found.divisible:,} of {found.users:,} users have two different items;"
@@ -372,13 +397,19 @@ def warnings(found: Recognised) -> list[str]:
 
 
 def _baselines(epsilon: float | None, found: Recognised) -> list[Any]:
-    ease: Any = "ease" if found.items <= _EASE_ITEMS else {"name": "ease", "max-items": _EASE_ITEMS}
     order = ["transitions"] if "time" in found.columns else []
-    plain = ["popularity", ease, *order, "random"]
+    plain = ["popularity", *_strongest(found), *order, "random"]
     if epsilon is None:
         return plain
     clip = _count_clip(found.rows / found.users)
     return [{"name": "dp-popularity", "epsilon": epsilon, "clip-norm": clip}, *plain]
+
+
+def _strongest(found: Recognised) -> list[Any]:
+    """EASE; iALS, which stands in for it, for large catalogues; neither of too many rows."""
+    if found.items <= _EASE_ITEMS:
+        return ["ease"]
+    return [] if found.rows > MOST_ROWS else [{"name": "ease", "max-items": _EASE_ITEMS}]
 
 
 def _name(path: Path) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -27,8 +27,9 @@ from fedrec.experiment.sections import Section
 from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
+from fedrec.protocol.compact import network_bytes
 from fedrec.protocol.messages import pack_train, unpack_each, unpack_sum
-from fedrec.protocol.orders import Reply, TrainEach, TrainOrder, Weighting
+from fedrec.protocol.orders import Reply, TrainEach, TrainOrder, TrainSum, Weighting
 from fedrec.protocol.sparse_update import Change, SparseUpdate, added, apply_changes, dense_change
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from strategies._server_rate import ServerRate
@@ -150,6 +151,9 @@ class CohortStrategy(Strategy):
         self._theta: dict[str, np.ndarray] = {}
         self._asked: dict[int, int] = {}
         self._open: set[int] = set()  # clients of the round that have not answered
+        self._whole = 0  # bytes of the shared parameters
+        self._down = 0  # bytes to the clients of the round
+        self._requested = 0  # bytes of what they asked for before
         self.privacy: DpFedAvg | None = None
         self.watch: Callable[[int, Mapping[str, np.ndarray]], None] | None = None
 
@@ -269,10 +273,19 @@ class CohortStrategy(Strategy):
         protection = None if self.privacy is None else self.privacy.protection(list(self._theta))
         self._asked = {}
         self._open = set()
+        self._whole = network_bytes(self._theta)
+        self._down = 0
+        self._requested = 0
         groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
         for node, clients, sent in self._sent(server_round, groups, arrays):
             self._asked[node] = len(clients)
             self._open.update(clients.tolist())  # each may answer once
+            if sent is arrays:
+                self._down += self._whole * len(clients)
+            else:
+                own = zero_copy_arrays(sent)
+                self._down += network_bytes(own)
+                self._requested += ItemRequests.read(own).items.nbytes
             each = self.reply == "each"
             order = TrainOrder(
                 server_round, clients, self.weighting, self.step, protection=protection, each=each
@@ -300,7 +313,11 @@ class CohortStrategy(Strategy):
         clients = sum(reply.clients for reply in sums)
         reported = clients if self.privacy is None else self.privacy.reported_clients(clients)
         metrics = MetricRecord(
-            {"num-clients": reported, "num-examples": sum(reply.examples for reply in sums)}
+            {
+                "num-clients": reported,
+                "num-examples": sum(reply.examples for reply in sums),
+                **self._traffic(sums, reported),
+            }
         )
         losses = sum(reply.losses for reply in sums)
         if losses:
@@ -346,10 +363,20 @@ class CohortStrategy(Strategy):
             self._open -= set(clients)
         answers = [reply for reply in answers if len(reply.clients)]
         if not answers:
-            return None, MetricRecord({"num-clients": 0, "num-examples": 0})
+            return None, MetricRecord(
+                {"num-clients": 0, "num-examples": 0, "bytes-up": 0, "bytes-down": self._down}
+            )
         each = TrainEach.joined(answers)
         count = len(each.clients)
-        metrics = MetricRecord({"num-clients": count, "num-examples": int(each.examples.sum())})
+        up = self._requested + network_bytes(each.updates.arrays())
+        metrics = MetricRecord(
+            {
+                "num-clients": count,
+                "num-examples": int(each.examples.sum()),
+                "bytes-up": up,
+                "bytes-down": self._down,
+            }
+        )
         losses = each.losses[np.isfinite(each.losses)]
         if len(losses):
             metrics["loss"] = float(losses.mean())
@@ -362,6 +389,16 @@ class CohortStrategy(Strategy):
         return to_record(
             {name: theta[name].astype(kind, copy=False) for name, kind in kinds.items()}
         )
+
+    def _traffic(self, sums: Sequence[TrainSum], reported: int) -> dict[str, int]:
+        """Bytes from and to the clients of a round: whole updates where nodes do not tell, and
+        those of the reported number of clients if cohorts are secret."""
+        names = {name for reply in sums for name in reply.total}
+        whole = sum(self._theta[name].nbytes for name in names & self._theta.keys())
+        if self.privacy is not None and self.privacy.hides_cohorts:
+            return {"bytes-up": reported * whole, "bytes-down": reported * self._whole}
+        up = sum(reply.sent or reply.clients * whole for reply in sums)
+        return {"bytes-up": up, "bytes-down": self._down}
 
     def _summed(self, name: str, changes: list[Change]) -> Change:
         """The nodes' sums of one parameter, in node order."""

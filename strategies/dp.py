@@ -114,7 +114,12 @@ class DpFedAvg:
     def reported_clients(self, clients: int) -> int:
         """The number of clients in a round's metrics: in secure mode the expected one, as
         cohorts are secret."""
-        return round(self.plan.denominator) if self.plan.config.mode == "secure" else clients
+        return round(self.plan.denominator) if self.hides_cohorts else clients
+
+    @property
+    def hides_cohorts(self) -> bool:
+        """Whether the cohorts, and all that is counted of their clients, are secret."""
+        return self.plan.config.mode == "secure"
 
     def state(self) -> dict[str, np.ndarray]:
         """The present clip norm, which adaptive clipping moves, and what the mechanism keeps; of

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,6 +67,11 @@ class Updates(Outcome):
             for place, share in enumerate(shares.tolist()):
                 if share:  # a client of weight 0 must not add NaN
                     totals[name].add_(self.changes[name][place], alpha=share)
+
+    def changed_rows(self, name: str) -> np.ndarray | None:
+        if name not in self.changes:
+            return np.zeros(len(self.block), dtype=np.int64)
+        return np.array(self.block.touched_counts) if name in self.item_tables else None
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         found = {}
@@ -182,6 +188,10 @@ class PartialUpdates(Outcome):
                 if part.columns is not None:
                     raise ValueError(f"Expected whole rows of {name!r}, got some columns.")
                 total.add(part.rows.cpu().numpy(), (share * part.values).cpu().numpy())
+
+    def changed_rows(self, name: str) -> np.ndarray:
+        own = [len(parts[name].rows) if name in parts else 0 for parts in self.changes]
+        return np.array(own, dtype=np.int64)
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         own = {name: value.clone() for name, value in self.start.items()}

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
 from fedrec.factors.outer_products import add_outer_products
+from fedrec.protocol.compact import bytes_of_triangle
 from fedrec.protocol.sparse_update import SparseAccumulator
 from fedrec.runtime.distinct import distinct
 
@@ -91,6 +92,21 @@ class VectorUpdates(Outcome):
         changed = distinct(self.rows)
         summed = self._weighted_sum(shares, int(changed.max(initial=-1)) + 1)
         total.add(changed, summed[changed, None])
+
+    def changed_rows(self, name: str) -> np.ndarray:
+        if name != self.name or not len(self.rows):
+            return np.zeros(len(self.block), dtype=np.int64)
+        table = self.start[name]
+        rows = self.rows if self.outer else self.rows // max(1, table[:1].numel())
+        pairs = distinct(self._places * len(table) + rows)
+        return np.bincount(pairs // len(table), minlength=len(self.block))
+
+    def _bytes_of(self, name: str) -> int:
+        if not self.outer:
+            return super()._bytes_of(name)
+        number = self.start[name].element_size()
+        rows = self.changed_rows(name)
+        return int(bytes_of_triangle(rows, number, self.start[name].nbytes).sum())
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         found = {name: value.unsqueeze(0) for name, value in self.start.items()}

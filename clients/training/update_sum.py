@@ -66,6 +66,7 @@ class UpdateSum:
         self.unclipped = 0
         self.loss = 0.0
         self.losses = 0
+        self.sent = 0
 
     def add_block(self, clients: Sequence[int], trained: Outcome) -> None:
         """The updates of a whole block."""
@@ -78,6 +79,8 @@ class UpdateSum:
             else np.zeros(len(clients))
         )
         shares = self._shares(examples, norms)
+        own = sum(self.arrays[name].nbytes for name in self._sent) * len(clients)
+        self.sent += own if self._noisy else trained.sent_bytes(self._sent)
         if self._noisy:
             for place, client in enumerate(clients):
                 whole = trained.changes_of(place)
@@ -106,6 +109,7 @@ class UpdateSum:
             self.loss,
             self.losses,
             self.unclipped,
+            self.sent,
         )
 
     @property

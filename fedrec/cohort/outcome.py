@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedrec.cohort.block import Block
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
+from fedrec.protocol.compact import bytes_of_rows
 from fedrec.protocol.sparse_update import SparseAccumulator, SparseUpdate
 
 
@@ -51,6 +52,23 @@ class Outcome(ABC):
             shares: `float64 [C]`; a client with share 0 adds nothing, even if its update is not
                 finite.
         """
+
+    def changed_rows(self, name: str) -> np.ndarray | None:
+        """Number of rows of a parameter that each client may have changed, `int64 [C]`; None: all,
+        unless a subclass knows better."""
+        return None
+
+    def sent_bytes(self, names: Collection[str]) -> int:
+        """Bytes that the clients send of the named parameters, each as a device of its own."""
+        return sum(self._bytes_of(name) for name in names)
+
+    def _bytes_of(self, name: str) -> int:
+        value = self.start[name]
+        rows = self.changed_rows(name)
+        if rows is None or not value.ndim:
+            return len(self.block) * value.nbytes
+        row = value[:1].numel() * value.element_size()
+        return int(bytes_of_rows(rows, row, value.nbytes).sum())
 
     def left_out(self, shares: Tensor) -> float:
         """Variance of noise that belongs on every coordinate of the sum with these shares, `float64

@@ -97,6 +97,11 @@ class Trained(Outcome):
         given = self.start[name].numpy(), block, counts, self.values[name].numpy(), shares.numpy()
         total.used = add_rows(*sums, total.used, *given)
 
+    def changed_rows(self, name: str) -> np.ndarray | None:
+        if name not in self.values:
+            return np.zeros(len(self.block), dtype=np.int64)
+        return np.array(self.block.touched_counts) if name in self.item_tables else None
+
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         own = {
             name: value.unsqueeze(0)

@@ -9,6 +9,7 @@ client after the other is the case C = 1.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -242,9 +243,20 @@ class HistoryModel(Model):
 class ProductsConfig(Config):
     """Settings of the products: how many items they are about."""
 
-    items: int = Field(default=4000, ge=1, le=20_000)
-    """m, the number of most popular items that products are about; at most the catalogue. Memory
-    grows with its square: 4,000 items take 64 MB."""
+    items: int | None = Field(default=None, ge=1, le=20_000)
+    """m, the number of most popular items that products are about; at most the catalogue. Default:
+    as many as `traffic-limit` permits. Memory grows with its square."""
+    traffic_limit: float = Field(default=64.0, gt=0, le=1600)
+    """Largest size of the m x m numbers, in MB: 64 MB are 4,000 items. A device sends at most half
+    of it, and receives all of it where it recommends by weights. Without effect if `items` is
+    given."""
+
+    @property
+    def most_items(self) -> int:
+        """m for a catalogue of that size or larger."""
+        if self.items is not None:
+            return self.items
+        return max(1, math.isqrt(int(self.traffic_limit * 1e6) // 4))
 
 
 class ProductsModel(HistoryModel):
@@ -262,5 +274,5 @@ class ProductsModel(HistoryModel):
 
     def __init__(self, config: ProductsConfig, schema: Schema) -> None:
         super().__init__(config, schema)
-        self.size = min(config.items, schema.num_items)
+        self.size = min(config.most_items, schema.num_items)
         self.refuse_ratings()

@@ -37,7 +37,7 @@ PRODUCTS = "item.products"
 class FoldInConfig(PublicPriorConfig, ProductsConfig):
     """Settings of the embeddings and of users' histories."""
 
-    items: int = Field(default=600, ge=1, le=20_000)
+    items: int | None = Field(default=600, ge=1, le=20_000)
     """m, the number of most popular items that products are about; at most the catalogue. Memory
     grows with its square: 600 items take 1.4 MB."""
     factors: Width = 64

@@ -150,6 +150,7 @@ def pack_sum(reply: TrainSum) -> RecordDict:
             "loss-sum": float(reply.loss),
             "loss-count": int(reply.losses),
             "unclipped": int(reply.unclipped),
+            "bytes": int(reply.sent),
         }
     )
     arrays = {
@@ -169,6 +170,7 @@ def unpack_sum(content: RecordDict) -> TrainSum:
         loss=float(metrics["loss-sum"]),
         losses=int(metrics["loss-count"]),
         unclipped=int(metrics["unclipped"]),
+        sent=int(metrics["bytes"]),
     )
 
 

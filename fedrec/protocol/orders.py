@@ -122,6 +122,8 @@ class TrainSum:
         losses: number of clients with training examples.
         unclipped: number of clients whose update was within the clip norm, if the order asked for
             it.
+        sent: bytes that its clients would send, each as a device of its own (`compact`); 0 if that
+            is not told.
     """
 
     total: dict[str, Change]
@@ -131,6 +133,7 @@ class TrainSum:
     loss: float
     losses: int
     unclipped: int = 0
+    sent: int = 0
 
 
 @dataclass(frozen=True, eq=False)

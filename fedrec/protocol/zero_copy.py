@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from fedrec.protocol import serialization
+from fedrec.protocol import compact, serialization
 from fedrec.runtime.shared_memory import SharedArray, is_shared, kept_open, private
 
 _NUMPY = "numpy.ndarray"  # Flower's name of numpy's file format
@@ -136,16 +136,18 @@ def from_the_network(content: RecordDict) -> RecordDict:
         if list(record) == [_PACKED]:
             with contextlib.suppress(Exception):  # untrusted input may be anything
                 parts = serialization.opened(record[_PACKED].data)
-                content[key] = ArrayRecord(
-                    {p.name: Array(p.dtype, p.shape, p.stype, p.data) for p in parts}
-                )
+                content[key] = to_record({part.name: _opened(part) for part in parts})
     return content
 
 
 def _packed_record(record: ArrayRecord) -> ArrayRecord:
     parts = [
-        serialization.PackedArray(name, a.dtype, tuple(a.shape), a.stype, a.data)
-        for name, a in record.items()
+        serialization.PackedArray(name, array.dtype.str, array.shape, *compact.compacted(array))
+        for name, array in zero_copy_arrays(record).items()
     ]
     whole = serialization.packed(parts)
     return ArrayRecord({_PACKED: Array("uint8", (len(whole),), _PACKED, whole)})
+
+
+def _opened(part: serialization.PackedArray) -> np.ndarray:
+    return compact.expanded(part.stype, part.data, np.dtype(part.dtype), part.shape)

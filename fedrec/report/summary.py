@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrec.components.registry import MODEL
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.metrics import lower_is_better, main_metric
 from fedrec.experiment.phases import last_phase
 from fedrec.experiment.tables import EvaluationConfig
+from fedrec.factors.chosen_items import BIAS
+from fedrec.models.base import ProductsConfig
 from fedrec.report.bootstrap import bootstrap_intervals
 from fedrec.report.input_codes import budgets, input_codes
 from fedrec.report.inputs import system_inputs
@@ -128,7 +131,24 @@ def summary_notes(result: Result) -> list[str]:
     if result.experiment.privacy is not None and _is_popularity(result):
         return _against_chance(result, name)
     notes = _below_popularity(result, name) + _without_private_popularity(result)
-    return notes + _worth_of_order(result, name)
+    return notes + _worth_of_order(result, name) + _without_products(result)
+
+
+def _without_products(result: Result) -> list[str]:
+    """How much of the catalogue a model of products recommends by popularity alone, and why."""
+    items = len(result.parameters.get(BIAS, ()))
+    try:
+        settings = result.experiment.settings(MODEL)
+    except ExperimentError:  # as above
+        return []
+    if not isinstance(settings, ProductsConfig) or settings.most_items >= items:
+        return []
+    limit = f"model.traffic-limit = {settings.traffic_limit:g} MB"
+    return [
+        f"{settings.most_items:,} of {items:,} items are recommended by products (limit:"
+        f" {limit if settings.items is None else 'model.items'}); the rest follows behind these, by"
+        " popularity"
+    ]
 
 
 def significance_line(result: Result) -> str:

@@ -91,4 +91,5 @@ def decoded(vector: np.ndarray, shapes: Shapes, bits: int) -> TrainSum:
         loss=found["loss"],
         losses=round(found["losses"]),
         unclipped=round(found["unclipped"]),
+        sent=round(found["clients"]) * vector.nbytes,
     )

@@ -267,6 +267,9 @@ def _inspected(
     strange = set(found.total) ^ set(theta if unprotected else found.total.keys() & theta.keys())
     if strange:
         raise ValueError(f"unknown or missing parameters {sorted(strange)[:3]}")
+    most = asked.clients * 2 * sum(table.nbytes for table in theta.values())
+    if not 0 <= found.sent <= most:
+        raise ValueError(f"{found.sent} bytes of {asked.clients} clients")
     for name, change in found.total.items():
         if not is_change(change, theta[name]):
             raise ValueError(f"{name!r} has a wrong shape or is not finite")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedrec.attacks.leaky_negatives import marked
+from fedrec.data.cache import POPULATIONS
 from fedrec.evaluation.groups import group_gaps
 from fedrec.experiment.loading import read
 from fedrec.experiment.tables import TRIED
@@ -18,7 +19,6 @@ from fedrec.report.rows import epsilon_of
 from fedrec.runs.result import Result
 from simulations.bench.declaration import Bench, BenchCell
 from simulations.bench.probe import never_drawn
-from simulations.bench.traffic import Traffic, traffic
 from simulations.study.runs import SYSTEM, finished, values
 from simulations.study.study import Found, Study, Task, TaskJob
 from simulations.study.templates import filled
@@ -185,10 +185,12 @@ def measure_cell(
     yield from values(result, dataset, {label: row}, {n: n for n in (*QUALITY, *SPREAD)})
     for name, value in _further(result, label).items():
         yield Found(dataset, row, name, value, lower_is_better=True)
-    nothing = Traffic(math.nan, math.nan)  # of systems that have everybody's data in one place
-    sent = traffic(result, job.folder / "traffic") if label == SYSTEM else nothing
-    yield Found(dataset, row, UP, sent.up, lower_is_better=True)
-    yield Found(dataset, row, DOWN, sent.down, lower_is_better=True)
+    for name, column in ((UP, "bytes-up"), (DOWN, "bytes-down")):
+        sent = math.nan  # by systems that have everybody's data in one place
+        if label == SYSTEM:
+            clients = len(POPULATIONS.population(result.experiment).training_clients)
+            sent = round(result.rounds[column].to_numpy().sum() / clients)
+        yield Found(dataset, row, name, sent, lower_is_better=True)
     chance = np.array([CHANCE])  # nothing is drawn by centralised systems here
     if label == SYSTEM:
         chance = never_drawn(result.experiment)[f"hits-of-100@{K}"]

@@ -21,8 +21,10 @@ from fedrec.experiment.schema import Experiment
 from fedrec.runs.result import Result
 from simulations.cli import app
 from simulations.cli.experiments.own_data import own_table
+from simulations.default_system import TITLES
 from simulations.own_data import fold_in_system, try_table
 from simulations.private_signal import signal_of
+from simulations.runner import run
 
 COLUMNS = ("user", "item", "rating", "time")
 
@@ -41,9 +43,8 @@ def written(tmp_path, head="Menge", users=40, each=6):
 
 def experiment(file, overrides=(), **columns):
     roles = {role: columns.get(role) for role in COLUMNS}
-    return own_table(
-        file, roles, None, unrated=False, overrides=list(overrides), quiet=False
-    ).table()
+    given = {"overrides": list(overrides), "system": "linear"}
+    return own_table(file, roles, None, unrated=False, quiet=False, **given).table()
 
 
 def test_quantities_are_no_ratings_and_what_was_taken_is_said_first(tmp_path, capsys):
@@ -245,16 +246,19 @@ def test_pipes_and_devices_are_refused(tmp_path, command):
         assert "a pipe or a device" in str(done.exception)
 
 
-@pytest.mark.parametrize(("options", "built"), [([], 1), (["--epsilon", "50"], 2)])
+@pytest.mark.parametrize(
+    ("options", "built"), [(["--system", "linear"], 1), (["--epsilon", "50"], 2)]
+)
 def test_the_table_is_read_once_and_the_experiment_built_once(
     tmp_path, monkeypatch, options, built
 ):
-    """A private system is built once more, to ask whether it can learn anything."""
+    """Before, its first rows are looked at. A private system is built once more, to ask whether it
+    can learn anything."""
     reads, builds, read, parse = [], [], pd.read_csv, Experiment.parse.__func__
     file = written(tmp_path)
 
     def counted(path, **settings):
-        reads.extend([path] if path == file else [])
+        reads.extend([path] if path == file and settings["nrows"] is None else [])
         return read(path, **settings)
 
     def parsed(cls, settings, *, at=""):
@@ -393,4 +397,60 @@ def test_a_large_catalogue_says_how_much_of_it_is_recommended(tmp_path, capsys):
     random = np.random.default_rng(0)
     rows = [(user, item) for user in range(500) for item in random.choice(6000, 24)]
     experiment(table_of(tmp_path, rows))
-    assert "only the 4,000 most popular of 5,1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the 4,000 most popular of 5,1" in said and "64 MB" in said
+    # 24 rows: 12 bytes each, then 8 each and 24 * 25 / 2 products of 4 bytes
+    assert f"24 rows sends about {(24 * 20 + 1200) / 1000:.3g} kB" in said
+    experiment(table_of(tmp_path, rows), ["model.traffic-limit=1.0"])
+    assert "the 500 most popular of 5,1" in capsys.readouterr().err
+
+
+def clustered(tmp_path, users=200):
+    """Users of two tastes: half of the items each, any of them alike."""
+    random = np.random.default_rng(0)
+    rows = [
+        (user, 30 * (user % 2) + item)
+        for user in range(users)
+        for item in random.choice(30, 12, replace=False)
+    ]
+    return table_of(tmp_path, rows)
+
+
+def test_the_best_system_on_validation_users_is_trained_and_named(tmp_path, capsys):
+    """Popularity does not know tastes; what is said of the others is what they have in runs of
+    their own on validation users."""
+    file = clustered(tmp_path)
+    roles = dict.fromkeys(COLUMNS)
+    chosen = own_table(file, roles, None, unrated=False, overrides=[], quiet=False)
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "system: " in line]
+    names = {"item-weights": "linear item-to-item model", "ials": "alternating least squares"}
+    assert f"system: {names[chosen.model.name]}, the best" in said
+    held_out = ["evaluation.held-out=validation", "evaluation.baselines=[]"]
+    for system, title in TITLES.items():
+        own = own_table(
+            file, roles, None, unrated=False, overrides=held_out, quiet=True, system=system
+        )
+        found = run(own, output=tmp_path / system).metrics["ndcg@10"]
+        assert re.search(rf"{title}[^;,]* {found:.4f}|{title}, [^;]* {found:.4f}", said), system
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--system", "popularity"], "as asked for"),
+        (["-s", "model.items=20"], "whose settings are given"),
+    ],
+)
+def test_a_system_that_is_asked_for_is_not_compared(tmp_path, words, reason):
+    done = CliRunner().invoke(
+        app, ["try", str(clustered(tmp_path)), *words, "-o", str(tmp_path / "run")]
+    )
+    assert done.exit_code == 0 and reason in done.output
+    rounds = Result.load(tmp_path / "run").rounds
+    assert len(rounds) == (1 if "popularity" in words else 2)
+
+
+@pytest.mark.parametrize("words", [["--system", "forest"], ["--system", "als", "--epsilon", "5"]])
+def test_other_systems_are_refused(tmp_path, words):
+    done = CliRunner().invoke(app, ["try", str(clustered(tmp_path)), *words])
+    assert isinstance(done.exception, ExperimentError)

@@ -78,7 +78,9 @@ def test_reptile_is_equation_6():
     found = from_record(arrays)
     assert found["w"].tolist() == [2.5, 1.5] and found["b"].tolist() == 10.25
     assert found["w"].dtype == np.float32 and found["b"].shape == ()
-    assert dict(metrics) == {"num-clients": 3, "num-examples": 12, "loss": 0.5}
+    sent = 3 * 4 * (2 + 1)  # three clients get w and b and send both, as the nodes do not tell
+    counts = {"num-clients": 3, "num-examples": 12, "bytes-up": sent, "bytes-down": sent}
+    assert dict(metrics) == counts | {"loss": 0.5}
 
 
 @pytest.mark.parametrize(("round_number", "moved"), [(1, 8), (2, 6), (4, 2), (5, 0), (9, 0)])
@@ -138,7 +140,8 @@ def test_without_any_answer_the_parameters_stay(cohort):
     arrays, metrics = strategy.aggregate_train(
         1, [Message(Error(2, "x"), reply_to=message) for message in messages]
     )
-    assert arrays is None and dict(metrics) == {"num-clients": 0, "num-examples": 0}
+    down = {"bytes-up": 0, "bytes-down": 4 * (2 + 1) * len(cohort)}
+    assert arrays is None and dict(metrics) == {"num-clients": 0, "num-examples": 0} | down
 
 
 def test_a_round_without_anything_to_learn_from_has_no_loss():

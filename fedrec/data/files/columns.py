@@ -12,7 +12,7 @@ import pandas as pd
 from fedrec.errors import DataError
 
 _DOTTED = re.compile(r"^\s*(\d{1,2})\.(\d{1,2})\.(\d{4})(?=$|[ T])")  # day, month, year
-_TIME = "a number or a date, such as 2022-05-26 or 26.05.2022"
+_TIME = "a number or a date, such as 2022-05-26 or 26.05.2022 (others with a time format)"
 
 
 def typed(column: pd.Series) -> pd.Series:
@@ -50,10 +50,10 @@ def numbers_of(column: pd.Series, path: Path) -> np.ndarray:
     return values
 
 
-def times_of(column: pd.Series, path: Path) -> np.ndarray:
+def times_of(column: pd.Series, path: Path, form: str | None = None) -> np.ndarray:
     """Times, `int64 [rows]`, one per row: numbers unchanged, dates as seconds since 1970. A date
     is in ISO format (2022-05-26) or dotted with the day first (26.05.2022), each with or without a
-    time of day.
+    time of day; or of the given form, such as `"%d/%m/%Y %H:%M"`.
 
     A column must not contain both: among dates, "1005" might be a year or a number of seconds.
 
@@ -61,6 +61,10 @@ def times_of(column: pd.Series, path: Path) -> np.ndarray:
         DataError: a value is missing, is neither a number nor a date, is of the other kind, or
             exceeds 64 bits.
     """
+    if form is not None:
+        dates = dates_of(column, form)
+        _require_all(column, np.asarray(dates.notna()), path, f"a date of the form {form!r}")
+        return _seconds(dates)
     if pd.api.types.is_bool_dtype(column):
         _require_all(column, np.zeros(len(column), dtype=bool), path, _TIME)
     if pd.api.types.is_numeric_dtype(column):
@@ -74,11 +78,14 @@ def times_of(column: pd.Series, path: Path) -> np.ndarray:
     dates = dates_of(column)
     _require_all(column, numeric | np.asarray(dates.notna()), path, _TIME)
     _require_all(column, ~numeric, path, "a date, as other rows have dates")
-    return np.asarray(dates.dt.tz_localize(None), dtype="datetime64[s]").astype(np.int64)
+    return _seconds(dates)
 
 
-def dates_of(column: pd.Series) -> pd.Series:
+def dates_of(column: pd.Series, form: str | None = None) -> pd.Series:
     """Dates in UTC, as accepted by `times_of`; missing where a value is none."""
+    if form is not None:
+        texts = column.astype(str)
+        return pd.Series(pd.to_datetime(texts, utc=True, errors="coerce", format=form))
     if pd.api.types.is_datetime64_any_dtype(column):
         return pd.Series(pd.to_datetime(column, utc=True, errors="coerce"))
     texts = column.astype(str)
@@ -86,6 +93,10 @@ def dates_of(column: pd.Series) -> pd.Series:
     if dotted.any():
         column = column.where(~dotted, texts.str.replace(_DOTTED, _day_last, regex=True))
     return pd.Series(pd.to_datetime(column, utc=True, errors="coerce", format="ISO8601"))
+
+
+def _seconds(dates: pd.Series) -> np.ndarray:
+    return np.asarray(dates.dt.tz_localize(None), dtype="datetime64[s]").astype(np.int64)
 
 
 def _day_last(found: re.Match[str]) -> str:

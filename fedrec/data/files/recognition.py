@@ -29,7 +29,8 @@ from fedrec.runtime.distinct import distinct
 ROLES = ("user", "item", "rating", "time")
 _UNFIT = {
     "rating": "not every row has a finite number there (with a decimal point)",
-    "time": "not every row has a number or a date (2024-12-31 or 31.12.2024) there",
+    "time": "not every row has a number or a date (2024-12-31 or 31.12.2024) there; if all dates"
+    " have another form, say which (--time-format '%m/%d/%Y')",
 }
 _TIMES_USED = (
     "; of test users the later half of the items is held out"
@@ -48,10 +49,11 @@ _NAMES = {
     "venueid location locationid game gameid app appid parentasin content contentid stockcode url",
     "rating": "rating ratings rate score stars star overall reviewoverall bookrating grade "
     "userrating reviewrating ratingscore reviewscore bewertung bewertungen sterne wertung "
-    "valoracion calificacion puntuacion etoiles voto valutazione avaliacao",
+    "valoracion calificacion puntuacion etoiles voto valutazione avaliacao note",
     "time": "time timestamp ts date datetime day unixreviewtime reviewtime created createdat "
     "ratedat when eventtime orderdate invoicedate purchasedate timestampms "
-    "datum zeit zeitpunkt bestelldatum kaufdatum rechnungsdatum fecha",
+    "datum zeit zeitpunkt bestelldatum kaufdatum rechnungsdatum fecha "
+    "bestellzeit bestellzeitpunkt fechahora horodatage tijd data",
 }
 _SEPARATORS = (",", "\t", ";", "|")
 _DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
@@ -59,6 +61,7 @@ _VALUE = rf"-?\d+(\.\d+)?|({_DATE}).*"  # numbers and dates are values, not name
 _SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
 _TOP = 100.0
 _SCALES = (5.0, 10.0)  # best ratings of the usual scales, for columns without a name
+_FIRST_ROWS = 1000  # by which a column shows that it holds no times
 _FIRST_TIME = 3e8  # seconds since 1970; earlier times than 1979 are more likely to be counts
 
 
@@ -81,6 +84,7 @@ class Recognised:
         unfit: role -> column with a name of that role, whose values cannot be read as such.
         header: whether the first line of a CSV file has names; otherwise columns are named by their
             positions.
+        time_format: form of dates, as given.
         frame: the columns that were read.
     """
 
@@ -97,6 +101,7 @@ class Recognised:
     ignored: tuple[str, ...]
     unfit: dict[str, str]
     header: bool = True
+    time_format: str | None = None
     frame: Columns = field(default_factory=dict, repr=False, compare=False)
 
     def lines(self) -> list[str]:
@@ -135,7 +140,11 @@ class Recognised:
 
 
 def recognise(
-    path: Path, given: Mapping[str, str] | None = None, *, rated: bool = True
+    path: Path,
+    given: Mapping[str, str] | None = None,
+    *,
+    rated: bool = True,
+    time_format: str | None = None,
 ) -> Recognised:
     """Recognise the columns of a table of interactions.
 
@@ -144,6 +153,7 @@ def recognise(
             row, and the first two columns that are not `given` hold the users and the items.
         given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
         rated: whether a column may be taken for ratings; otherwise every row counts as liked.
+        time_format: form of dates, as of `strptime`; None: ISO, or dotted with the day first.
 
     Raises:
         DataError: there is no such file, an id is missing, a named column is missing, named twice
@@ -158,9 +168,11 @@ def recognise(
     )
     names = [name for name in column_names(path, layout) if name not in nested]
     _require_two(path, names)
-    frame = read_table(path, replace(layout, columns=_types(names, given)))
+    needed = _needed(path, names, layout, given, time_format)
+    frame = read_table(path, replace(layout, columns=_types(needed, given)))
     roles = tuple(role for role in ROLES if rated or role != "rating")
-    columns, reasons = _assigned(path, names, frame, given, roles, header=header)
+    columns, reasons = _assigned(path, needed, frame, given, roles, time_format, header=header)
+    _require_times(path, columns, time_format)
     rating = columns.get("rating")
     if "rating" in given:
         numbers_of(frame[given["rating"]], path)
@@ -184,8 +196,43 @@ def recognise(
         ignored=tuple(name for name in [*names, *nested] if name not in columns.values()),
         unfit=_unfit(names, columns, roles),
         header=header,
+        time_format=time_format,
         frame=frame,
     )
+
+
+def _needed(
+    path: Path,
+    names: list[str],
+    layout: TableLayout,
+    given: Mapping[str, str],
+    time_format: str | None,
+) -> list[str]:
+    """The columns that may be used: if users and items are known by name, those with a name of a
+    role or with times, by the first rows; so that prices and texts are not read."""
+    by_name = [any(_named(role, name) for name in names) for role in ("user", "item")]
+    known = [role in given or found for role, found in zip(("user", "item"), by_name, strict=True)]
+    if layout.names != "first line" or not all(known) or not set(given.values()) <= set(names):
+        return names
+    first = read_table(path, replace(layout, columns=_types(names, given)), rows=_FIRST_ROWS)
+    return [
+        name
+        for name in names
+        if name in given.values()
+        or any(_named(role, name) for role in ROLES)
+        or _looks("time", first[name], time_format)
+    ]
+
+
+def _require_times(path: Path, columns: Mapping[str, str], time_format: str | None) -> None:
+    """The error for a form of dates that no column has."""
+    if time_format is not None and "time" not in columns:
+        raise DataError(
+            f"{path} has no column of times of the form {time_format!r}",
+            expected="a form that all dates of a column have, such as '%m/%d/%Y %H:%M'",
+            got=time_format,
+            fix="correct --time-format, and name the column with --time",
+        )
 
 
 def _codes(column: pd.Series, path: Path) -> np.ndarray:
@@ -205,6 +252,7 @@ def _assigned(
     frame: Columns,
     given: Mapping[str, str],
     roles: Sequence[str],
+    time_format: str | None,
     *,
     header: bool,
 ) -> tuple[dict[str, str], dict[str, str]]:
@@ -236,13 +284,15 @@ def _assigned(
     for role in roles:
         for name in names:
             if role not in columns and name not in columns.values() and _named(role, name):
-                if role in ("rating", "time") and not _fits(role, frame[name]):
+                if role in ("rating", "time") and not _fits(role, frame[name], time_format):
                     continue
                 columns[role] = name
                 reasons[role] = "by its name"
     for role in ("time",) if header else (role for role in ("time", "rating") if role in roles):
         left = [name for name in names if name not in columns.values()]
-        found = [name for name in left if role not in columns and _looks(role, frame[name])]
+        found = [
+            name for name in left if role not in columns and _looks(role, frame[name], time_format)
+        ]
         if len(found) == 1 and len(left) > 2 - len({"user", "item"} & set(columns)):
             columns[role] = found[0]
             reasons[role] = f"its values look like {role}s"
@@ -323,33 +373,39 @@ def _named(role: str, name: str) -> bool:
     return re.sub(r"[^a-z]", "", plain) in _NAMES[role].split()
 
 
-def _fits(role: str, column: pd.Series) -> bool:
+def _fits(role: str, column: pd.Series, time_format: str | None) -> bool:
     """Whether a column with that name can be read in that role."""
     column = typed(column)
     numeric = pd.api.types.is_numeric_dtype(column) and bool(
         np.isfinite(column.to_numpy(dtype=np.float64, na_value=np.nan)).all()
     )
+    if role == "time" and time_format is not None:
+        return _dates(column, time_format)
     return numeric or (role == "time" and _dates(column))
 
 
-def _looks(role: str, column: pd.Series) -> bool:
+def _looks(role: str, column: pd.Series, time_format: str | None) -> bool:
     """Whether a column without a known name holds times or, where no column has a name, ratings: a
     usual scale in steps of a half at least. Small numbers in a column with another name are more
     likely to be quantities."""
     column = typed(column)
     if role == "rating":
-        if not _fits(role, column) or _threshold(column) is None:
+        if not _fits(role, column, None) or _threshold(column) is None:
             return False
         return float(column.max()) in _SCALES and bool((column.astype(float) * 2 % 1 == 0).all())
+    if time_format is not None:
+        return _dates(column, time_format)
     if pd.api.types.is_numeric_dtype(column):
         return not column.isna().any() and float(column.min()) > _FIRST_TIME
     return _dates(column)
 
 
-def _dates(column: pd.Series) -> bool:
+def _dates(column: pd.Series, time_format: str | None = None) -> bool:
+    if time_format is not None:
+        return bool(dates_of(column.dropna().head(_FIRST_ROWS), time_format).notna().all())
     if pd.api.types.is_datetime64_any_dtype(column):
         return True
-    some = column.dropna().head(1000).astype(str)
+    some = column.dropna().head(_FIRST_ROWS).astype(str)
     if some.empty or not some.str.match(_DATE).all():
         return False
     return bool(dates_of(some).notna().all())

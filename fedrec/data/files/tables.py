@@ -121,12 +121,13 @@ def parquet_columns(path: Path) -> list[tuple[str, str]]:
         ]
 
 
-def read_table(path: Path, layout: TableLayout) -> Columns:
-    """The columns of a layout; text is of type object.
+def read_table(path: Path, layout: TableLayout, rows: int | None = None) -> Columns:
+    """The columns of a layout, and no others of a Parquet file; text is of type object.
 
     Args:
         path: a `.parquet` file, or any other for delimited text.
         layout: the columns, and the format of text.
+        rows: how many of the first rows; None: all.
 
     Raises:
         DataError: there is no such file, a column is missing, given twice or has nested values, a
@@ -136,9 +137,9 @@ def read_table(path: Path, layout: TableLayout) -> Columns:
     names = column_names(path, layout)
     wanted = _wanted(str(path), layout, names)
     if path.suffix in PARQUET:
-        frame = _read_parquet(path, list(wanted))
+        frame = _read_parquet(path, list(wanted), rows)
     else:
-        frame = _read_text(path, layout, names, wanted)
+        frame = _read_text(path, layout, names, wanted, rows)
     return columns_of(str(path), frame, layout)
 
 
@@ -183,7 +184,7 @@ def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str
     return wanted
 
 
-def _read_parquet(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+def _read_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.DataFrame:
     """Columns with one value per row.
 
     Raises:
@@ -197,11 +198,13 @@ def _read_parquet(path: Path, columns: Sequence[str]) -> pd.DataFrame:
                 got=nested,
                 fix="write one row per value, or name another column",
             )
-    return read_parquet(path, columns)
+    return read_parquet(path, columns, rows)
 
 
-def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Columns of a Parquet file, nested values as lists; None: all.
+def read_parquet(
+    path: Path, columns: Sequence[str] | None = None, rows: int | None = None
+) -> pd.DataFrame:
+    """Columns of a Parquet file, nested values as lists, and its first rows; None: all.
 
     Raises:
         DataError: the file is missing or damaged, or pyarrow is missing.
@@ -209,6 +212,9 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pd.DataFra
     with _parquet(path) as file:
         # the notes that pandas leaves in a file say nothing about the values, and may be damaged
         wanted = None if columns is None else list(columns)
+        if rows is not None and file.metadata.num_rows > rows:
+            batch = next(file.iter_batches(batch_size=rows, columns=wanted))
+            return batch.to_pandas(ignore_metadata=True)
         return file.read(columns=wanted).to_pandas(ignore_metadata=True)
 
 
@@ -237,7 +243,9 @@ def _parquet(path: Path):
         ) from None
 
 
-def _read_text(path: Path, layout: TableLayout, names: list[str], wanted: Types) -> pd.DataFrame:
+def _read_text(
+    path: Path, layout: TableLayout, names: list[str], wanted: Types, rows: int | None
+) -> pd.DataFrame:
     kinds: dict = {
         name: object if kind is str else kind for name, kind in wanted.items() if kind is not None
     }
@@ -266,6 +274,7 @@ def _read_text(path: Path, layout: TableLayout, names: list[str], wanted: Types)
                 index_col=False,
                 low_memory=False,
                 quoting=_quoting(layout),
+                nrows=rows,
             )
     except UnicodeDecodeError as error:
         raise _unreadable(path, error) from None

@@ -38,6 +38,9 @@ class TableConfig(ReaderConfig):
     time: str | None = None
     """Name of the column of times, numbers or dates (2022-05-26, 26.05.2022); none when
     left out."""
+    time_format: str | None = None
+    """Form of the dates in the column of times, as of `strptime`, such as "%m/%d/%Y %H:%M"; ISO
+    dates, dotted dates with the day first and numbers need none."""
     separator: str = Field(",", min_length=1, max_length=1)
     """Character between two values of a CSV file, such as "," or "\\t"."""
     header: bool = True
@@ -206,7 +209,7 @@ def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Inter
         users=ids_of(frame[config.user], path),
         items=ids_of(frame[config.item], path),
         ratings=numbers_of(frame[config.rating], path) if config.rating else None,
-        times=times_of(frame[config.time], path) if config.time else None,
+        times=times_of(frame[config.time], path, config.time_format) if config.time else None,
     )
 
 

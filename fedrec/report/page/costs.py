@@ -11,7 +11,7 @@ from fedrec.report.naming import Run
 from fedrec.report.page.parts import Cell, PageTable, Row
 from fedrec.runs.folder import RunFolder
 
-_HEADS = ("run", "training", "evaluation", "baselines", "model", "sent in all", "peak memory")
+_HEADS = ("run", "training", "evaluation", "baselines", "model", "down", "up", "peak memory")
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ def cost_table(runs: Sequence[Run]) -> PageTable:
     """Seconds, bytes and memory of each run; a dash where it was not measured."""
     rows = tuple(_row(run) for run in runs)
     caption = (
-        "Time of this machine; sent in all: parameters down to and updates up from every client of"
-        " every round, as dense arrays"
+        "Time of this machine; down, up: bytes that all devices receive and send in training, with"
+        " one client a device: rows that are zero are not sent, and of symmetric products one half"
     )
     return PageTable(caption, _HEADS, rows)
 
@@ -50,7 +50,8 @@ def _row(run: Run) -> Row:
             _seconds(seconds.get("evaluation")),
             _seconds(sum(fitted) if fitted else None),
             _bytes(cost.get("parameter-bytes")),
-            _bytes(cost.get("bytes-sent")),
+            _bytes(cost.get("bytes-down")),
+            _bytes(cost.get("bytes-up")),
             _bytes(None if memory is None else memory * 2**20),
         ),
         own=result.experiment.federated,

@@ -42,6 +42,8 @@ _NOT_CURVES = (
     "round",
     "num-clients",
     "num-examples",
+    "bytes-up",
+    "bytes-down",
     "epsilon",
     "dropped-replies",
     "bounded-replies",

@@ -24,6 +24,13 @@ Epsilon = Annotated[
     float | None,
     typer.Option(help="Target epsilon of user-level differential privacy; default: no privacy."),
 ]
+System = Annotated[
+    str | None,
+    typer.Option(help="linear, als or popularity; default: the best one on validation users."),
+]
+TimeFormat = Annotated[
+    str | None, setting_option("time-format", of="fedrec.data.readers.table:TableConfig")
+]
 Vectors = Annotated[
     list[Path] | None,
     setting_option("item-vectors", of="fedrec.data.readers.table:TableConfig"),
@@ -41,8 +48,10 @@ def try_(
     item: Column = None,
     rating: Column = None,
     time: Column = None,
+    time_format: TimeFormat = None,
     no_rating: Unrated = False,
     epsilon: Epsilon = None,
+    system: System = None,
     item_vectors: Vectors = None,
     overrides: Annotated[list[str] | None, options.overrides()] = None,
     seed: Annotated[str | None, setting_option("seed")] = None,
@@ -58,6 +67,8 @@ def try_(
         columns,
         epsilon,
         unrated=no_rating,
+        time_format=time_format,
+        system=system,
         overrides=given,
         quiet=quiet,
         item_vectors=item_vectors or (),
@@ -73,6 +84,8 @@ def own_table(
     unrated: bool,
     overrides: list[str],
     quiet: bool,
+    time_format: str | None = None,
+    system: str | None = None,
     item_vectors: Sequence[Path] = (),
 ) -> Experiment:
     """The experiment on a table, after printing how its columns were recognised.
@@ -85,6 +98,8 @@ def own_table(
         unrated: whether no column holds ratings.
         overrides: as for `--set`.
         quiet: print nothing.
+        time_format: form of the dates, as of `strptime`; None: ISO or dotted.
+        system: see `simulations.own_data.try_table`.
         item_vectors: files of dense vectors of the items.
 
     Raises:
@@ -106,15 +121,15 @@ def own_table(
             got=f"--rating {given['rating']} --no-rating",
             fix="leave one of them out",
         )
-    found = recognise(data, given, rated=not unrated)
+    found = recognise(data, given, rated=not unrated, time_format=time_format)
     if not quiet:
         typer.echo(f"{data}:", err=True)
         bare = [] if item_vectors else [_NO_FEATURES]
         for line in (*found.lines(), *bare, *warnings(found)):
             typer.echo(f"  {line}", err=True)
-    system = own_system(
-        data, found, epsilon=epsilon, overrides=overrides, item_vectors=item_vectors
+    own = own_system(
+        data, found, epsilon=epsilon, system=system, overrides=overrides, item_vectors=item_vectors
     )
-    for line in () if quiet else system.lines():
+    for line in () if quiet else own.lines():
         typer.echo(f"  {line}", err=True)
-    return system.experiment
+    return own.experiment

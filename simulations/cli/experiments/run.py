@@ -11,7 +11,15 @@ import typer
 
 from simulations.cli import options
 from simulations.cli.experiments.finishing import finish, watched
-from simulations.cli.experiments.own_data import Column, Epsilon, Unrated, Vectors, own_table
+from simulations.cli.experiments.own_data import (
+    Column,
+    Epsilon,
+    System,
+    TimeFormat,
+    Unrated,
+    Vectors,
+    own_table,
+)
 from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
 
 if TYPE_CHECKING:
@@ -51,8 +59,10 @@ def run(
     item: Column = None,
     rating: Column = None,
     time: Column = None,
+    time_format: TimeFormat = None,
     no_rating: Unrated = False,
     epsilon: Epsilon = None,
+    system: System = None,
     item_vectors: Vectors = None,
     go_on: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --output if it exists.")
@@ -78,6 +88,8 @@ def run(
         columns,
         epsilon,
         unrated=no_rating,
+        time_format=time_format,
+        system=system,
         item_vectors=item_vectors or (),
         overrides=settings,
         quiet=quiet,
@@ -92,6 +104,8 @@ def _wanted(
     epsilon: float | None,
     *,
     unrated: bool,
+    time_format: str | None,
+    system: str | None,
     item_vectors: Sequence[Path],
     overrides: list[str],
     quiet: bool,
@@ -108,15 +122,18 @@ def _wanted(
             unrated=unrated,
             overrides=overrides,
             quiet=quiet,
+            time_format=time_format,
+            system=system,
             item_vectors=item_vectors,
         )
-    of_a_table = unrated or any(columns.values()) or item_vectors or epsilon is not None
+    named = (time_format, system, epsilon, *columns.values())
+    of_a_table = unrated or item_vectors or any(one is not None for one in named)
     if experiment is not None and data is None and not of_a_table:
         return load(experiment, overrides)
     raise ExperimentError(
         "the experiment to run is not clear",
         expected="an experiment, or a table with --data (and --user, --item, --rating, --time,"
-        " --epsilon, --item-vectors)",
+        " --time-format, --system, --epsilon, --item-vectors)",
         got="neither"
         if experiment is None and data is None
         else "both, or options of a table without one",

@@ -4,6 +4,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedrec.errors import ExperimentError
@@ -31,6 +32,7 @@ def result() -> Any:
         baselines={"dp-popularity": {"hits@10": 0.2}},
         baseline_users={},
         early_stopping={},
+        parameters={},
     )
 
 
@@ -59,6 +61,18 @@ def test_the_printed_table_has_the_metrics_that_the_experiment_names(run_tiny, s
 def test_unknown_metrics_of_the_printed_table_are_refused(run_tiny):
     with pytest.raises(ExperimentError, match=r"evaluation.shown(.*\n)*.*did you mean 'recall'"):
         run_tiny("evaluation.shown=['recal@20']")
+
+
+def test_how_much_of_a_catalogue_has_products_and_why_is_told(result):
+    result.parameters = {"item.bias": np.zeros((250, 1))}
+    (said,) = [line for line in summary_notes(result) if "100 of 250 items" in line]
+    assert "limit: model.items" in said
+    model = Section(name="item-weights", **{"traffic-limit": 0.04})  # 100 x 100 numbers
+    result.experiment = result.experiment.model_copy(update={"model": model})
+    (said,) = [line for line in summary_notes(result) if "100 of 250 items" in line]
+    assert "limit: model.traffic-limit = 0.04 MB" in said
+    result.parameters = {"item.bias": np.zeros((100, 1))}
+    assert not [line for line in summary_notes(result) if "of 100 items" in line]
 
 
 def test_a_run_whose_strategy_is_not_installed_has_its_remarks(result):

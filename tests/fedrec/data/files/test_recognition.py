@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from fedrec.data.files.columns import times_of
 from fedrec.data.files.recognition import recognise
 from fedrec.data.files.tables import TableLayout, read_table
 from fedrec.errors import DataError
@@ -321,3 +322,43 @@ def test_names_of_other_languages_are_known(written, user, item, time):
     found = recognise(written((user, item, time, "Menge"), rows))
     assert found.columns == {"user": user, "item": item, "time": time}
     assert found.ignored == ("Menge",) and found.positive_above is None
+
+
+AMERICAN = [("12/31/2023 09:05", 1704013500), ("01/02/2024 00:00", 1704153600)]
+
+
+def test_dates_of_another_form_are_read_by_a_given_one(written):
+    rows = [(f"k{row}", f"s{row}", when) for row, (when, _) in enumerate(AMERICAN)]
+    file = written(("Kunde", "Artikel", "Datum"), rows, ";")
+    without = recognise(file)
+    assert "time" not in without.columns and "--time-format" in without.lines()[-1]
+    found = recognise(file, time_format="%m/%d/%Y %H:%M")
+    assert found.columns["time"] == "Datum"
+    unnamed = recognise(written(("Kunde", "Artikel", "x"), rows, ";"), time_format="%m/%d/%Y %H:%M")
+    assert unnamed.columns["time"] == "x"
+    seconds = times_of(found.frame["Datum"], file, "%m/%d/%Y %H:%M")
+    assert seconds.tolist() == [second for _, second in AMERICAN]
+    with pytest.raises(DataError, match="no column of times of the form"):
+        recognise(file, time_format="%d.%m.%y")
+    with pytest.raises(DataError, match=r"a date of the form '%d/%m/%Y"):
+        times_of(found.frame["Datum"], file, "%d/%m/%Y %H:%M")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_columns_that_have_no_role_are_not_read(tmp_path, suffix):
+    """Only the first rows show that a column of texts holds no times."""
+    frame = pd.DataFrame(
+        {
+            "user": [f"u{row % 40}" for row in range(2000)],
+            "item": [f"i{row % 30}" for row in range(2000)],
+            "text": ["long"] * 2000,
+            "when": np.arange(2000) + 1_700_000_000,
+        }
+    )
+    file = tmp_path / f"wide.{suffix}"
+    frame.to_csv(file, index=False) if suffix == "csv" else frame.to_parquet(file)
+    found = recognise(file)
+    assert set(found.frame) == {"user", "item", "when"} and found.ignored == ("text",)
+    assert (found.rows, found.columns["time"]) == (2000, "when")
+    first = read_table(file, TableLayout.own({"item": str}), rows=7)
+    assert first["item"].tolist() == [f"i{row}" for row in range(7)]
