@@ -220,9 +220,16 @@ def _rated(
     rows: list[dict[str, float]] = [{} for _ in clients]
 
     def measure(place: int, predict: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Errors of one client's held-out ratings, from a function of their items."""
+        """Errors of one client's held-out ratings, from a function of their items, and what is
+        predicted of an adversary's targets."""
         items, ratings = node.population.held_out_ratings(int(clients[place]), part)
-        found = node.metrics.of_ratings(RatedBlock(predict(items), ratings))
+        targets = None
+        unrated = node.population.unrated_targets(clients[place : place + 1])
+        if unrated is not None and node.population.adversary is not None:
+            predicted = predict(node.population.adversary.targets)
+            targets = np.where(unrated, predicted, np.nan)
+        block = RatedBlock(predict(items), ratings, targets=targets)
+        found = node.metrics.of_ratings(block)
         rows[place] = {name: values[0] for name, values in found.items()}
 
     if isinstance(node.model, HistoryModel):

@@ -43,6 +43,9 @@ class PrivateParameters(StepConfig):
     private_parameters: tuple[str, ...] = ()
     """Patterns of parameters that stay on the device between rounds and are never sent, such as
     `user.*`."""
+    private_std: float | None = Field(default=None, gt=0)
+    """Standard deviation of the normal numbers, drawn once by each client, from which its private
+    parameters start; default: all clients start from the same values, those of the model."""
 
 
 class Step(ABC):

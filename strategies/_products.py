@@ -2,6 +2,11 @@
 """Strategies that compute a model from the sum of the clients' products of items (steps `gram` and
 `transitions`).
 
+A client's products of its own items with themselves are positive semi-definite, and so is a sum of
+them. Without noise, a sum that is not holds what no honest client sends: EASE then has no solution,
+or one of any size. The nearest positive semi-definite matrix takes its place, and a warning says
+so.
+
 The server needs only the sum, so secure aggregation can hide every client's products, and a single
 Gaussian release makes the model private. Cohorts of several rounds are added up and scaled to the
 whole population.
@@ -9,6 +14,7 @@ whole population.
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -24,8 +30,10 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.factors.chosen_items import BIAS, chosen_items, item_scale
-from fedrec.factors.gram import noise_edge
+from fedrec.factors.gram import is_semi_definite, noise_edge, semi_definite
 from strategies.base import Aggregate, Cohorts, CohortStrategy
+
+_LOG = logging.getLogger("fedrec")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +41,8 @@ class Products:
     """The sum of all clients' products, with noise where the run is private.
 
     Attributes:
-        gram: of m items in their scale, `float64 [m, m]`; symmetric if the products are.
+        gram: of m items in their scale, `float64 [m, m]`; symmetric if the products are, and then
+            positive semi-definite unless there is noise.
         chosen: the items of its rows, `int64 [m]`, ascending.
         scale: what each of them is multiplied by, > 0, `float64 [m]`.
         edge: largest singular value of its noise alone; 0 without noise.
@@ -117,8 +126,22 @@ class ProductsStrategy(CohortStrategy):
         scale = item_scale(biases[chosen], self._exponent())
         edge = noise_edge(factor * math.sqrt(self._variance), len(gram))
         edge *= 1.0 if self.symmetric else math.sqrt(2)  # noise of a half is in both halves
+        if self.symmetric and edge == 0:
+            gram = _honest(gram)
         return Products(gram, chosen, scale, edge)
 
     def _exponent(self) -> float:
         """By which the step scaled the items; a step without that setting counts all alike."""
         return getattr(component_settings(registry.STEP, Section(**self.step)), "exponent", 0.0)
+
+
+def _honest(gram: Tensor) -> Tensor:
+    """A symmetric sum `float64 [m, m]`, or the nearest that clients' products can have."""
+    if is_semi_definite(gram):
+        return gram
+    _LOG.warning(
+        "The sum of the clients' products is not positive semi-definite, which it is for any"
+        " histories: a client sent something else. The nearest positive semi-definite matrix takes"
+        " its place."
+    )
+    return semi_definite(gram)

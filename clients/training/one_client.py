@@ -11,8 +11,9 @@ from torch import Tensor
 
 from clients.hosting.node import Node
 from clients.local.one_by_one import Update
-from clients.step import Step
+from clients.step import PrivateParameters, Step
 from fedrec.data.client_data import ClientData
+from fedrec.rng import stream
 
 
 def to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
@@ -35,13 +36,31 @@ def update_of(
 def private_parameters(
     node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, before_round: int
 ) -> dict[str, Tensor]:
-    """The clients' private parameters, which replace the shared values, `[C, ...]` each."""
+    """The clients' private parameters, which replace the shared values, `[C, ...]` each. Those of a
+    client that has none yet are the shared values, or its own with `private-std`."""
     names = step.private_names(list(parameters))
     if node.private is None or not names:
         return {}
     kept = node.private.load_all(clients.tolist(), before_round)
     shared = {name: parameters[name].cpu().numpy() for name in names}
+    std = step.config.private_std if isinstance(step.config, PrivateParameters) else None
+    if std is not None:
+        seed = node.experiment.seed
+        kept = [
+            own or _own_start(shared, std, stream(seed, "private", client))
+            for own, client in zip(kept, clients.tolist(), strict=True)
+        ]
     return to_device(
         {name: np.stack([one.get(name, value) for one in kept]) for name, value in shared.items()},
         node.device,
     )
+
+
+def _own_start(
+    shared: Mapping[str, np.ndarray], std: float, random: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Normal numbers in the shapes of the shared values."""
+    return {
+        name: (std * random.standard_normal(value.shape)).astype(value.dtype)
+        for name, value in shared.items()
+    }

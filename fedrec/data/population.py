@@ -307,6 +307,13 @@ class Population:
         rows = self._all.of(self._places(clients))
         return self._mask(rows if low_rated else rows.where(rows.labels > 0), len(clients))
 
+    def unrated_targets(self, clients: np.ndarray) -> np.ndarray | None:
+        """`bool [clients, targets]`: which items that an adversary promotes some clients have not
+        rated in any part of the data; None without an adversary."""
+        if self.adversary is None:
+            return None
+        return ~self.whole_history(clients, low_rated=True)[:, self.adversary.targets]
+
     def rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Users, items and ratings of the training rows of some clients (perturbed, if they are),
         `[rows]` each."""

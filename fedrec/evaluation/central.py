@@ -155,9 +155,21 @@ class CentralEvaluation:
         with component_errors(BASELINE.name, baseline, "in predict"):
             known = _ratings(self._population, self.clients)
             predicted = baseline.predict(known, users, items)
+            targets = self._predicted_targets(baseline, known)
         places = np.searchsorted(self.clients, users)
-        block = RatedBlock(predicted, actual, places, len(self.clients))
+        block = RatedBlock(predicted, actual, places, len(self.clients), targets)
         return Evaluated.of(self.metrics.of_ratings(block), self.clients)
+
+    def _predicted_targets(self, baseline: RatingBaseline, known: Ratings) -> np.ndarray | None:
+        """`float [clients, targets]`: predicted ratings of an adversary's targets, NaN for those
+        that a client has rated; None without an adversary."""
+        unrated = self._population.unrated_targets(self.clients)
+        if unrated is None or self._population.adversary is None:
+            return None
+        users = np.repeat(self.clients, unrated.shape[1])
+        items = np.tile(self._population.adversary.targets, len(self.clients))
+        predicted = np.asarray(baseline.predict(known, users, items)).reshape(unrated.shape)
+        return np.where(unrated, predicted, np.nan)
 
 
 def evaluate_baselines(

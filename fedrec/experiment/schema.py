@@ -138,7 +138,8 @@ class Experiment(DataSettings):
 
     @model_validator(mode="after")
     def _targets_are_chosen(self) -> Self:
-        named = {one.name for one in self.evaluation.metrics or ()} & set(TARGET_METRICS)
+        known = set(TARGET_METRICS) | set(TARGET_RATINGS)
+        named = {one.name for one in self.evaluation.metrics or ()} & known
         if named and self.adversary is None:
             raise ValueError(
                 f"[adversary] with evaluation.metrics = [{min(named)!r}], which measures its"
@@ -197,9 +198,10 @@ class Experiment(DataSettings):
         targets."""
         attack = resolved_section(registry.POISONING, adversary.attack, seed=self.seed)
         own = self.evaluation.metrics or ()
-        missing = set(TARGET_METRICS) - {one.name for one in own}
-        if self.task == "ranking" and self.evaluation.protocol is None and missing:
-            own = (*own, *(Section(name=name) for name in TARGET_METRICS if name in missing))
+        wanted = TARGET_METRICS if self.task == "ranking" else TARGET_RATINGS
+        missing = set(wanted) - {one.name for one in own}
+        if self.evaluation.protocol is None:
+            own = (*own, *(Section(name=name) for name in wanted if name in missing))
         return {
             "adversary": adversary.model_copy(update={"attack": attack}),
             "evaluation": self.evaluation.model_copy(update={"metrics": own or None}),
@@ -254,6 +256,8 @@ SECTIONS = (
 CENTRAL_SECTIONS = (registry.DATASET, registry.SPLIT)
 TARGET_METRICS = ("exposure", "target-ndcg", "target-rank")
 """Metrics of the targets of an adversary, which an experiment with `[adversary]` always has."""
+TARGET_RATINGS = ("target-rating",)
+"""Those of predicted ratings."""
 FEDERATED = (
     *(kind.name for kind in SECTIONS if kind not in CENTRAL_SECTIONS),
     "train-config",

@@ -32,6 +32,17 @@ def semi_definite(matrices: Tensor) -> Tensor:
     return with_eigenvalues(matrices, lambda values: values.clamp(min=0))
 
 
+def is_semi_definite(matrix: Tensor) -> bool:
+    """Whether symmetric `float64 [d, d]` is positive semi-definite, up to the rounding of a sum in
+    single precision: a millionth of its trace."""
+    slack = 1e-6 * float(matrix.diagonal().sum())
+    if slack <= 0:
+        return not bool(matrix.any())
+    shifted = matrix.clone()
+    shifted.diagonal().add_(slack)
+    return int(torch.linalg.cholesky_ex(shifted).info) == 0
+
+
 def shrunk(values: Tensor, edge: float) -> Tensor:
     """Eigenvalues `[d]` beyond the noise edge, moved to where they were before noise pushed them
     (Gavish and Donoho 2017, spiked symmetric matrices in operator norm); 0 for the others."""

@@ -16,6 +16,8 @@ class RatedBlock:
         actual: `float [rows]`.
         users: `int64 [rows]`, each in `[0, num_users)`; None: all are of one user.
         num_users: number of users.
+        targets: `float [num_users, targets]`, the predictions for the items that an adversary
+            promotes, NaN for those that a user has rated; None: there are none.
 
     Attributes:
         errors: `float64 [rows]`, predicted minus actual.
@@ -32,6 +34,7 @@ class RatedBlock:
         actual: np.ndarray,
         users: np.ndarray | None = None,
         num_users: int = 1,
+        targets: np.ndarray | None = None,
     ) -> None:
         if predicted.shape != actual.shape:
             raise ValueError(
@@ -49,6 +52,7 @@ class RatedBlock:
             )
         self._users = np.zeros(len(predicted), np.int64) if users is None else users
         self.counts = np.bincount(self._users, minlength=num_users)
+        self.targets = targets
 
     def means(self, values: np.ndarray) -> np.ndarray:
         """`float64 [num_users]`: mean over each user's rows of `values [rows]`; NaN without

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of the items that an adversary promotes, over the users who have not rated them.
+"""Metrics of the items that an adversary promotes, over the users who have not rated them: of their
+place in lists, and of their predicted ratings, which make no lists.
 
 A user's list is the whole list of `fedrec.metrics.block`, which leaves out what the user knows.
 Users who rated a target in any part of the data have no value for it; of several targets, a user's
@@ -12,11 +13,13 @@ items out of the list as well.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.metrics.base import UserMetric
+from fedrec.metrics.base import RatingMetric, UserMetric
 from fedrec.metrics.block import RankedBlock
+from fedrec.metrics.rated import RatedBlock
 
 
 class TargetMetric(UserMetric):
@@ -75,6 +78,30 @@ class TargetRank(TargetMetric):
         above, tied = _places(block)
         length = (~block.masked).sum(1, keepdim=True).clamp(min=1)
         return self.mean(block, (above + (tied + 1).double() / 2) / length)
+
+
+class TargetRating(RatingMetric):
+    """Predicted rating of the targets. Prediction shift is its difference between two runs, with
+    and without the attack."""
+
+    name = "target-rating"
+    paper = "O'Mahony, Hurley, Kushmerick and Silvestre 2004"
+    range = (float("-inf"), float("inf"))
+
+    def per_user(self, block: RatedBlock) -> np.ndarray:
+        """`float64 [users]`: mean over the targets that a user has not rated; NaN without any, and
+        where the server generates parameters for the rated items alone."""
+        if block.targets is None:
+            return np.full(len(block.counts), np.nan)
+        unrated = ~np.isnan(block.targets)
+        with np.errstate(invalid="ignore"):
+            return np.where(unrated, block.targets, 0.0).sum(1) / unrated.sum(1)
+
+    def pooled(self, values: np.ndarray, rows: np.ndarray) -> float:
+        """Mean over the users who have not rated all targets, NaN without any; each counts the
+        same."""
+        known = values[~np.isnan(values)]
+        return float(known.mean()) if len(known) else float("nan")
 
 
 def _places(block: RankedBlock) -> tuple[Tensor, Tensor]:

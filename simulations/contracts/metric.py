@@ -147,6 +147,9 @@ def _rows(name: str, mask: torch.Tensor, part: slice) -> torch.Tensor:
 
 
 def _ratings() -> RatedBlock:
-    """Ratings of three users; the last one has none."""
+    """Ratings of three users, the last of whom has none, and of an item that an adversary promotes,
+    which the second has rated."""
     predicted = np.array([3.5, 4.0, 1.0, 2.5])
-    return RatedBlock(predicted, np.array([4.0, 2.0, 1.0, 5.0]), np.array([0, 0, 1, 1]), 3)
+    actual = np.array([4.0, 2.0, 1.0, 5.0])
+    targets = np.array([[3.0], [np.nan], [4.5]])
+    return RatedBlock(predicted, actual, np.array([0, 0, 1, 1]), 3, targets)

@@ -46,7 +46,7 @@ def target_scores(block: MaliciousBlock, parameters: Parameters, users: Users) -
             fix="set adversary.attack = 'random', or another attack with made-up profiles",
         )
     own, features = users
-    count = len(next(iter([*own.values(), *features])))
+    count = max([1, *map(len, [*own.values(), *features])])
     tables = {name: value.expand(count, *value.shape) for name, value in parameters.items()}
     targets = torch.from_numpy(block.known.targets).to(next(iter(tables.values())).device)
     return block.model.predict({**tables, **own}, features, targets.expand(count, -1))
@@ -75,8 +75,6 @@ def made_up_users(
         torch.randint(categories, (count, 1), generator=generator).to(device)
         for _, categories in block.model.schema.user_features
     )
-    if not own and not features:
-        features = (torch.zeros(count, 1, dtype=torch.int64, device=device),)
     return own, features
 
 

@@ -37,7 +37,9 @@ class CoordinateRule(RobustRule):
         """The combination of values `[clients, R, ...]`, ascending, NaN behind the `counts`
         `int64 [R, ...]` that there are."""
 
-    def combined(self, changes: Mapping[str, ClientChanges]) -> dict[str, np.ndarray]:
+    def combined(
+        self, changes: Mapping[str, ClientChanges], round_number: int
+    ) -> dict[str, np.ndarray]:
         """The combination for each parameter, `float64 [R, ...]`."""
         return {name: self._combined(own) for name, own in changes.items()}
 

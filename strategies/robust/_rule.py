@@ -27,14 +27,14 @@ class ClientChanges:
     """The changes of one parameter by all clients of a round.
 
     Attributes:
-        shape: of the parameter.
+        before: the parameter at the start of the round, not to be changed.
         rows: `int64 [R]`, the rows that any client changed; None: the parameter is no table of
             which clients change few rows.
         values: `float64 [clients, R, ...]`, the changes of these rows, or of all of the parameter.
         touched: `bool [clients, R]`, which rows each client changed; without `rows`, all true.
     """
 
-    shape: tuple[int, ...]
+    before: np.ndarray
     rows: np.ndarray | None
     values: np.ndarray
     touched: np.ndarray
@@ -45,7 +45,7 @@ class ClientChanges:
         sparse = [one for one in changes if isinstance(one, SparseUpdate) and not one.drift]
         if len(sparse) < len(changes):
             values = np.stack([dense_change(change, table) for change in changes])
-            return cls(table.shape, None, values, np.ones(values.shape[:2], dtype=bool))
+            return cls(table, None, values, np.ones(values.shape[:2], dtype=bool))
         rows = np.unique(np.concatenate([change.rows for change in sparse]))
         values = np.zeros((len(sparse), len(rows), *table.shape[1:]))
         touched = np.zeros(values.shape[:2], dtype=bool)
@@ -53,11 +53,13 @@ class ClientChanges:
             own = np.searchsorted(rows, change.rows)
             values[place, own] = change.values
             touched[place, own] = True
-        return cls(table.shape, rows, values, touched)
+        return cls(table, rows, values, touched)
 
     def change(self, combined: np.ndarray) -> Change:
         """A combination of the values, `[R, ...]`, as a change of the parameter."""
-        return combined if self.rows is None else SparseUpdate(self.shape, self.rows, combined)
+        if self.rows is None:
+            return combined
+        return SparseUpdate(self.before.shape, self.rows, combined)
 
     @property
     def flat(self) -> np.ndarray:
@@ -77,8 +79,11 @@ class RobustRule(CohortStrategy):
     config: ServerRate
 
     @abstractmethod
-    def combined(self, changes: Mapping[str, ClientChanges]) -> dict[str, np.ndarray]:
-        """The combination for each parameter, `float64 [R, ...]`, of the rows in `changes`."""
+    def combined(
+        self, changes: Mapping[str, ClientChanges], round_number: int
+    ) -> dict[str, np.ndarray]:
+        """The combination for each parameter, `float64 [R, ...]`, of the rows in `changes`; rounds
+        are numbered from 1."""
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """The next global parameters from the present ones and the updates of at least one
@@ -90,7 +95,7 @@ class RobustRule(CohortStrategy):
             name: ClientChanges.of(each.changes(name, table), table)
             for name, table in theta.items()
         }
-        moved = self.combined(changes)
+        moved = self.combined(changes, aggregate.round)
         moves = {name: own.change(moved[name]) for name, own in changes.items()}
         return apply_changes(theta, moves, self.config.rate(aggregate.round))
 

@@ -31,7 +31,9 @@ class Bulyan(RobustRule):
     paper = "El Mhamdi, Guerraoui and Rouault 2018"
     config: ChoiceConfig
 
-    def combined(self, changes: Mapping[str, ClientChanges]) -> dict[str, np.ndarray]:
+    def combined(
+        self, changes: Mapping[str, ClientChanges], round_number: int
+    ) -> dict[str, np.ndarray]:
         """The mean of the central values, `float64 [R, ...]` by parameter."""
         distances = squared_distances(changes)
         clients = len(distances)

@@ -31,7 +31,9 @@ class Krum(RobustRule):
     paper = "Blanchard, El Mhamdi, Guerraoui and Stainer 2017"
     config: KrumConfig
 
-    def combined(self, changes: Mapping[str, ClientChanges]) -> dict[str, np.ndarray]:
+    def combined(
+        self, changes: Mapping[str, ClientChanges], round_number: int
+    ) -> dict[str, np.ndarray]:
         """The mean of the chosen updates, `float64 [R, ...]` by parameter."""
         distances = squared_distances(changes)
         malicious = self.config.expected(len(distances))

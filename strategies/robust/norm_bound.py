@@ -34,7 +34,9 @@ class NormBound(RobustRule):
     paper = "Sun, Kairouz, Suresh and McMahan 2019"
     config: NormBoundConfig
 
-    def combined(self, changes: Mapping[str, ClientChanges]) -> dict[str, np.ndarray]:
+    def combined(
+        self, changes: Mapping[str, ClientChanges], round_number: int
+    ) -> dict[str, np.ndarray]:
         """The mean of the bounded updates, `float64 [R, ...]` by parameter."""
         squares = sum(np.square(own.flat).sum(axis=1) for own in changes.values())
         norms = np.sqrt(squares)

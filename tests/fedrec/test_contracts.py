@@ -12,7 +12,7 @@ from fedrec import testing
 from fedrec.components.registry import DATASET, KINDS, builtin_names, resolve
 from fedrec.data.reader import data_directory
 from fedrec.errors import DataError
-from fedrec.experiment.schema import TARGET_METRICS
+from fedrec.experiment.schema import TARGET_METRICS, TARGET_RATINGS
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.accounting.sampling import Scheduled
 from simulations.contracts.base import SMALL, RunContract
@@ -157,7 +157,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "counts"): {"experiment": BIASED, "random": False},
     ("strategy", "bulyan"): {"experiment": {"sampler": {"name": "fixed-size", "cohort": 8}}},
     ("strategy", "popularity-start"): {"experiment": BIASED},
-    **{("metric", name): {"experiment": TARGETS} for name in TARGET_METRICS},
+    **{("metric", name): {"experiment": TARGETS} for name in (*TARGET_METRICS, *TARGET_RATINGS)},
     ("poisoning", "fedrec-attack"): {"experiment": FACTORS},
     ("poisoning", "pieck"): {"experiment": FACTORS},
     ("poisoning", "product-boosting"): {"experiment": {**LINEAR, "strategy": {"name": "gram"}}},

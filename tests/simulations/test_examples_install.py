@@ -31,7 +31,7 @@ def site(tmp_path_factory):
 
 
 def test_there_are_three():
-    assert [path.name for path in EXAMPLES] == ["coordinate-median", "csv-dataset", "pfedrec"]
+    assert [path.name for path in EXAMPLES] == ["csv-dataset", "geometric-median", "pfedrec"]
 
 
 def test_their_components_are_found_by_name(site, monkeypatch):
@@ -54,6 +54,6 @@ def test_their_components_are_found_by_name(site, monkeypatch):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_each_has_an_experiment_that_loads_and_a_readme_that_names_it(path):
-    assert load(path / "experiment.toml").name in ("coordinate-median", "listening-log", "pfedrec")
+    assert load(path / "experiment.toml").name in ("geometric-median", "listening-log", "pfedrec")
     readme = (path / "README.md").read_text(encoding="utf-8")
     assert "experiment.toml" in readme and "pip install" in readme and "pytest" in readme

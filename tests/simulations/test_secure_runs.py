@@ -61,7 +61,7 @@ REFUSED = {
     "generated": SYSTEMS["metamf"],
     "guided": SYSTEMS["gpfedrec"],
     "Flower's": ("strategy.name='flwr.serverapp.strategy:FedAvg'",),
-    "median": ("strategy.name='coordinate_median.strategy:CoordinateMedian'",),
+    "median": ("strategy.name='geometric_median.strategy:GeometricMedian'",),
 }
 
 

@@ -17,6 +17,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.factors.chosen_items import chosen_items, item_scale
 from fedrec.factors.gram import item_weights
+from simulations.poisoning.base import UpdatePoisoning
 
 
 @pytest.fixture
@@ -183,3 +184,43 @@ def test_other_models_are_refused(table):
 def test_equal_biases_choose_the_first_items():
     assert chosen_items(torch.zeros(5), 2).tolist() == [0, 1]
     assert chosen_items(torch.tensor([0.0, 2.0, 1.0]), 2).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("solution", ["ease", "puresvd"])
+def test_what_no_history_gives_is_projected_and_said(table, tmp_path, caplog, solution):
+    """Malicious clients send minus the product of two items, many times as large as any client's;
+    the weights are those of the nearest positive semi-definite sum."""
+    main = {"name": "gram", "regularisation": 5.0, "solution": solution}
+    experiment = table(
+        strategy={"main": main},
+        adversary={"attack": {"name": f"{__name__}:Negative"}, "clients": 2},
+    )
+    result = fedrec.run(experiment, output=tmp_path / "run")
+    assert "not positive semi-definite" in caplog.text
+    assert np.isfinite(result.parameters["item.weights"]).all()
+    if solution == "ease":
+        population = POPULATIONS.population(load(experiment))
+        honest = population.training_clients[:-2]
+        likes = population.histories(honest).astype(np.float64)
+        order = np.argsort(-result.parameters["item.bias"][:, 0], kind="stable")
+        gram = likes.T @ likes
+        gram[:2, :2] -= 2 * LARGE
+        values, vectors = np.linalg.eigh(gram)
+        nearest = (vectors * values.clip(min=0)) @ vectors.T
+        expected = item_weights(torch.from_numpy(nearest), 5.0).numpy()
+        assert len(order) == len(gram)
+        np.testing.assert_allclose(result.parameters["item.weights"], expected, atol=1e-3)
+
+
+LARGE = 500.0
+
+
+class Negative(UpdatePoisoning):
+    """Sends minus the product of the first two items."""
+
+    def crafted(self, block):
+        products = block.parameters["item.weights"]
+        change = torch.zeros(len(block.clients), *products.shape)
+        if getattr(block.step, "outer", False):
+            change[:, :2, :2] = -LARGE
+        return {"item.weights": change}

@@ -24,7 +24,7 @@ QUICK = """
     privrec figure5, privrec figure9, targeted-dp figure4, upc-sdg figure4,
     privrec figure2, dp-vae table2, dp-vae table3, upc-sdg table1, dp-vae noise, dp-vae
     popularity, dp-vae whole, dp-vae p-min, dp-vae fitted, dp-vae scale-popularity,
-    adversaries defences, adversaries sums
+    adversaries privrec, adversaries mf, adversaries sums
 """
 LONG = """
     dp-vae figure3, privrec figure6, privrec figure7, upc-sdg figure2, privrec frontier, privrec

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Robust rules: the numbers of Flower's rules on the same updates; rules over those that changed a
-row by hand; what each stops."""
+row by hand; UNION's clusters by scikit-learn's k-means."""
+
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -14,7 +16,10 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import TrainEach
+from fedrec.protocol.sparse_update import SparseUpdate
 from strategies.base import Aggregate
+from strategies.robust._rule import ClientChanges
+from strategies.robust.union import mean_distances, outlying
 
 CLIENTS = 15
 MALICIOUS = 3
@@ -40,11 +45,11 @@ def each_of(updates):
     return TrainEach(arrays, np.ones(CLIENTS, np.int64), np.zeros(CLIENTS))
 
 
-def applied(updates, name, **settings):
-    """The change of zero parameters by a rule."""
+def applied(updates, name, theta=None, **settings):
+    """The parameters after a rule; before, they are zero unless given."""
     section = Section.model_validate({"name": name, **settings})
     rule = resolve(STRATEGY, name)(component_settings(STRATEGY, section), None, {})
-    theta = {name: np.zeros(value.shape[1:]) for name, value in updates.items()}
+    theta = theta or {name: np.zeros(value.shape[1:]) for name, value in updates.items()}
     return rule.apply(theta, Aggregate({}, CLIENTS, CLIENTS, 1, each_of(updates)))
 
 
@@ -92,9 +97,88 @@ def test_bulyan_is_flowers(updates):
     same(found, dict(zip(updates, wanted, strict=True)))
 
 
+def test_the_rules_are_byzfls(updates):
+    """It has no Bulyan."""
+    byzfl = pytest.importorskip("byzfl")
+    flat = np.concatenate([value.reshape(CLIENTS, -1) for value in updates.values()], axis=1)
+    krum = {"malicious": SHARE}
+    cases = [
+        ("median", {}, byzfl.Median()),
+        ("trimmed-mean", {"cut": SHARE}, byzfl.TrMean(MALICIOUS)),
+        ("krum", krum, byzfl.Krum(MALICIOUS)),
+        ("krum", {**krum, "keep": CLIENTS - MALICIOUS}, byzfl.MultiKrum(MALICIOUS)),
+    ]
+    for name, settings, rule in cases:
+        found = applied(updates, name, **settings)
+        whole = np.concatenate([value.ravel() for value in found.values()])
+        np.testing.assert_allclose(whole, rule(flat), rtol=1e-6, atol=1e-9)
+
+
 def test_bulyan_needs_enough_clients(updates):
     with pytest.raises(ExperimentError, match="at least 19 clients"):
         applied(updates, "bulyan", malicious=4 / CLIENTS)
+
+
+def kmeans_gap(numbers, clusters):
+    """Gap statistic and its error by scikit-learn's k-means on uniform reference sets."""
+    from sklearn.cluster import KMeans
+
+    def spread(values):
+        found = KMeans(clusters, n_init=20, random_state=0).fit(values[:, None])
+        return np.log(found.inertia_), found.labels_
+
+    random = np.random.default_rng(7)
+    references = [spread(random.random(len(numbers)))[0] for _ in range(60)]
+    own, labels = spread(numbers)
+    return np.mean(references) - own, np.std(references) * np.sqrt(1 + 1 / 60), labels
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("apart", [0, 6])
+def test_two_clusters_are_those_of_k_means_and_the_gap_statistic(seed, apart):
+    pytest.importorskip("sklearn")
+    random = np.random.default_rng(seed)
+    numbers = random.random(20)
+    numbers[:apart] += 4.0
+    scaled = (numbers - numbers.min()) / np.ptp(numbers)
+    one, _, _ = kmeans_gap(scaled, 1)
+    two, error, labels = kmeans_gap(scaled, 2)
+    smaller = labels == np.argmin(np.bincount(labels))
+    assert (one < two - error) == bool(apart)
+    assert np.array_equal(outlying(numbers, 0), smaller if apart else np.zeros(20, bool))
+    assert np.array_equal(outlying(numbers, 20), smaller)
+
+
+def test_equal_numbers_are_one_cluster():
+    assert not outlying(np.ones(5), 5).any()
+
+
+def test_uniformity_is_the_mean_distance_of_unit_vectors(updates):
+    table = np.random.default_rng(1).normal(size=(8, 3))
+    changes = [updates["table"][client] for client in range(CLIENTS)]
+    items = np.array([1, 4, 5, 7])
+    rows = [np.flatnonzero(own.any(axis=1)) for own in changes]
+    sparse = [SparseUpdate((8, 3), r, own[r]) for r, own in zip(rows, changes, strict=True)]
+    for given in (changes, sparse):
+        found = mean_distances(ClientChanges.of(given, table), items)
+        for client, own in enumerate(changes):
+            unit = [row / np.linalg.norm(row) for row in (table + own)[items]]
+            pairs = [np.linalg.norm(a - b) for a, b in permutations(unit, 2)]
+            assert found[client] == pytest.approx(np.mean(pairs), rel=1e-9)
+
+
+def test_union_leaves_out_those_that_draw_items_together(updates):
+    table = np.random.default_rng(1).normal(size=(8, 3))
+    updates["table"] *= 0.1
+    updates["table"][:MALICIOUS] = 0.9 * (table.mean(0) - table)  # towards one point
+    theta = {"table": table, "vector": np.zeros(4)}
+    honest = {n: theta[n] + v[MALICIOUS:].mean(axis=0) for n, v in updates.items()}
+    same(applied(updates, "union", theta, malicious=0.0, sample=5), honest)
+
+
+def test_union_needs_embeddings(updates):
+    with pytest.raises(ExperimentError, match="embeddings"):
+        applied(updates, "union", embeddings="item.id")
 
 
 @pytest.mark.parametrize("norm", [None, 1.5])
@@ -127,7 +211,7 @@ def test_the_server_rate_scales_the_step(updates):
     same(half, {n: value / 2 for n, value in one.items()})
 
 
-@pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "norm-bound"])
+@pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "norm-bound", "union"])
 def test_they_are_refused_beside_secure_sums_and_a_user_level_guarantee(name, run_tiny):
     with pytest.raises(ExperimentError, match="cannot be made private"):
         run_tiny(f"strategy={{name='{name}'}}", "privacy={clip-norm=1.0,noise-multiplier=1.0}")
