@@ -283,12 +283,13 @@ def test_the_first_command_prints_what_readme_says(fedrec, tmp_path, monkeypatch
     rows = (data_directory() / "ml-100k" / "u.data").read_text().replace("\t", ",")
     (tmp_path / "ratings.csv").write_text("user_id,item_id,rating,timestamp\n" + rows)
     monkeypatch.chdir(tmp_path)
-    code, _, _ = fedrec("try", "ratings.csv", "--output", "run")
+    code, _, _ = fedrec("try", "ratings.csv", "--system", "linear", "--output", "run")
     found = Result.load(tmp_path / "run")
     systems = [found.metrics, found.baselines["popularity"], found.baselines["ease"]]
     row = " | ".join(decimal(one["hits@10"], 3) for one in systems)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert code == 0 and f"| MovieLens-100K | {row} | `fedrec try ratings.csv` |" in readme
+    command = "`fedrec try ratings.csv --system linear`"
+    assert code == 0 and f"| MovieLens-100K | {row} | {command} |" in readme
 
 
 def test_rows_of_papers_are_named_as_ours():
