@@ -187,7 +187,7 @@ def _calibrated(
     def releases(multiplier: float) -> dict[Release, int]:
         total: Counter[Release] = Counter()
         for factor, rounds in mix:
-            one = Release(mechanism.name, sampling, adjacency, multiplier * factor)
+            one = mechanism.release(sampling, adjacency, multiplier * factor)
             total.update(mechanism.releases(one, rounds, sampling))
         return dict(total)
 

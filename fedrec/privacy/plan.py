@@ -30,12 +30,12 @@ from fedrec.privacy.accounting.events import (
     Event,
     NoisyRound,
     NonPrivate,
-    Release,
 )
 from fedrec.privacy.accounting.sampling import Full, Sampling, Scheduled
 from fedrec.privacy.adjacency import Contributions
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import Mix, PrivacyConfig
+from fedrec.privacy.least_cost import refuse_understated
 from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.privacy.noise_multiplier import (
     count_multiplier,
@@ -110,6 +110,7 @@ class Plan:
         Raises:
             ExperimentError: the settings do not fit together, or no noise reaches the target
                 epsilon.
+            ComponentError: the mechanism states less than its rounds cost.
         """
         if clients < 1 or rounds < 1:
             raise ExperimentError(
@@ -139,7 +140,10 @@ class Plan:
         )
         own = rounds if phase_rounds is None else phase_rounds
         population = sampling, clients, rounds, own, denominator
-        return cls(config, mechanism, *population, clip, noise, delta)
+        plan = cls(config, mechanism, *population, clip, noise, delta)
+        cohorts = sampling, config.adjacency
+        refuse_understated(mechanism, *cohorts, plan.noise_multiplier, max(1, own), delta)
+        return plan
 
     def at_clip_norm(self, clip_norm: float) -> Plan:
         """The same plan at another clip norm (adaptive clipping): same multipliers, noise in
@@ -241,15 +245,18 @@ class Plan:
             return NonPrivate(f"phase {phase!r} learns from users' data without noise", phase)
         if self.noise_multiplier == 0:
             return NonPrivate("the noise multiplier is 0", phase)
-        name = self.mechanism.name
+        mechanism = self.mechanism
         adjacency = self.config.adjacency
-        if self.mechanism.correlated:
-            one = Release(name, self.sampling, adjacency, self.noise_multiplier)
-            counted = self.mechanism.releases(one, self.phase_rounds, self.sampling)
+        if mechanism.correlated:
+            one = mechanism.release(self.sampling, adjacency, self.noise_multiplier)
+            counted = mechanism.releases(one, self.phase_rounds, self.sampling)
             rounds = self.phase_rounds
-            return CorrelatedRounds(name, adjacency, rounds, tuple(counted.items()), phase)
+            return CorrelatedRounds(
+                mechanism.name, adjacency, rounds, tuple(counted.items()), phase
+            )
         count = count_multiplier(self.config, self.denominator)
-        return NoisyRound(name, self.sampling, adjacency, self.noise_multiplier, count, phase)
+        kind = mechanism.name, self.sampling, adjacency
+        return NoisyRound(*kind, self.noise_multiplier, count, phase, mechanism.own)
 
     def trained(self, names: Iterable[str]) -> list[str]:
         """The parameters that are trained and released under noise; the others stay as they are.

@@ -50,7 +50,7 @@ def running_sums(plan: Plan) -> RunningSums | None:
 
     def noise(other: Mechanism, sampling: Sampling) -> float:
         def releases(multiplier: float) -> dict[Release, int]:
-            one = Release(other.name, sampling, plan.config.adjacency, multiplier)
+            one = other.release(sampling, plan.config.adjacency, multiplier)
             return other.releases(one, rounds, sampling)
 
         found = calibrate(epsilon, plan.delta, releases, backend=plan.config.backend)

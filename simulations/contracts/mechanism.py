@@ -12,6 +12,7 @@ from fedrec.components.registry import MECHANISM
 from fedrec.privacy.accounting.accountant import Accountant, releases_of
 from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.sampling import Full, Scheduled
+from fedrec.privacy.least_cost import refuse_understated
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.privacy.noise_source import NoiseSource, Reproducible, Secure
@@ -93,6 +94,15 @@ class MechanismContract(RunContract):
                         f"epsilon {charged:.4g} is charged at delta {least:.3g}; a test of all"
                         f" rounds reaches more than {epsilon:g}",
                     )
+
+    def test_the_charge_is_not_below_that_of_any_noise(self) -> None:
+        """The epsilon of all rounds is finite and at least that of some of them, and no noise of
+        the stated standard deviation and correlation costs so little."""
+        sampling = Full() if self.schedule is None else self.schedule
+        for multiplier in (0.5, 1.0, 3.0):
+            for rounds in (1, ROUNDS):
+                own = multiplier, rounds, 1e-5
+                refuse_understated(self.mechanism(), sampling, "add-remove", *own)
 
     def test_noise_is_correlated_as_stated(self) -> None:
         """What `mixing` states, undone, leaves independent noise of standard deviation 1; audits

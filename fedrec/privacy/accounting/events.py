@@ -37,6 +37,7 @@ class Release:
         sampling: how the cohort was drawn.
         adjacency: which data sets are neighbours.
         noise_multiplier: noise scale / sensitivity under that adjacency, in [1e-9, 1e9].
+        own: numbers of the mechanism's own that the cost depends on, too (`Mechanism.own`).
 
     Raises:
         ExperimentError: the noise multiplier is outside of that range, or no bound is proven for
@@ -47,6 +48,7 @@ class Release:
     sampling: Sampling
     adjacency: Adjacency
     noise_multiplier: float
+    own: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not LEAST_MULTIPLIER <= self.noise_multiplier <= MOST_MULTIPLIER:
@@ -58,6 +60,7 @@ class Release:
             )
         samplings.refuse_unproven(self.sampling, self.adjacency)
         object.__setattr__(self, "sampling", samplings.simplest(self.sampling))
+        object.__setattr__(self, "own", tuple(self.own))  # a list in JSON
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class NoisyRound:
             sensitivity in the norm of the clip.
         count_multiplier: the same for the count released beside it; None without one.
         phase: name of the training phase.
+        own: numbers of the mechanism's own that the cost depends on, too.
     """
 
     mechanism: str
@@ -81,16 +85,21 @@ class NoisyRound:
     noise_multiplier: float
     count_multiplier: float | None = None
     phase: str = TRAINING
+    own: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "own", tuple(self.own))  # a list in JSON
 
     @property
     def release(self) -> Release:
         """Sum and count of one cohort are one Gaussian release: squared sensitivities in units of
         noise add up."""
-        own = Release(self.mechanism, self.sampling, self.adjacency, self.noise_multiplier)
+        kind = self.mechanism, self.sampling, self.adjacency
+        alone = Release(*kind, self.noise_multiplier, self.own)
         if self.count_multiplier is None:
-            return own
+            return alone
         precision = self.noise_multiplier**-2 + self.count_multiplier**-2
-        return replace(own, noise_multiplier=precision**-0.5)
+        return replace(alone, noise_multiplier=precision**-0.5)
 
     @property
     def releases(self) -> Mapping[Release, int]:
@@ -178,15 +187,12 @@ def releases_in(event: Event) -> Mapping[Release, int]:
 
 def to_record(event: Event) -> dict[str, Any]:
     """An event as a JSON object; `from_record` gives back an equal event."""
-    record = asdict(event)
     if isinstance(event, NoisyRound):
-        kind = record.pop("mechanism") + _ROUND
-        return {"kind": kind, **record, "sampling": samplings.to_record(event.sampling)}
+        record = _sampled(event)
+        return {"kind": record.pop("mechanism") + _ROUND, **record}
+    record = asdict(event)
     if isinstance(event, CorrelatedRounds):
-        record["counted"] = [
-            [{**asdict(release), "sampling": samplings.to_record(release.sampling)}, count]
-            for release, count in event.counted
-        ]
+        record["counted"] = [[_sampled(release), count] for release, count in event.counted]
     return {"kind": next(name for name, cls in _KINDS.items() if cls is type(event)), **record}
 
 
@@ -219,6 +225,14 @@ def from_record(record: dict[str, Any]) -> Event:
             got=f"{record!r} ({error})",
             fix="restore the ledger from a backup: without it nobody knows what was spent",
         ) from None
+
+
+def _sampled(released: NoisyRound | Release) -> dict[str, Any]:
+    """A round or a release as a JSON object; `own` only where there are such numbers."""
+    record = {**asdict(released), "sampling": samplings.to_record(released.sampling)}
+    if not record["own"]:
+        del record["own"]
+    return record
 
 
 def _release(record: dict[str, Any]) -> Release:

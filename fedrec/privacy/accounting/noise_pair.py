@@ -2,14 +2,15 @@
 """The noise of one release as accountants see it: two distributions one sensitivity apart.
 
 Q is the noise around 0, P the noise around 1, everything in units of the sensitivity. Accountants
-know this interface only; each mechanism names the pair of its releases.
+know this interface only; each mechanism names the pair of its releases. A mechanism that knows what
+its rounds cost, and no distributions, names a `fedrec.privacy.accounting.profile.Profile`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -27,10 +28,15 @@ class NoisePair(ABC):
 
     Args:
         multiplier: noise scale / sensitivity.
+        own: numbers of the mechanism's own (`Release.own`) on which they depend.
     """
 
-    def __init__(self, multiplier: float) -> None:
+    tight: ClassVar[bool] = True
+    """Whether an attack reaches what they cost, or they are only known to dominate it."""
+
+    def __init__(self, multiplier: float, *own: float) -> None:
         self.multiplier = multiplier
+        self.own = own
 
     @abstractmethod
     def above(self, x: np.ndarray, centre: float) -> np.ndarray:
@@ -106,7 +112,7 @@ class NoisePair(ABC):
 @lru_cache(maxsize=256)
 def pair_of(release: Release) -> NoisePair:
     """The pair of a release without sampling."""
-    return resolve(MECHANISM, release.mechanism).pair(release.noise_multiplier)
+    return resolve(MECHANISM, release.mechanism).pair(release.noise_multiplier, *release.own)
 
 
 def nodes_of(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

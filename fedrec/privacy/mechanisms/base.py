@@ -18,6 +18,7 @@ from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.noise_pair import NoisePair
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson, Sampling
+from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.noise_source import NoiseSource
 
 Placement = Literal["central", "distributed", "local"]
@@ -42,7 +43,8 @@ class Mechanism(ABC):
     order: ClassVar[int] = 2
     """Norm in which updates are clipped: 1 or 2."""
     pair: ClassVar[type[NoisePair]]
-    """Distributions of one release, from which accountants compute its cost."""
+    """Distributions of one release, from which accountants compute its cost, or a `Profile`: what
+    the mechanism itself knows of the cost of a release, or of all rounds."""
     placements: ClassVar[tuple[Placement, ...]] = ("central",)
     """Where its noise may be added. `distributed`: n shares of 1 / sqrt(n) of the scale are as good
     as the whole; `local`: each client's noise is of its own. Clients have no memory."""
@@ -76,8 +78,8 @@ class Mechanism(ABC):
 
     @property
     def correlated(self) -> bool:
-        """Whether the noise of a round depends on that of earlier rounds, so that only all rounds
-        of a phase together have a cost: whether it defines `releases`."""
+        """Whether only all rounds of a phase together have a cost: whether it defines `releases`,
+        as the noise of a round depends on that of earlier ones, or it composes rounds itself."""
         return type(self).releases is not Mechanism.releases
 
     @property
@@ -114,6 +116,16 @@ class Mechanism(ABC):
             NotImplementedError: it has none.
         """
         raise NotImplementedError
+
+    @property
+    def own(self) -> tuple[float, ...]:
+        """Numbers of its settings that `pair` gets beside the noise multiplier; they are in the
+        ledger."""
+        return ()
+
+    def release(self, sampling: Sampling, adjacency: Adjacency, noise_multiplier: float) -> Release:
+        """One round by itself."""
+        return Release(self.name, sampling, adjacency, noise_multiplier, self.own)
 
     def releases(self, one: Release, rounds: int, sampling: Sampling) -> dict[Release, int]:
         """The releases that all rounds of a phase cost together, and how often; by default one in

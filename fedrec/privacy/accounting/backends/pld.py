@@ -72,7 +72,8 @@ class Pld(Backend):
 
 def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float | None:
     """Epsilon that the best known attack reaches, to about three digits: no valid bound can be
-    below it. None for more than 1e9 releases, whose rounding errors add up to too much.
+    below it. None for more than 1e9 releases, whose rounding errors add up to too much, and for
+    those of which only a bound is known.
 
     Where the range of losses is so wide that the grid is too coarse for three digits, every loss is
     rounded down to a grid point instead: that is an attack which sees less, so the result is below
@@ -82,7 +83,8 @@ def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float | Non
     and add-remove: the target uploads S, all others nothing.
     """
     counted = {release: count for release, count in releases.items() if count}
-    if sum(counted.values()) > _MOST_RELEASES:
+    known = all(pair_of(release).tight for release in counted)
+    if sum(counted.values()) > _MOST_RELEASES or not known:
         return None
     cut = _CUT * delta / max(1, sum(counted.values()))
     step, fine = _step(counted, cut) if counted and delta > 0 else (_STEP, True)
