@@ -35,7 +35,7 @@ from fedrec.privacy.accounting.sampling import Full, Sampling, Scheduled
 from fedrec.privacy.adjacency import Contributions
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import Mix, PrivacyConfig
-from fedrec.privacy.least_cost import refuse_understated
+from fedrec.privacy.mechanisms._least_cost import refuse_understated
 from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.privacy.noise_multiplier import (
     count_multiplier,

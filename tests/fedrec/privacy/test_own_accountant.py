@@ -23,8 +23,8 @@ from fedrec.privacy.accounting.events import NoisyRound, Release, from_record, t
 from fedrec.privacy.accounting.gdp import gdp_delta, gdp_epsilon, smallest_epsilon
 from fedrec.privacy.accounting.profile import Profile
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson, Scheduled
-from fedrec.privacy.least_cost import least_distance, refuse_understated
 from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.mechanisms._least_cost import least_distance, refuse_understated
 from fedrec.privacy.mechanisms.banded import Banded
 from fedrec.privacy.mechanisms.base import mechanism_of
 from fedrec.privacy.mechanisms.gaussian import Gaussian, GaussianPair
