@@ -15,6 +15,7 @@ There is one contract per kind. They need the packages above this core library, 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from typing import Any
 
 from fedrec.components.registry import KINDS
@@ -26,8 +27,10 @@ __all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        home = importlib.import_module(f"simulations.contracts.{_MODULES[name]}")
-        return getattr(home, name)
+        contracts = importlib.import_module("simulations.contracts")
+        found = pkgutil.walk_packages(contracts.__path__, f"{contracts.__name__}.")
+        home = next(one.name for one in found if one.name.endswith(f".{_MODULES[name]}"))
+        return getattr(importlib.import_module(home), name)
     raise AttributeError(f"module 'fedrec.testing' has no attribute {name!r}")
 
 

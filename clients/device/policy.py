@@ -114,6 +114,13 @@ class Policy(Config):
                 got=f"attack {experiment.adversary.attack.name!r}",
                 fix="run it as a simulation: fedrec run",
             )
+        if experiment.compression is not None:
+            raise RefusalError(
+                "nodes of deployments do not compress updates",
+                expected="an experiment without [compression]",
+                got=f"compression {experiment.compression.name!r}",
+                fix="run it as a simulation: fedrec run",
+            )
         self._examine("model", registry.MODEL, experiment.model)
         self._examine("split", registry.SPLIT, experiment.split)
         self._examine("step", registry.STEP, experiment.step)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -31,6 +31,11 @@ class EachUpdate:
         examples = np.array(trained.block.examples, dtype=np.int64)
         losses = np.array(trained.losses(), dtype=np.float64)
         self._blocks.append(TrainEach(trained.each(clients, names, tables), examples, losses))
+
+    @property
+    def errors(self) -> Mapping[int, Mapping[str, np.ndarray]]:
+        """Nothing is left out of an update."""
+        return {}
 
     def reply(self) -> TrainEach:
         """The updates so far, by client."""

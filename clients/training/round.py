@@ -24,6 +24,7 @@ from clients.local.updates import Updates
 from clients.step import Step
 from clients.storage.uploads import permitted
 from clients.training.blocks import train_in_blocks
+from clients.training.compressed import CompressedUpdates
 from clients.training.each_update import EachUpdate
 from clients.training.keeping import keep_private
 from clients.training.one_client import to_device
@@ -48,6 +49,11 @@ class Collector(Protocol):
         """The updates of a whole block, without what stays with the clients."""
         ...
 
+    @property
+    def errors(self) -> Mapping[int, Mapping[str, np.ndarray]]:
+        """What each client keeps of its update for its next one, by names of their own."""
+        ...
+
 
 def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> TrainSum:
     """Train the clients of an order and add up their weighted, or protected, updates.
@@ -58,6 +64,10 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
         ExperimentError: the step needs parameters that the server generates for each client.
     """
     work = _RoundOfClients.of(node, arrays, order)
+    private = work.step.private_names(list(work.parameters))
+    if isinstance(work.step.config, PersonalNoise):
+        _refuse_compression(node, "clients' own noise is on every number")
+    compressed = CompressedUpdates.of(node.experiment, order.round, node.private, private)
     total = UpdateSum(
         arrays,
         node.model.item_tables,
@@ -66,6 +76,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
         node.noise,
         order.round,
         node.device,
+        compressed,
     )
     covered = order.protection is not None or order.secure is not None
     hides = node.hides_failures and (covered or isinstance(work.step.config, PersonalNoise))
@@ -92,6 +103,7 @@ def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
             got="protection" if order.protection is not None else "an order for all clients",
             fix="set strategy.name = 'reptile', which needs the sum alone",
         )
+    _refuse_compression(node, "the update of each client is asked for, uncompressed")
     work = _RoundOfClients.of(node, arrays, order)
     tables = node.model.item_tables if work.given is None else work.given.rows
     total = EachUpdate(work.step.private_names(list(work.parameters)), tables)
@@ -163,6 +175,8 @@ class _RoundOfClients:
             for members, shared, own in blocks:
                 total.add_block(members, shared)
                 kept |= own
+        for client, left in total.errors.items():
+            kept[client] = {**kept.get(client, {}), **left}
         keep_private(self.node, kept, self.round)
         untouched.refuse("step", self.step, f"in round {self.round}")
 
@@ -214,6 +228,21 @@ class _RoundOfClients:
         block = step.block([data.features], [step.batches(data, drawn)], self.node.device)
         private = step.private_names(list(self.parameters))
         return step.train_block(self.parameters, block).kept(private)[0]
+
+
+def _refuse_compression(node: Node, why: str) -> None:
+    """Refuse compression where nothing would be compressed.
+
+    Raises:
+        ExperimentError: the experiment has some.
+    """
+    if node.experiment.compression is not None:
+        raise ExperimentError(
+            f"[compression] has no effect here: {why}",
+            expected="a strategy that sums the updates of clients, which add no noise of their own",
+            got=f"compression {node.experiment.compression.name!r}",
+            fix="leave out [compression], or choose another strategy or step",
+        )
 
 
 _Block = tuple[list[int], Outcome, dict[int, dict[str, np.ndarray]]]

@@ -14,11 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import torch
 
+from clients.training.compressed import CompressedUpdates
 from fedrec.cohort.outcome import Outcome
 from fedrec.privacy.noise_source import NoiseSource
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum, Weighting
-from fedrec.protocol.sparse_update import Change, SparseAccumulator
+from fedrec.protocol.sparse_update import Change, SparseAccumulator, SparseUpdate
 
 
 class UpdateSum:
@@ -32,6 +33,7 @@ class UpdateSum:
         source: where a client's own noise comes from.
         round_: the round, which noise is drawn for.
         device: where trained blocks are; None: the processor.
+        compressed: compresses the update of each client after its clip; None: nothing does.
     """
 
     def __init__(
@@ -43,12 +45,14 @@ class UpdateSum:
         source: NoiseSource,
         round_: int,
         device: torch.device | None = None,
+        compressed: CompressedUpdates | None = None,
     ) -> None:
         self.arrays = arrays
         self.weighting = weighting
         self.protection = protection
         self.source = source
         self.round = round_
+        self.compressed = compressed
         sent = arrays if protection is None else protection.names
         self._noisy = protection is not None and protection.noise_scale > 0  # noise is on every row
         tables = [] if self._noisy else [name for name in sent if name in item_tables]
@@ -80,12 +84,15 @@ class UpdateSum:
         )
         shares = self._shares(examples, norms)
         own = sum(self.arrays[name].nbytes for name in self._sent) * len(clients)
-        self.sent += own if self._noisy else trained.sent_bytes(self._sent)
+        if self.compressed is None:
+            self.sent += own if self._noisy else trained.sent_bytes(self._sent)
         if self._noisy:
             for place, client in enumerate(clients):
                 whole = trained.changes_of(place)
                 own = {name: whole[name].double().numpy(force=True) for name in self._sent}
                 self._add_whole(client, own, shares[place])
+        elif self.compressed is not None:
+            self._add_compressed(self.compressed, clients, trained, shares)
         else:
             self._add_sums(trained, torch.tensor(shares, dtype=torch.float64))
         self._count(shares, examples, trained.losses())
@@ -113,6 +120,11 @@ class UpdateSum:
         )
 
     @property
+    def errors(self) -> Mapping[int, Mapping[str, np.ndarray]]:
+        """What each client keeps of its update for the next one, by names of their own."""
+        return {} if self.compressed is None else self.compressed.errors
+
+    @property
     def _sent(self) -> list[str]:
         return list(self.arrays) if self.protection is None else list(self.protection.names)
 
@@ -136,6 +148,23 @@ class UpdateSum:
         trained.add_dense(self.dense, shares)
         for name in self.tables:
             trained.add_rows(name, self.tables[name], shares)
+
+    def _add_compressed(
+        self,
+        compressed: CompressedUpdates,
+        clients: Sequence[int],
+        trained: Outcome,
+        shares: Sequence[float],
+    ) -> None:
+        clip = None if self.protection is None else self.protection.clip
+        own = self._sent, self.tables
+        for update in compressed.of_block(clients, trained, self.arrays, *own, shares, clip):
+            for name, change in update.items():
+                if isinstance(change, SparseUpdate):
+                    self.tables[name].add(change.rows, change.values)
+                else:
+                    self.dense[name] += torch.from_numpy(change).to(self.dense[name].device)
+        self.sent = compressed.bytes
 
     def _add_whole(self, client: int, delta: Mapping[str, np.ndarray], share: float) -> None:
         """Add one client's update as whole arrays with its noise; for a client of share 0, or whose

@@ -83,6 +83,9 @@ POISONING = Kind(
     "simulations.poisoning.base:Poisoning",
     table="adversary.attack",
 )
+COMPRESSION = Kind(
+    "compression", "fedrec.compression.members", "fedrec.compression.base:Compression"
+)
 METRIC = Kind("metric", "fedrec.metrics", "fedrec.metrics.base:Metric", named=True)
 
 KINDS = (
@@ -97,6 +100,7 @@ KINDS = (
     CALLBACK,
     ATTACK,
     MECHANISM,
+    COMPRESSION,
     POISONING,
     METRIC,
 )

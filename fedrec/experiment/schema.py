@@ -69,6 +69,8 @@ class Experiment(DataSettings):
     default: none."""
     privacy: PrivacyConfig | None = None
     """User-level differential privacy; default: none, epsilon is infinite."""
+    compression: Section | None = None
+    """Compression of each client's update, after its clip; default: none."""
     secure_aggregation: SecureAggregationConfig | Literal[False] | None = None
     """`true`, or a table of settings: the server sees only the sum over nodes, which mask their own
     sums; default: it sees each node's sum."""
@@ -137,6 +139,22 @@ class Experiment(DataSettings):
         return self
 
     @model_validator(mode="after")
+    def _compresses_sums_alone(self) -> Self:
+        if self.compression is None:
+            return self
+        if self.secure_aggregation:
+            raise ValueError(
+                "[compression] without secure-aggregation, whose masks cover whole parameters: a"
+                " masked message is as large as all of them, whatever is sent"
+            )
+        if self.privacy is not None and self.privacy.placement != "central":
+            raise ValueError(
+                "[compression] with privacy.placement = 'central': noise that a client adds is on"
+                " every number, so nothing is left to leave out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _targets_are_chosen(self) -> Self:
         known = set(TARGET_METRICS) | set(TARGET_RATINGS)
         named = {one.name for one in self.evaluation.metrics or ()} & known
@@ -181,6 +199,10 @@ class Experiment(DataSettings):
             )
         if self.adversary is not None:
             sections |= self._of_adversary(self.adversary)
+        if self.compression is not None:
+            sections["compression"] = resolved_section(
+                registry.COMPRESSION, self.compression, seed=self.seed
+            )
         if self.privacy is not None and self.federated:
             sections["privacy"] = self.privacy.resolved()
         resolved = self.model_copy(update=sections)
@@ -262,6 +284,7 @@ FEDERATED = (
     *(kind.name for kind in SECTIONS if kind not in CENTRAL_SECTIONS),
     "train-config",
     "privacy",
+    "compression",
     "secure-aggregation",
     "early-stopping",
 )

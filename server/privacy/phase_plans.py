@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
@@ -21,6 +22,7 @@ from fedrec.privacy import explain
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import Event, Volunteered
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Scheduled
+from fedrec.privacy.adjacency import Contributions
 from fedrec.privacy.caveats import SIMULATION, caveats
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.noise_source import NoiseSource, source_of
@@ -86,7 +88,7 @@ class PhasePlans:
                 server_lr=part.server_rate(part.config, 1),
                 factor=config.noise_factor(phase),
                 mix=mix,
-                contributions=contributions_of(part.step),
+                contributions=_contributions(experiment, part.step),
                 schedule=part.cohorts.schedule,
                 phase_rounds=order.count(phase),
             )
@@ -260,6 +262,11 @@ class PhasePlans:
     @property
     def _attackable(self) -> bool:
         return self.config.noise_multiplier != 0
+
+
+def _contributions(experiment: Experiment, step: Mapping[str, Any]) -> Contributions:
+    """Of compressed updates, what is decoded may have signs, whatever the step sends."""
+    return "signed" if experiment.compression is not None else contributions_of(step)
 
 
 def private_strategy(strategy: Strategy) -> CohortStrategy:

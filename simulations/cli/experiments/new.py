@@ -15,7 +15,7 @@ def new(
         typer.Argument(
             help=(
                 "Kind of component: strategy, step, model, dataset, split, sampler, perturbation,"
-                " callback, baseline, metric, mechanism, attack or poisoning."
+                " callback, baseline, metric, mechanism, compression, attack or poisoning."
             )
         ),
     ],

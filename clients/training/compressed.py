@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compression of the updates of a node's clients: after each one's clip, and before the sum.
+
+What is added is what the server would decode, so a simulation learns as a deployment does, and its
+bytes are those that each client would send by itself, whatever clients a node hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clients.storage.private_state import PrivateState
+from fedrec.cohort.outcome import Outcome
+from fedrec.components.registry import COMPRESSION, resolve
+from fedrec.compression.base import Compression, bytes_of
+from fedrec.errors import ExperimentError
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import component_settings
+from fedrec.prefixes import add_prefix, strip_prefix
+from fedrec.privacy.clipping import Clip
+from fedrec.protocol.sparse_update import Change, SparseUpdate, added, dense_change, scaled
+from fedrec.rng import stream
+
+_ERROR = "compression/"  # prefix of what a client keeps of its last update
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(eq=False)
+class CompressedUpdates:
+    """Compresses the updates of clients in a round.
+
+    Attributes:
+        compression: how.
+        seed: of the experiment.
+        round: the round.
+        store: where clients keep what was left out; None: nowhere.
+        private: names of the parameters that stay with the clients.
+        bytes: of what the clients sent so far.
+        errors: what each client keeps for its next update, with names of their own.
+    """
+
+    compression: Compression
+    seed: int
+    round: int
+    store: PrivateState | None
+    private: Collection[str] = ()
+    bytes: int = 0
+    errors: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        round_: int,
+        store: PrivateState | None,
+        private: Collection[str],
+    ) -> CompressedUpdates | None:
+        """The compression of an experiment; None: it has none.
+
+        Raises:
+            ExperimentError: clients have to keep what was left out, and there is no place for it.
+        """
+        if experiment.compression is None:
+            return None
+        section = experiment.compression
+        made = resolve(COMPRESSION, section.name)(component_settings(COMPRESSION, section))
+        if made.keeps_error and store is None:
+            raise ExperimentError(
+                "clients cannot keep what a compression leaves out",
+                expected="a run folder, for the private state of the clients",
+                got=f"compression {section.name!r} with error feedback, and no folder",
+                fix="give the run an output folder, or set compression.error-feedback = false",
+            )
+        return cls(made, experiment.seed, round_, store, private)
+
+    def of_block(
+        self,
+        clients: Sequence[int],
+        trained: Outcome,
+        arrays: Arrays,
+        sent: Collection[str],
+        tables: Collection[str],
+        shares: Sequence[float],
+        clip: Clip | None,
+    ) -> list[dict[str, Change]]:
+        """What each client of a block adds to the sum.
+
+        Args:
+            clients: `[C]`.
+            trained: the block.
+            arrays: the global parameters.
+            sent: names of the parameters that may be sent.
+            tables: names of item tables, of which clients change few rows.
+            shares: factor of each client's update, before it is compressed under a clip, else
+                after.
+            clip: of an update; None: it is not clipped.
+        """
+        names = [n for n in trained.names if n in sent and n not in self.private]
+        own = trained.each(clients, names, [name for name in names if name in tables])
+        by_name = {name: own.changes(name, arrays[name]) for name in names}
+        before = self._errors_before(clients)
+        found = []
+        for place, client in enumerate(clients):
+            update = {name: changes[place] for name, changes in by_name.items()}
+            share = shares[place]
+            if not share or not all(map(_finite, update.values())):
+                continue  # it counts as zero
+            if clip is not None:
+                update = {name: scaled(change, share) for name, change in update.items()}
+            if before[place]:
+                update = {
+                    name: added(change, _in_form(before[place][name], name in tables), arrays[name])
+                    for name, change in update.items()
+                }
+            decoded = self._sent(client, update, arrays)
+            if clip is not None:
+                decoded = _clipped(decoded, clip)
+            if self.compression.keeps_error and self.round:  # 0: a trial, whose reply is discarded
+                left = {name: _left(update[name], decoded[name], arrays[name]) for name in names}
+                self.errors[client] = add_prefix({_ERROR: left})
+            if clip is None and share != 1:
+                decoded = {name: scaled(change, share) for name, change in decoded.items()}
+            found.append({name: _in_form(one, name in tables) for name, one in decoded.items()})
+        return found
+
+    def _sent(self, client: int, update: Mapping[str, Change], arrays: Arrays) -> dict[str, Change]:
+        """What the server decodes of an update; its bytes are counted."""
+        random = stream(self.seed, "compression", client, self.round)
+        sent = {}
+        for name, change in update.items():
+            payload = self.compression.encode(change, random, self._common(name))
+            self.bytes += bytes_of(payload)
+            sent[name] = self.compression.decode(payload, arrays[name].shape, self._common(name))
+        return sent
+
+    def _common(self, name: str) -> np.random.Generator:
+        return stream(self.seed, f"compression/{name}", self.round)
+
+    def _errors_before(self, clients: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        """What each client kept of its last update, whole arrays."""
+        if not self.compression.keeps_error or self.store is None:
+            return [{} for _ in clients]
+        kept = self.store.load_all(clients, self.round)
+        return [strip_prefix(_ERROR, one) for one in kept]
+
+
+def _finite(change: Change) -> bool:
+    values = change.values if isinstance(change, SparseUpdate) else change
+    return bool(np.isfinite(values).all())
+
+
+def _in_form(change: Change, table: bool) -> Change:
+    """A change of an item table as its rows that are not zero, any other as a whole array."""
+    if isinstance(change, SparseUpdate):
+        return change if table else change.dense(np.zeros(0))
+    if not table:
+        return change
+    rows = np.flatnonzero(change.any(axis=tuple(range(1, change.ndim))))
+    return SparseUpdate(change.shape, rows, change[rows])
+
+
+def _clipped(sent: Mapping[str, Change], clip: Clip) -> dict[str, Change]:
+    """Changes scaled to the clip, which rounding may exceed."""
+    parts = {
+        name: change.values if isinstance(change, SparseUpdate) else change
+        for name, change in sent.items()
+    }
+    factor = float(clip.factors(np.array([clip.measure(parts)]))[0])
+    return dict(sent) if factor == 1 else {n: scaled(one, factor) for n, one in sent.items()}
+
+
+def _left(update: Change, sent: Change, table: np.ndarray) -> np.ndarray:
+    """What was left out, a whole array `float32`."""
+    return (dense_change(update, table) - dense_change(sent, table)).astype(np.float32)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers in a few bits, by stochastic rounding: unbiased, with one scale for each row (Alistarh,
+Grubic, Li, Tomioka and Vojnovic 2017, "QSGD", with the largest value of a row in place of its
+norm).
+
+With b bits there are 2^(b - 1) - 1 steps on either side of zero, so that zero is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+Bits = Literal[2, 4, 8, 32]
+"""Bits of a number; 32: as it is."""
+
+
+def quantised(values: np.ndarray, bits: Bits, random: np.random.Generator) -> dict[str, np.ndarray]:
+    """Codes and scales of values `[rows, ...]`; of one dimension: of one row.
+
+    Args:
+        values: finite numbers.
+        bits: of a number.
+        random: what is rounded up.
+
+    Returns:
+        `codes`, bytes of 8 / bits numbers each, and `scales`, `float32 [rows]`; with 32 bits
+        `values`, `float32`.
+    """
+    if bits == 32:
+        return {"values": values.astype(np.float32)}
+    rows = np.asarray(values, dtype=np.float64).reshape(_rows_of(values.shape))
+    steps = 2 ** (bits - 1) - 1
+    largest = np.abs(rows).max(axis=1, initial=0.0)
+    scales = largest.astype(np.float32)
+    # rounded up, so that no value is above its scale
+    scales = np.where(scales < largest, np.nextafter(scales, np.float32(np.inf)), scales)
+    units = np.divide(rows, scales[:, None], out=np.zeros_like(rows), where=scales[:, None] > 0)
+    codes = np.floor(units * steps + random.random(rows.shape)).astype(np.int64) + steps
+    return {"codes": _packed(codes.ravel().astype(np.uint8), bits), "scales": scales}
+
+
+def restored(sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits) -> np.ndarray:
+    """The values `float64 [rows, ...]` of `quantised`."""
+    if bits == 32:
+        return sent["values"].astype(np.float64).reshape(shape)
+    steps = 2 ** (bits - 1) - 1
+    codes = _unpacked(sent["codes"], bits)[: math.prod(shape)].astype(np.float64) - steps
+    rows = codes.reshape(_rows_of(shape))
+    return (rows / steps * sent["scales"].astype(np.float64)[:, None]).reshape(shape)
+
+
+def _rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Shape of the values with one scale for each row."""
+    return (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
+
+
+def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes `uint8 [n]` below 2^bits as bytes, `uint8 [n bits / 8]`, rounded up."""
+    each = 8 // bits
+    filled = np.zeros(-(-len(codes) // each) * each, dtype=np.uint8)
+    filled[: len(codes)] = codes
+    shifts = (bits * np.arange(each)).astype(np.uint8)
+    return np.bitwise_or.reduce(filled.reshape(-1, each) << shifts, axis=1)
+
+
+def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+    shifts = (bits * np.arange(8 // bits)).astype(np.uint8)
+    return ((packed[:, None] >> shifts) & np.uint8(2**bits - 1)).ravel()
