@@ -20,6 +20,7 @@ from typing import Any
 
 from fedrec.components.registry import KINDS
 
+_HOME = "simulations.contracts"
 _MODULES = {f"{kind.name.capitalize()}Contract": kind.name for kind in KINDS}
 
 __all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -27,7 +28,7 @@ __all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        contracts = importlib.import_module("simulations.contracts")
+        contracts = importlib.import_module(_HOME)
         found = pkgutil.walk_packages(contracts.__path__, f"{contracts.__name__}.")
         home = next(one.name for one in found if one.name.endswith(f".{_MODULES[name]}"))
         return getattr(importlib.import_module(home), name)

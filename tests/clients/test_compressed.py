@@ -76,6 +76,19 @@ def test_what_is_left_out_is_sent_later(run_tiny, monkeypatch):
         assert np.allclose(sent[client] + left[client], whole, atol=1e-5)
 
 
+@pytest.mark.parametrize("feedback", ["true", "false"])
+def test_what_is_left_out_is_kept_with_error_feedback_alone(run_tiny, monkeypatch, feedback):
+    saved: list = []
+    monkeypatch.setattr(
+        "clients.training.round.keep_private",
+        lambda node, kept, round_: saved.extend(kept.values()),
+    )
+    run_tiny(f"compression={{name='top-k', share=0.2, error-feedback={feedback}}}")
+    names = {name for arrays in saved for name in arrays}
+    assert bool(names) == (feedback == "true")
+    assert all(name.startswith("compression/") for name in names)
+
+
 def test_privacy_costs_the_same_and_the_clip_holds(run_tiny, monkeypatch):
     """Rounding makes some updates longer; none of them is above the clip norm."""
     private = "privacy={clip-norm=0.01, noise-multiplier=1.0, delta=1e-5}"
