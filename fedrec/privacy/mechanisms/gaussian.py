@@ -68,6 +68,10 @@ class Gaussian(Mechanism):
 
     pair = GaussianPair
     placements = ("central", "distributed", "local")
+    needs = (
+        "the sampler 'fixed-size', 'poisson' or 'full'; with 'min-separation' the mechanism"
+        " { name = 'banded', bands = 1 }, which is the same noise, accounted by a client's rounds"
+    )
     counts = True
 
     def draw(
