@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from simulations.study.runs import finished, measure
 from simulations.study.study import Found, TaskJob
 
@@ -20,5 +22,5 @@ def beside_bytes(
     """The numbers of one run, see `simulations.study.runs.measure`, and what a client sends."""
     yield from measure(job, experiment, dataset, metrics, row, set=set)
     rounds = finished(job, experiment, set).rounds
-    sent = float(rounds["upload-bytes"].sum() / rounds["num-clients"].sum())
-    yield Found(dataset, row, "kB per upload", sent / 1000)
+    sent = np.sum(rounds["upload-bytes"].to_numpy()) / np.sum(rounds["num-clients"].to_numpy())
+    yield Found(dataset, row, "kB per upload", float(sent) / 1000)
