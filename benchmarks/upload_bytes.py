@@ -22,5 +22,5 @@ def beside_bytes(
     """The numbers of one run, see `simulations.study.runs.measure`, and what a client sends."""
     yield from measure(job, experiment, dataset, metrics, row, set=set)
     rounds = finished(job, experiment, set).rounds
-    sent = np.sum(rounds["upload-bytes"].to_numpy()) / np.sum(rounds["num-clients"].to_numpy())
+    sent = np.sum(rounds["bytes-up"].to_numpy()) / np.sum(rounds["num-clients"].to_numpy())
     yield Found(dataset, row, "kB per upload", float(sent) / 1000)

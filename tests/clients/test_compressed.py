@@ -25,7 +25,6 @@ def test_nothing_changes_when_nothing_is_lost(run_tiny, model, more):
     found = run_tiny(more, LOSSLESS, *model, output="compressed")
     for name, value in plain.parameters.items():
         assert np.allclose(found.parameters[name], value, rtol=1e-4, atol=1e-6), name
-    assert "bytes-up" not in plain.rounds
     cost = json.loads((found.folder / "result.json").read_text())["cost"]
     assert cost["bytes-up"] == found.rounds["bytes-up"].sum()
 

@@ -75,7 +75,6 @@ def drifting(drift):
 
 
 BAD = {
-    "bytes of compressed updates": total(upload_bytes=1),
     "wrong shape": with_table(np.zeros((5, 2), np.float32)),
     "transposed": with_table(np.zeros((2, 4), np.float32)),
     "missing": total(total={"w": np.zeros((4, 2), np.float32)}),
