@@ -109,7 +109,8 @@ def outlying(numbers: np.ndarray, expected: int) -> np.ndarray:
         numbers: `float64 [n]`.
         expected: largest number of members that are always left out.
     """
-    low, high = numbers.min(), numbers.max()
+    low = numbers.min()
+    high = numbers.max()
     if not high > low:
         return np.zeros(len(numbers), dtype=bool)
     scaled = (numbers - low) / (high - low)
