@@ -19,7 +19,8 @@ def test_every_public_name_is_there(tmp_path):
     }
     rows = [(user, (user * 7 + n * n) % 13) for user in range(30) for n in range(4)]
     frame = pd.DataFrame(rows, columns=["Kunde", "Artikel"])
-    tried = fedrec.try_table(frame, output=tmp_path / "tried", overrides=["seed=1"])
+    given = {"output": tmp_path / "tried", "system": "linear"}
+    tried = fedrec.try_table(frame, **given, overrides=["seed=1"])
     assert tried.folder == tmp_path / "tried" / "run" and tried.experiment.seed == 1
     assert len(repr(tried)) < 1000 and "popularity" in repr(tried)
     assert tried._repr_html_().count("<tr") == len(tried.baselines) + 2

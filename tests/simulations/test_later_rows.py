@@ -30,7 +30,7 @@ def table():
 def trained(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("later")
     table.to_csv(folder / "likes.csv", index=False)
-    command = ["try", str(folder / "likes.csv"), "-o", str(folder / "run")]
+    command = ["try", str(folder / "likes.csv"), "--system", "linear", "-o", str(folder / "run")]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     result = fedrec.Result.load(folder / "run")

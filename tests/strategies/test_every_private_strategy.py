@@ -98,6 +98,7 @@ REFUSED = {"fedgnn", "gpfedrec", "metamf"} | {
     "median",
     "norm-bound",
     "trimmed-mean",
+    "union",
 }
 """Strategies that send messages of their own to each client, or take each client's update, which
 `[privacy]` refuses."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Headless Chromium, controlled by the DevTools protocol over two pipes."""
 
+import fcntl
 import json
 import os
 import select
@@ -183,7 +184,8 @@ class Browser:
 def _start(path, profile, commands, replies):
     """Start the browser, which reads commands from descriptor 3 and replies on 4; returns its
     id."""
-    spare = [os.dup2(one, 50 + place) for place, one in enumerate((commands, replies))]
+    # numbers that nobody has, above those that the browser gets
+    spare = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 50) for one in (commands, replies)]
     quiet = os.open(os.devnull, os.O_RDWR)
     actions = [(os.POSIX_SPAWN_DUP2, quiet, number) for number in (0, 1, 2)]
     actions += [(os.POSIX_SPAWN_DUP2, one, 3 + place) for place, one in enumerate(spare)]
