@@ -37,6 +37,11 @@ def length(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values()) + len(_COUNTED)
 
 
+def vector_bytes(shapes: Shapes) -> int:
+    """Bytes of the vector, the longest form in which an answer leaves a device."""
+    return 8 * length(shapes)
+
+
 def bound_of(protection: Protection | None, clients: int, largest: float) -> float:
     """Largest absolute value in a node's sum of updates if all clients of a round are on one node.
 
@@ -91,5 +96,5 @@ def decoded(vector: np.ndarray, shapes: Shapes, bits: int) -> TrainSum:
         loss=found["loss"],
         losses=round(found["losses"]),
         unclipped=round(found["unclipped"]),
-        sent=round(found["clients"]) * vector.nbytes,
+        sent=round(found["clients"]) * vector_bytes(shapes),
     )

@@ -25,6 +25,7 @@ from fedrec.evaluation.metrics import ROWS
 from fedrec.protocol.messages import pack_each, unpack_each, unpack_parameters, unpack_sum
 from fedrec.protocol.orders import TrainEach, TrainSum
 from fedrec.protocol.sparse_update import Change, SparseUpdate
+from fedrec.secure.vector import shapes_of, vector_bytes
 from server.deployed.each_validation import (
     LARGEST_LOSS,
     norms_of,
@@ -267,7 +268,7 @@ def _inspected(
     strange = set(found.total) ^ set(theta if unprotected else found.total.keys() & theta.keys())
     if strange:
         raise ValueError(f"unknown or missing parameters {sorted(strange)[:3]}")
-    most = asked.clients * 2 * sum(table.nbytes for table in theta.values())
+    most = asked.clients * vector_bytes(shapes_of(theta, None))
     if not 0 <= found.sent <= most:
         raise ValueError(f"{found.sent} bytes of {asked.clients} clients")
     for name, change in found.total.items():

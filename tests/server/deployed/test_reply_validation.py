@@ -18,6 +18,7 @@ from fedrec.protocol.messages import (
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder, TrainSum
 from fedrec.protocol.sparse_update import SparseUpdate, dense_change
 from fedrec.protocol.zero_copy import to_record
+from fedrec.secure.vector import decoded, encoded, shapes_of
 from server.deployed.reply_validation import ReplyValidator, evaluated, of_usual_size
 from server.exchange.dropped_replies import DroppedReplies
 
@@ -68,6 +69,15 @@ def test_honest_sums_pass_dense_and_by_rows():
     ) == [2, 3]
 
 
+def test_a_sum_of_masked_answers_passes():
+    """It says that every client sent the whole vector, counts included."""
+    shapes = shapes_of(THETA, None)
+    vector = encoded(total(), THETA, shapes, 16, nodes=2)
+    found = decoded(vector, shapes, 16)
+    assert found.sent == 2 * vector.nbytes
+    assert through(ReplyValidator(), found) == [2]
+
+
 def drifting(drift):
     """A sum of clients who decay their weights; without any decay its norm is small."""
     rows = SparseUpdate((4, 2), np.array([1]), np.full((1, 2), 0.1, np.float32), drift)
@@ -96,6 +106,8 @@ BAD = {
     "no weight": total(weight=float("nan")),
     "loss": total(loss=float("inf")),
     "examples": total(examples=-5),
+    "more bytes than any form has": total(sent=10**6),
+    "minus a byte": total(sent=-1),
     "empty": RecordDict(),
     "no metrics": RecordDict({"arrays": ArrayRecord([np.zeros(2)])}),
     "text": RecordDict(
