@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,7 +69,8 @@ class Placed(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        return _computed(func, args, kwargs or {})
+        given = kwargs or {}
+        return _computed(func, _Operation.of(func, args, given), args, given)
 
 
 class SecondDevice(_python_dispatch.TorchDispatchMode):
@@ -92,10 +94,11 @@ class SecondDevice(_python_dispatch.TorchDispatchMode):
         self._numbers.__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        direction = _crossing(func, args, kwargs or {})
-        if direction is not None:
-            self.note(direction)
-        return _computed(func, args, kwargs or {})
+        given = kwargs or {}
+        operation = _Operation.of(func, args, given)
+        if operation.crossing is not None:
+            self.note(operation.crossing)
+        return _computed(func, operation, args, given)
 
     def note(self, direction: Direction) -> None:
         """Count a crossing, of the line of this project that it comes from."""
@@ -119,37 +122,61 @@ class _Numbers(TorchFunctionMode):
         return func(*args, **{**given, "device": "cpu"}).to(DEVICE)
 
 
-def _crossing(func: Any, args: tuple, kwargs: dict[str, Any]) -> Direction | None:
-    """What an operation carries over between the processor and the device."""
-    tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-    there = [isinstance(one, Placed) for one in tensors]
-    name = func._schema.name.split("::")[1]
-    if name in _MOVES:
+@dataclass(frozen=True)
+class _Operation:
+    """An operation of PyTorch.
+
+    Attributes:
+        name: without namespace and overload.
+        tensors: its operands.
+        there: which of them are on the device.
+        lands: whether its result is.
+    """
+
+    name: str
+    tensors: list[torch.Tensor]
+    there: list[bool]
+    lands: bool
+
+    @classmethod
+    def of(cls, func: Any, args: tuple, kwargs: dict[str, Any]) -> _Operation:
+        """One that PyTorch dispatches."""
+        tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+        there = [isinstance(one, Placed) for one in tensors]
+        name = func._schema.name.split("::")[1]
         asked = kwargs.get("device")
-        goes = there[0] if asked is None else torch.device(asked) == DEVICE
-        if goes == there[-1]:
-            return None
-        return "copied there" if goes else "read back"
-    masks = name in _TAKES_INDICES_OF_THE_PROCESSOR
-    masked = masks and any(one.dtype == torch.bool for one in tensors[1:])
-    return "read back" if any(there) and (name in _READS or masked) else None
+        stays = there[0] if name == "copy_" else any(there)
+        return cls(name, tensors, there, stays if asked is None else torch.device(asked) == DEVICE)
+
+    @property
+    def crossing(self) -> Direction | None:
+        """What it carries over between the processor and the device."""
+        if self.name in _MOVES:
+            carried = "copied there" if self.lands else "read back"
+            return None if self.lands == self.there[-1] else carried
+        masks = self.name in _TAKES_INDICES_OF_THE_PROCESSOR
+        masked = masks and any(one.dtype == torch.bool for one in self.tensors[1:])
+        return "read back" if any(self.there) and (self.name in _READS or masked) else None
+
+    def refuse_strangers(self, func: Any) -> None:
+        """Refuse operands that a GPU would not take."""
+        if not any(self.there) or self.name in _MOVES:
+            return
+        few = 1 if self.name in _TAKES_INDICES_OF_THE_PROCESSOR else len(self.tensors)
+        for one, there in zip(self.tensors[:few], self.there, strict=False):
+            if one.dim() and not there:
+                raise RuntimeError(f"{func}: {list(one.shape)} is on the processor")
 
 
-def _computed(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-    there = any(isinstance(one, Placed) for one in tensors)
-    name = func._schema.name.split("::")[1]
-    if there and name not in _MOVES:
-        checked = tensors[:1] if name in _TAKES_INDICES_OF_THE_PROCESSOR else tensors
-        strangers = [one for one in checked if one.dim() and not isinstance(one, Placed)]
-        if strangers:
-            raise RuntimeError(f"{func}: {list(strangers[0].shape)} is on the processor")
-    asked = kwargs.get("device")
-    goes = there if asked is None else torch.device(asked) == DEVICE
-    inner = {**kwargs, **({"device": torch.device("cpu")} if asked is not None else {})}
+def _computed(func: Any, operation: _Operation, args: tuple, kwargs: dict[str, Any]) -> Any:
+    operation.refuse_strangers(func)
+    inner = {
+        **kwargs,
+        **({"device": torch.device("cpu")} if kwargs.get("device") is not None else {}),
+    }
     plain = tree_map_only(Placed, lambda one: one.inner, (args, inner))
     found = func(*plain[0], **plain[1])
-    if not goes or (name == "copy_" and not isinstance(args[0], Placed)):
+    if not operation.lands:
         return found
     found = tree_map_only(torch.Tensor, Placed, found)
     return _python_dispatch.return_and_correct_aliasing(func, args, kwargs, found)

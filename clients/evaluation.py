@@ -130,7 +130,7 @@ def client_scores(
     if not step.config.epochs and not private:
         return _shared_scores(node, parameters, clients)
     if not step.config.epochs and not set(private) & set(node.model.item_tables):
-        parts = np.array_split(clients, -(-len(clients) // _PRIVATE_TOGETHER))
+        parts = np.array_split(clients, max(1, -(-len(clients) // _PRIVATE_TOGETHER)))
         found = [_own_scores(node, step, parameters, p, round_ + 1) for p in parts]
         return torch.cat(found) if len(found) > 1 else found[0]
     scores = torch.empty(len(clients), node.model.schema.num_items)

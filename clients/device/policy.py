@@ -108,19 +108,11 @@ class Policy(Config):
             RefusalError: the node does not take part in it.
         """
         if experiment.adversary is not None:
-            raise RefusalError(
-                "malicious clients exist in simulations alone",
-                expected="an experiment without [adversary]",
-                got=f"attack {experiment.adversary.attack.name!r}",
-                fix="run it as a simulation: fedrec run",
-            )
+            attack = f"attack {experiment.adversary.attack.name!r}"
+            raise _simulated("malicious clients exist in simulations alone", "adversary", attack)
         if experiment.compression is not None:
-            raise RefusalError(
-                "nodes of deployments do not compress updates",
-                expected="an experiment without [compression]",
-                got=f"compression {experiment.compression.name!r}",
-                fix="run it as a simulation: fedrec run",
-            )
+            found = f"compression {experiment.compression.name!r}"
+            raise _simulated("nodes of deployments do not compress updates", "compression", found)
         self._examine("model", registry.MODEL, experiment.model)
         self._examine("split", registry.SPLIT, experiment.split)
         self._examine("step", registry.STEP, experiment.step)
@@ -386,4 +378,14 @@ def _no_step(step: Mapping[str, Any], expected: str) -> RefusalError:
         expected=expected,
         got=json.dumps(step)[:300],
         fix="start a separate run for another step",
+    )
+
+
+def _simulated(problem: str, section: str, got: str) -> RefusalError:
+    """The refusal of an experiment with a section that is for simulations alone."""
+    return RefusalError(
+        problem,
+        expected=f"an experiment without [{section}]",
+        got=got,
+        fix="run it as a simulation: fedrec run",
     )

@@ -69,9 +69,7 @@ class Updates(Outcome):
                     totals[name].add_(self.changes[name][place], alpha=share)
 
     def changed_rows(self, name: str) -> np.ndarray | None:
-        if name not in self.changes:
-            return np.zeros(len(self.block), dtype=np.int64)
-        return np.array(self.block.touched_counts) if name in self.item_tables else None
+        return self.block.changed_rows(name in self.changes, name in self.item_tables)
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         found = {}

@@ -107,7 +107,7 @@ class _NodeTraining:
             if self.node.device.type == "cpu":
                 yield places, trained
                 coming = next(made, None)
-            else:  # the next block is built while the device trains this one
+            else:  # built while the device trains this one; on a CPU it would only fill the cache
                 coming = next(made, None)
                 yield places, trained
 

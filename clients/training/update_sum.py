@@ -83,10 +83,8 @@ class UpdateSum:
             else np.zeros(len(clients))
         )
         shares = self._shares(examples, norms)
-        own = sum(self.arrays[name].nbytes for name in self._sent) * len(clients)
-        if self.compressed is None:
-            self.sent += own if self._noisy else trained.sent_bytes(self._sent)
         if self._noisy:
+            self.sent += len(clients) * sum(self.arrays[name].nbytes for name in self._sent)
             for place, client in enumerate(clients):
                 whole = trained.changes_of(place)
                 own = {name: whole[name].double().numpy(force=True) for name in self._sent}
@@ -94,6 +92,7 @@ class UpdateSum:
         elif self.compressed is not None:
             self._add_compressed(self.compressed, clients, trained, shares)
         else:
+            self.sent += trained.sent_bytes(self._sent)
             self._add_sums(trained, torch.tensor(shares, dtype=torch.float64))
         self._count(shares, examples, trained.losses())
 

@@ -128,6 +128,17 @@ class Block:
         """Number of steps of each client."""
         return (np.array(self.active)[:, None] > np.arange(len(self))).sum(0).tolist()
 
+    def changed_rows(self, moved: bool, compact: bool) -> np.ndarray | None:
+        """Number of rows of a parameter that each client may have changed, `int64 [C]`; None: all.
+
+        Args:
+            moved: whether it is trained.
+            compact: whether clients have the rows that they touch alone.
+        """
+        if not moved:
+            return np.zeros(len(self), dtype=np.int64)
+        return np.array(self.touched_counts) if compact else None
+
     def requests(self, clients: Sequence[int]) -> ItemRequests:
         """The items of each client's real rows; `clients` are the ids, `[C]`."""
         touched = self.touched.numpy(force=True)

@@ -53,25 +53,30 @@ class Trained(Outcome):
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        device = self.block.touched.device
-        # a client of weight 0 must not add NaN; on a GPU, its place is known here
+        moved = {name: total for name, total in totals.items() if name in self.values}
+        if self.block.touched.is_cpu:
+            self._add_on_processor(moved, shares)
+        else:
+            self._add_on_device(moved, shares)
+
+    def _add_on_processor(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        from fedrec.nn.update_sums import (
+            add_dense,  # imports Numba, which is slow and not always needed
+        )
+
+        for name, total in totals.items():
+            start = self.start[name].reshape(-1).numpy()
+            flat = self.values[name].view(len(self.block), -1).numpy()
+            add_dense(total.view(-1).numpy(), start, flat, shares.numpy())
+
+    def _add_on_device(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        # a client of weight 0 must not add NaN; its place is known here, without waiting for a GPU
         counted = (shares != 0).nonzero()[:, 0]
+        device = self.block.touched.device
         clients, weights = (part.to(device) for part in (counted, shares[counted]))
         for name, total in totals.items():
-            if name not in self.values:
-                continue
-            values = self.values[name]
-            start = self.start[name]
-            if values.is_cpu:
-                from fedrec.nn.update_sums import (
-                    add_dense,  # imports Numba, which is slow and not always needed
-                )
-
-                flat = values.view(len(self.block), -1).numpy()
-                add_dense(total.view(-1).numpy(), start.reshape(-1).numpy(), flat, shares.numpy())
-            else:
-                moved = values.index_select(0, clients).double() - start
-                total.add_(torch.tensordot(weights, moved, dims=1))
+            moved = self.values[name].index_select(0, clients).double() - self.start[name]
+            total.add_(torch.tensordot(weights, moved, dims=1))
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
         if name not in self.values:
@@ -98,9 +103,7 @@ class Trained(Outcome):
         total.used = add_rows(*sums, total.used, *given)
 
     def changed_rows(self, name: str) -> np.ndarray | None:
-        if name not in self.values:
-            return np.zeros(len(self.block), dtype=np.int64)
-        return np.array(self.block.touched_counts) if name in self.item_tables else None
+        return self.block.changed_rows(name in self.values, name in self.item_tables)
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         own = {

@@ -87,6 +87,17 @@ def placed(rows: np.ndarray | None, values: np.ndarray, shape: tuple[int, ...]) 
     return SparseUpdate(shape, rows.astype(np.int64), values.reshape(len(rows), *shape[1:]))
 
 
+def with_rows(rows: np.ndarray | None, sent: Payload, shape: tuple[int, ...]) -> Payload:
+    """What is sent of the values of rows `int64 [R]` of a parameter of that shape, with the numbers
+    of the rows unless these are all."""
+    return sent if rows is None else {"rows": row_numbers(rows, shape[0]), **sent}
+
+
+def values_shape(payload: Payload, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the values of which `with_rows` told, `(R, ...)`."""
+    return (len(payload["rows"]), *shape[1:]) if "rows" in payload else shape
+
+
 def row_numbers(rows: np.ndarray, length: int) -> np.ndarray:
     """Row numbers `[R]` in the smallest unsigned type for a table of that length."""
     return rows.astype(np.min_scalar_type(max(0, length - 1)))

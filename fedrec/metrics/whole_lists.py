@@ -112,7 +112,8 @@ def _first_of_tied(above: Tensor, number: Tensor, relevant: Tensor) -> Tensor:
         number: T, `int64 [users]`.
         relevant: R >= 1, `int64 [users]`.
     """
-    a, t = above.double(), number.double()
+    a = above.double()
+    t = number.double()
     harmonic = torch.digamma(a + t + 1) - torch.digamma(a + 1)
     expected = harmonic / t
     growth = relevant * (1 + a / t) ** relevant  # of a relative error

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ message cannot take all memory."""
 WHOLE = "fedrec.whole"
 ROWS = "fedrec.rows"
 TRIANGLE = "fedrec.triangle"
+_Number = TypeVar("_Number", int, np.ndarray)
 _LOOKED_AT = 64  # rows by which most arrays show that they are neither sparse nor symmetric
 
 
@@ -45,7 +47,7 @@ def bytes_of_rows(rows: np.ndarray, row: int, whole: int) -> np.ndarray:
     Returns:
         `int64 [n]`.
     """
-    return np.minimum(whole, rows * (ROW_BYTES + row))
+    return np.minimum(whole, _rows_length(rows, row))
 
 
 def bytes_of_triangle(rows: np.ndarray, number: int, whole: int) -> np.ndarray:
@@ -59,7 +61,7 @@ def bytes_of_triangle(rows: np.ndarray, number: int, whole: int) -> np.ndarray:
     Returns:
         `int64 [n]`.
     """
-    return np.minimum(whole, rows * ROW_BYTES + rows * (rows + 1) // 2 * number)
+    return np.minimum(whole, _triangle_length(rows, number))
 
 
 def compacted(array: np.ndarray) -> tuple[str, bytes]:
@@ -125,8 +127,16 @@ def _length(array: np.ndarray, form: str, rows: np.ndarray) -> int:
     if form == WHOLE:
         return array.nbytes
     if form == ROWS:
-        return len(rows) * (ROW_BYTES + array[:1].nbytes)
-    return len(rows) * ROW_BYTES + len(rows) * (len(rows) + 1) // 2 * array.itemsize
+        return _rows_length(len(rows), array[:1].nbytes)
+    return _triangle_length(len(rows), array.itemsize)
+
+
+def _rows_length(rows: _Number, row: int) -> _Number:
+    return rows * (ROW_BYTES + row)
+
+
+def _triangle_length(rows: _Number, number: int) -> _Number:
+    return rows * ROW_BYTES + rows * (rows + 1) // 2 * number
 
 
 def _sparse(array: np.ndarray) -> bool:
@@ -154,6 +164,6 @@ def _side(length: int, number: int) -> int:
     """The number of rows of a triangle of so many bytes."""
     linear = ROW_BYTES + number / 2
     count = round((math.sqrt(linear**2 + 2 * number * length) - linear) / number)
-    if count * ROW_BYTES + count * (count + 1) // 2 * number != length:
+    if _triangle_length(count, number) != length:
         raise ValueError(f"{length} bytes of a triangle")
     return count

@@ -13,7 +13,14 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from fedrec.compression.base import Compression, Payload, placed, row_numbers, rows_and_values
+from fedrec.compression.base import (
+    Compression,
+    Payload,
+    placed,
+    rows_and_values,
+    values_shape,
+    with_rows,
+)
 from fedrec.compression.quantiser import Bits, quantised, restored
 from fedrec.config import Config
 from fedrec.protocol.sparse_update import Change
@@ -40,25 +47,21 @@ class LowRank(Compression):
     ) -> Payload:
         """Row numbers where rows are named, and the coordinates in the subspace."""
         rows, values = rows_and_values(change)
-        if self._narrow(change.shape):
-            sent = quantised(values, self.config.bits, random)
-        else:
-            inside = values @ self._basis(change.shape[1], common)
-            sent = quantised(inside, self.config.bits, random)
-        return sent if rows is None else {"rows": row_numbers(rows, change.shape[0]), **sent}
+        if not self._narrow(change.shape):
+            values = values @ self._basis(change.shape[1], common)
+        return with_rows(rows, quantised(values, self.config.bits, random), change.shape)
 
     def decode(
         self, payload: Payload, shape: tuple[int, ...], common: np.random.Generator
     ) -> Change:
         """The projected update."""
-        rows = payload.get("rows")
-        count = shape[:1] if rows is None else (len(rows),)
+        own = values_shape(payload, shape)
         if self._narrow(shape):
-            values = restored(payload, (*count, *shape[1:]), self.config.bits)
+            values = restored(payload, own, self.config.bits)
         else:
-            inside = restored(payload, (*count, self.config.rank), self.config.bits)
+            inside = restored(payload, (own[0], self.config.rank), self.config.bits)
             values = inside @ self._basis(shape[1], common).T
-        return placed(rows, values, shape)
+        return placed(payload.get("rows"), values, shape)
 
     def _narrow(self, shape: tuple[int, ...]) -> bool:
         return len(shape) != 2 or shape[1] <= self.config.rank

@@ -7,7 +7,14 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from fedrec.compression.base import Compression, Payload, placed, row_numbers, rows_and_values
+from fedrec.compression.base import (
+    Compression,
+    Payload,
+    placed,
+    rows_and_values,
+    values_shape,
+    with_rows,
+)
 from fedrec.compression.quantiser import Bits, quantised, restored
 from fedrec.config import Config
 from fedrec.protocol.sparse_update import Change
@@ -32,13 +39,11 @@ class Rounding(Compression):
     ) -> Payload:
         """Row numbers where rows are named, codes and scales."""
         rows, values = rows_and_values(change)
-        sent = quantised(values, self.config.bits, random)
-        return sent if rows is None else {"rows": row_numbers(rows, change.shape[0]), **sent}
+        return with_rows(rows, quantised(values, self.config.bits, random), change.shape)
 
     def decode(
         self, payload: Payload, shape: tuple[int, ...], common: np.random.Generator
     ) -> Change:
         """The rounded values."""
-        rows = payload.get("rows")
-        own = shape if rows is None else (len(rows), *shape[1:])
-        return placed(rows, restored(payload, own, self.config.bits), shape)
+        values = restored(payload, values_shape(payload, shape), self.config.bits)
+        return placed(payload.get("rows"), values, shape)

@@ -7,7 +7,14 @@ import math
 
 import numpy as np
 
-from fedrec.compression.base import Compression, Payload, placed, row_numbers, rows_and_values
+from fedrec.compression.base import (
+    Compression,
+    Payload,
+    placed,
+    rows_and_values,
+    values_shape,
+    with_rows,
+)
 from fedrec.config import Config
 from fedrec.protocol.sparse_update import Change
 
@@ -36,14 +43,12 @@ class Example(Compression):
         """Arrays that are sent of one parameter; their bytes are counted."""
         rows, values = rows_and_values(change)
         size = np.array(np.abs(values).mean() if values.size else 0.0, dtype=np.float32)
-        sent = {"signs": np.packbits(values > 0), "size": size}
-        return sent if rows is None else {"rows": row_numbers(rows, change.shape[0]), **sent}
+        return with_rows(rows, {"signs": np.packbits(values > 0), "size": size}, change.shape)
 
     def decode(
         self, payload: Payload, shape: tuple[int, ...], common: np.random.Generator
     ) -> Change:
         """What the server makes of them."""
-        rows = payload.get("rows")
-        own = shape if rows is None else (len(rows), *shape[1:])
+        own = values_shape(payload, shape)
         signs = np.unpackbits(payload["signs"], count=math.prod(own)).reshape(own)
-        return placed(rows, float(payload["size"]) * (2.0 * signs - 1), shape)
+        return placed(payload.get("rows"), float(payload["size"]) * (2.0 * signs - 1), shape)
