@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrec.nn.optimisers import SGD, Adam
+
 Kind = Literal["adam", "sgd"]
 
 
@@ -68,5 +70,5 @@ class Optimiser:
 
     def _made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         if self.kind == "adam":
-            return torch.optim.Adam(groups, fused=True)
-        return torch.optim.SGD(groups, lr=0.0)
+            return Adam(groups, fused=True)
+        return SGD(groups, lr=0.0)

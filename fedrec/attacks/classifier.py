@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedrec.nn.optimisers import AdamW
 from fedrec.rng import torch_stream
 
 Attacker = Literal["neural", "logistic"]
@@ -94,7 +95,7 @@ class Classifier:
         leaves = [value.requires_grad_() for layer in self._layers for value in layer]
         rate = self.training.learning_rate
         decay = self.training.weight_decay
-        optimiser = torch.optim.AdamW(leaves, lr=rate, weight_decay=decay)
+        optimiser = AdamW(leaves, lr=rate, weight_decay=decay)
         best = float("inf")
         kept = [leaf.detach().clone() for leaf in leaves]
         waited = 0

@@ -22,6 +22,7 @@ from fedrec.baselines.base import Histories
 from fedrec.baselines.training import HELD_OUT, PatienceConfig, train
 from fedrec.baselines.triples import Triples
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig, own_seed
+from fedrec.nn.optimisers import Adam
 from fedrec.rng import stream
 
 FOLD_IN_STEPS = 60
@@ -164,7 +165,7 @@ class ExamplesBaseline(UserRowsBaseline):
         rows = start.to(self.device).requires_grad_()
         config = self.config
         kept = torch.from_numpy(able).to(self.device)
-        adam = torch.optim.Adam([rows], lr=_FOLD_IN_RATE)
+        adam = Adam([rows], lr=_FOLD_IN_RATE)
         for items, labels, weights in steps():
             losses = self.losses(self.logits(rows, items, numbers), labels, weights)
             (losses + config.regularisation * rows[kept].square().sum()).backward()

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config
+from fedrec.nn.optimisers import SGD, Adam
 
 HELD_OUT = 0.1
 """Share of the training data that early stopping holds out."""
@@ -95,8 +96,8 @@ def _optimiser(
     tensors: Sequence[Tensor], config: TrainingConfig, fused: bool
 ) -> torch.optim.Optimizer:
     if config.optimiser == "sgd":
-        return torch.optim.SGD(tensors, lr=config.learning_rate)
-    return torch.optim.Adam(tensors, lr=config.learning_rate, fused=fused)
+        return SGD(tensors, lr=config.learning_rate)
+    return Adam(tensors, lr=config.learning_rate, fused=fused)
 
 
 class MovingAverage:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedrec.config import Config, Width
 from fedrec.data.interactions import Interactions
+from fedrec.nn.optimisers import Adam
 
 
 class AttentionConfig(Config):
@@ -127,7 +128,7 @@ def train_attention(
         `float32 [rows]`, and L_D per user of each epoch.
     """
     attention = Attention(config, users.shape[1], generator)
-    adam = torch.optim.Adam(attention.parameters(), lr=config.learning_rate)
+    adam = Adam(attention.parameters(), lr=config.learning_rate)
     losses = []
     for _ in range(config.epochs):
         total = 0.0

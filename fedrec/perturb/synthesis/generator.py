@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
+from fedrec.nn.optimisers import Adam
 from fedrec.perturb.synthesis.similarity import Similarity
 
 
@@ -144,7 +145,7 @@ def train_generator(
     """
     made = Generator(users.shape[1], generator)
     items = similarity.items
-    adam = torch.optim.Adam(made.parameters(), lr=config.learning_rate)
+    adam = Adam(made.parameters(), lr=config.learning_rate)
     gamma = torch.from_numpy(sensitivity.astype(np.float32))
     found = np.empty(config.steps)
     for step, some in enumerate(_batches(chosen, config, generator)):

@@ -34,6 +34,7 @@ from torch.nn import functional as F
 from clients.hosting.malicious import MaliciousBlock
 from fedrec.data.adversary.known import Known
 from fedrec.errors import ExperimentError
+from fedrec.nn.optimisers import Adam
 from simulations.poisoning.base import UpdatePoisoning, UpdatePoisoningConfig
 from simulations.poisoning.promotion import learning_rates, seed_of_round
 
@@ -99,7 +100,7 @@ class FedRecAttack(UpdatePoisoning):
         liked = torch.from_numpy(known.public)
         drawn = _START_STD * torch.randn(known.honest, table.shape[1], generator=generator)
         embeddings = (start + drawn).requires_grad_()
-        optimiser = torch.optim.Adam([embeddings], lr=self.config.fit_rate)
+        optimiser = Adam([embeddings], lr=self.config.fit_rate)
         for _ in range(self.config.fit_steps if len(liked) else 0):
             others = torch.randint(known.items, liked.shape, generator=generator)
             margins = (embeddings[users] * (table[liked] - table[others])).sum(1)

@@ -24,6 +24,7 @@ from fedrec.baselines.base import Histories
 from fedrec.baselines.private._clipped_sums import clip_factors
 from fedrec.baselines.private._private import PrivateBaseline, PrivateConfig, ReleaseKind
 from fedrec.baselines.private.dpsgd._outer import OuterGradients
+from fedrec.nn.optimisers import Adam
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.noise_source import NoiseSource, secure_fixed_size, secure_poisson
 from fedrec.privacy.optimal_clip import noise_decides, optimal_clip
@@ -119,7 +120,7 @@ class DpSgdBaseline(PrivateBaseline):
         generator = torch_stream(self.config.own_seed, self.stream)
         releases = self.releases(histories.num_users)
         self._parameters = self.start(histories, generator)
-        adam = torch.optim.Adam(self._parameters.values(), lr=config.learning_rate)
+        adam = Adam(self._parameters.values(), lr=config.learning_rate)
         plan = releases.plans[_KIND]
         for step in range(config.steps):
             cohort = self._cohort(histories.num_users, step)
