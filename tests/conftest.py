@@ -23,6 +23,9 @@ settings.load_profile("repeatable")
 # times as long as one works. Set before it is imported; processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Otherwise a test would find what an earlier one fitted. Set before a process starts another.
+os.environ.setdefault("FEDREC_CACHE_BASELINES", "no")
+
 # A shell and nohup let what they start in the background ignore Ctrl-C and hang-ups, which
 # processes of tests would inherit.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

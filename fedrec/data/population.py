@@ -66,6 +66,7 @@ class Population:
         self.interactions = interactions
         self.partition = partition
         self.task: Literal["ranking", "rating"] = task
+        self.positive_above = positive_above
         self.perturbed = perturbed
         self.numbers = numbers
         self.adversary = adversary

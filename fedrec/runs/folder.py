@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -57,6 +57,7 @@ _SAID = (
     *("leak", "perturb", "adversary", "strategy", "personal", "privacy", "early-stopping"),
     *("baselines-privacy", "replies"),
 )
+_OF_BASELINE = ("users.csv", "groups.csv", "result.json")  # in this order
 _METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # in result.json
 
 
@@ -268,10 +269,18 @@ class RunFolder:
         self, label: str, found: dict[str, Any], users: pd.DataFrame, groups: pd.DataFrame
     ) -> None:
         """Store one baseline for a resumed run: users.csv, groups.csv and, last, result.json."""
+        texts = (self._with_ids(users).to_csv(), groups.to_csv(), _json(found))
+        self.write_baseline_texts(label, dict(zip(_OF_BASELINE, texts, strict=True)))
+
+    def write_baseline_texts(self, label: str, texts: Mapping[str, str]) -> None:
+        """Store the files of one baseline, as `baseline_texts` returned them."""
+        for name in _OF_BASELINE:
+            write_atomically(self.baseline_folder(label) / name, texts[name])
+
+    def baseline_texts(self, label: str) -> dict[str, str]:
+        """The files of a finished baseline that is not private, by name."""
         folder = self.baseline_folder(label)
-        write_atomically(folder / "users.csv", self._with_ids(users).to_csv())
-        write_atomically(folder / "groups.csv", groups.to_csv())
-        write_atomically(folder / "result.json", _json(found))
+        return {name: (folder / name).read_text(encoding="utf-8") for name in _OF_BASELINE}
 
     def baseline_users(self) -> dict[str, pd.DataFrame]:
         """Metrics of each user by each centralised baseline, by label."""
