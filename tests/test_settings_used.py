@@ -95,6 +95,12 @@ def names() -> Mapping[Setting, frozenset[str]]:
     return {setting: frozenset(words) for setting, words in found.items()}
 
 
+@cache
+def of_field(field: str) -> tuple[Setting, ...]:
+    """The settings of one name."""
+    return tuple(setting for setting in names() if setting.field == field)
+
+
 def kind_of(config: type[Config], field: str) -> registry.Kind | None:
     """The kind of the components that a field names."""
     if config is Experiment:
@@ -191,9 +197,9 @@ def by_texts(texts: Iterable[str], *, explained: bool) -> Iterator[Setting]:
         for key, quoted, value in GIVEN.findall(text):
             given[(key or quoted).replace("-", "_")].add(value.strip(" \"'`").lower())
         told = {key.rpartition(".")[2].replace("-", "_") for key in QUOTED.findall(text)}
-        for setting, means in names().items():
-            named = setting.field in given or (explained and setting.field in told)
-            if named and means & words:
+        named = given.keys() | (told if explained else set())
+        for setting, means in ((one, names()[one]) for key in named for one in of_field(key)):
+            if means & words:
                 default = str(setting.config.model_fields[setting.field].get_default()).lower()
                 if (explained and setting.field in told) or given[setting.field] - {default}:
                     yield setting

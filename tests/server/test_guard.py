@@ -519,7 +519,8 @@ def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, t
     from server.strategy_state import make_strategy
 
     run = RunFolder.create(
-        load_tiny("privacy={clip-norm=1.0, epsilon=2.0, delta=1e-5}"), tmp_path / "run"
+        load_tiny("privacy={clip-norm=1.0, epsilon=2.0, delta=1e-5, backend='autodp'}"),
+        tmp_path / "run",
     )
 
     def guard(clients, folder=run):

@@ -5,6 +5,7 @@ messages."""
 import json
 import signal
 import sys
+import time
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
@@ -96,8 +97,11 @@ class Victim:
 
 
 @pytest.fixture
-def victim(load_tiny, tmp_path):
-    """Makes a node of the tiny experiment, with overrides and the owner's settings."""
+def victim(load_tiny, tmp_path, monkeypatch):
+    """Makes a node of the tiny experiment, with overrides and the owner's settings; replies do not
+    wait."""
+    no_waiting = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None)
+    monkeypatch.setattr(reply_times, "time", no_waiting)
 
     def make(*overrides, **settings):
         folder = tmp_path / f"node-{len(list(tmp_path.iterdir()))}"
@@ -649,7 +653,7 @@ def test_an_owner_limits_the_epsilon_of_all_runs(victim, mechanism, epsilon, upl
 
 def test_an_owner_who_insists_on_noise_limits_the_epsilon_of_all_runs(victim):
     """By default 20: 11 uploads with mu = 1 cost 19.005, 12 cost 20.125."""
-    owner = {"least-noise": 1.0, "most-rounds": 20, "reply-interval": 0.0}
+    owner = {"least-noise": 1.0, "most-rounds": 20}
     node = victim(LOCAL, "sampler.name=full", **owner)
     order = node.order(protection=local(names=node.theta()))
     clients = [node.train(order, run=f"{run:016x}").clients for run in range(13)]

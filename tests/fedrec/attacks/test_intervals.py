@@ -55,7 +55,7 @@ def test_the_interval_of_a_mean_of_two_has_about_its_coverage(first, second):
 
 def test_the_interval_of_a_mean_of_three_has_about_its_coverage():
     shares, trials = np.array([0.2, 0.6, 0.9]), np.array([30, 20, 40])
-    drawn = np.random.default_rng(0).binomial(trials, shares, size=(4000, 3))
+    drawn = np.random.default_rng(0).binomial(trials, shares, size=(1500, 3))
     ends = np.array(
         [mean_of(list(zip(hits.tolist(), trials.tolist(), strict=True))) for hits in drawn]
     )

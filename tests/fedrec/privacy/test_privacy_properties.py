@@ -282,8 +282,8 @@ def test_calibrated_noise_keeps_the_target_and_a_little_less_does_not(backend, r
     def at(multiplier):
         return Accountant(backend).backend.epsilon(cost(multiplier), 1e-5).epsilon
 
-    z = calibrate(2.0, 1e-5, cost, backend=backend, tolerance=1e-3)
-    assert at(z) <= 2.0 < at(z * (1 - 1.1e-3))
+    z = calibrate(2.0, 1e-5, cost, backend=backend, tolerance=1e-2)
+    assert at(z) <= 2.0 < at(z * (1 - 1.1e-2))
 
 
 def test_a_target_that_cannot_be_proven_is_refused():
@@ -333,7 +333,7 @@ def test_hardly_any_noise_and_too_much_of_it(backend, mechanism, side):
     is in it with a probability of a tenth and more, and its loss is then above 1 / z - 50, and with
     Gaussian noise above 1 / (2 z^2) - 5 / z."""
     found = []
-    for multiplier in (1e-9, 1e-6, 1e-4, 1e-2, 0.05, 1e3, 1e6, 1e9):
+    for multiplier in (1e-9, 1e-4, 0.05, 1e3, 1e9):
         accountant = Accountant(backend)
         accountant.step(NoisyRound(mechanism, *SIDES[side], multiplier), 3)
         found.append(accountant.epsilon(1e-5).epsilon)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.private._clipped_sums import clipped_gram, clipped_row_sum
@@ -84,9 +84,10 @@ def by_hand(users, low_rated, variance, factors, *, words=0.0, popularity=0.0, v
 
         def loss(taste, own=own):
             utilities = embeddings @ taste + np.log(shares)
-            return own.sum() * logsumexp(utilities) - own @ embeddings @ taste + taste @ taste / 2
+            value = own.sum() * logsumexp(utilities) - own @ embeddings @ taste + taste @ taste / 2
+            return value, (own.sum() * softmax(utilities) - own) @ embeddings + taste
 
-        taste = minimize(loss, np.zeros(embeddings.shape[1]), method="BFGS").x
+        taste = minimize(loss, np.zeros(embeddings.shape[1]), method="BFGS", jac=True).x
         found.append(embeddings @ taste + np.log(shares))
     return np.array(found)
 
