@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clients.storage.private_file import PrivateFile
+from fedrec.runtime.database_file import DatabaseFile
 
 NUMBER_BITS = 62
 
@@ -44,7 +44,7 @@ class Limits:
         return affordable and all(most is None or number < most for most, number in done)
 
 
-class Participation(PrivateFile):
+class Participation(DatabaseFile):
     """The participation records of a node."""
 
     opening = (

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from clients.storage.private_file import PrivateFile
 from fedrec.protocol.serialization import PackedArray, opened, packed
+from fedrec.runtime.database_file import DatabaseFile
 
 _ROWS = "rows"  # format of a table of which only rows that are not zero are written
 
 
-class PrivateState(PrivateFile):
+class PrivateState(DatabaseFile):
     """Private arrays, keyed by client and round."""
 
     opening = (

@@ -13,11 +13,11 @@ import json
 import sqlite3
 from collections.abc import Mapping
 
-from clients.storage.private_file import PrivateFile
 from fedrec.errors import RefusalError
+from fedrec.runtime.database_file import DatabaseFile
 
 
-class SessionSecrets(PrivateFile):
+class SessionSecrets(DatabaseFile):
     """The secrets of one node in one run. No other process can write during a connection."""
 
     opening = (

@@ -14,13 +14,13 @@ import logging
 import numpy as np
 
 from clients.step import Step
-from clients.storage.private_file import PrivateFile
 from fedrec.privacy.personal.noise import PersonalNoise
+from fedrec.runtime.database_file import DatabaseFile
 
 log = logging.getLogger("fedrec")
 
 
-class UploadLedger(PrivateFile):
+class UploadLedger(DatabaseFile):
     """Uploads by client and round."""
 
     opening = ("CREATE TABLE IF NOT EXISTS uploads (client INTEGER, round INTEGER)",)

@@ -13,7 +13,6 @@ time is given to neither.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -23,25 +22,16 @@ import numpy as np
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedrec.errors import EngineError, RunError
+from fedrec.errors import EngineError
 from fedrec.protocol.messages import HELLO, unpack_presence
 from fedrec.protocol.orders import Presence
-from fedrec.runtime.atomic_files import write_atomically
 from server.cohorts.roster import Roster
+from server.deployed.roster_file import RosterFile
 from server.exchange.replies import is_refusal, reason_of
 
 log = logging.getLogger("fedrec")
 MOST_CLIENTS = 1_000_000
 """Largest number of clients per node, unless the deployment sets a smaller one."""
-_DAMAGE = (
-    OSError,
-    ValueError,
-    KeyError,
-    AttributeError,
-    TypeError,
-    ArithmeticError,
-    RecursionError,
-)
 _ASK_AGAIN = 3  # polls before a node that gave no valid answer is asked again
 
 _TOLD = 500  # characters of an error text about a node
@@ -72,11 +62,11 @@ class Discovery:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.grid = grid
-        self.file = file
         self.timeout = timeout
         self.most = most
         self._sleep = sleep
-        self._known: dict[int, Presence] = _read(file)
+        self._file = RosterFile(file)
+        self._known: dict[int, Presence] = self._file.read()
         self._silent: dict[int, int] = {}
         self._trouble: dict[int, str] = {}  # the last error of each node that has not joined
         self._refused: set[int] = set()
@@ -169,7 +159,7 @@ class Discovery:
             log.info("node %d joined with %d clients", node, len(presence.training))
         self._known |= joined
         if joined:
-            _write(self.file, self._known)
+            self._file.add(joined)
         return bool(joined)
 
     def _waits(self, node: int) -> bool:
@@ -238,37 +228,3 @@ def _clean(ids: np.ndarray) -> np.ndarray:
 def _ids(presences: Iterable[Presence]) -> np.ndarray:
     parts = [np.union1d(presence.training, presence.evaluated) for presence in presences]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-
-
-def _write(file: Path, known: dict[int, Presence]) -> None:
-    table = {
-        str(node): {
-            "place": p.partition,
-            "training": p.training.tolist(),
-            "evaluated": p.evaluated.tolist(),
-        }
-        for node, p in known.items()
-    }
-    write_atomically(file, json.dumps(table))
-
-
-def _read(file: Path) -> dict[int, Presence]:
-    if not file.exists():
-        return {}
-    try:
-        table = json.loads(file.read_text(encoding="utf-8"))
-        return {
-            int(node): Presence(
-                int(entry["place"]),
-                np.array(entry["training"], dtype=np.int64),
-                np.array(entry["evaluated"], dtype=np.int64),
-            )
-            for node, entry in table.items()
-        }
-    except _DAMAGE as error:
-        raise RunError(
-            f"{file} is not a roster",
-            expected="JSON as written by fedrec",
-            got=str(error),
-            fix="restore it from a backup, or delete it: the nodes are asked again",
-        ) from None

@@ -48,7 +48,7 @@ class DeployedFederation(Federation):
         _refuse_unregistered(experiment, grid)
         self.discovery = Discovery(
             grid,
-            run.path / "roster.json",
+            run.path / "roster.sqlite",
             timeout=experiment.engine.timeout,
             most=grid.most_clients or MOST_CLIENTS,
         )

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from clients.storage.participation import Participation
 from clients.storage.session_secrets import SessionSecrets
 from fedrec.protocol import messages
+from fedrec.protocol.orders import Presence
 from fedrec.protocol.serialization import PackedArray, opened, packed
 from server.deployed.discovery import Discovery
+from server.deployed.roster_file import RosterFile
 from simulations import cli
 from tests.simulations.fuzzing import fuzzed, told
 
@@ -209,9 +211,12 @@ def test_files_of_a_server(tmp_path, data):
     """Roster and counts of uploads."""
     from server.privacy.personal_budgets import uploads_in
 
-    roster = b'{"7": {"place": 0, "training": [1, 2], "evaluated": [3]}}'
-    (tmp_path / "roster.json").write_bytes(damaged(roster, data))
+    clients = Presence(0, np.array([1, 2]), np.array([3]))
+    RosterFile(tmp_path / "whole.sqlite").add({7: clients})
+    roster = (tmp_path / "whole.sqlite").read_bytes()
+    (tmp_path / "whole.sqlite").unlink()
+    (tmp_path / "roster.sqlite").write_bytes(damaged(roster, data))
     (tmp_path / "uploads.txt").write_bytes(damaged(b"1\n2\n2\n3\n", data))
-    told(lambda: Discovery(cast(Any, None), tmp_path / "roster.json", timeout=1.0))
+    told(lambda: Discovery(cast(Any, None), tmp_path / "roster.sqlite", timeout=1.0))
     found = told(uploads_in, tmp_path / "uploads.txt")
     assert isinstance(found, str) or all(number > 0 for number in found)

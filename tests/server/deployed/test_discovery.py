@@ -71,7 +71,7 @@ def discovery(nodes, file, timeout=5.0, **settings):
 
 def test_late_nodes_are_asked_once_and_remembered(tmp_path):
     nodes = Nodes({7: presence(1, [4, 9], [4]), 3: presence(0, [5])})
-    found = discovery(nodes, tmp_path / "roster.json")
+    found = discovery(nodes, tmp_path / "roster.sqlite")
     assert (
         found.wait_for(2).nodes == (3, 7) and not found.refresh_roster() and len(nodes.pushed) == 2
     )
@@ -84,14 +84,14 @@ def test_late_nodes_are_asked_once_and_remembered(tmp_path):
     ]
     assert groups == [(7, [4, 9]), (11, [2**61 + 1])]
     nodes.away.add(7)  # offline nodes stay on the roster
-    again = discovery(nodes, tmp_path / "roster.json")
+    again = discovery(nodes, tmp_path / "roster.sqlite")
     assert again.wait_for(3).training.tolist() == found.roster.training.tolist()
     assert len(nodes.pushed) == 3
 
 
 def test_a_client_id_belongs_to_the_first_node_and_to_none_of_two_at_once(tmp_path):
     nodes = Nodes({3: presence(0, [5, 6])})
-    found = discovery(nodes, tmp_path / "r.json")
+    found = discovery(nodes, tmp_path / "r.sqlite")
     found.wait_for(1)
     nodes.answers |= {4: presence(1, [6, 7]), 8: presence(2, [7, 8], [5])}
     found.refresh_roster()
@@ -121,18 +121,18 @@ def test_a_client_id_belongs_to_the_first_node_and_to_none_of_two_at_once(tmp_pa
 )
 def test_a_node_that_sends_no_list_of_clients_is_left_out(tmp_path, answer):
     nodes = Nodes({3: presence(0, [5]), 4: answer})
-    assert discovery(nodes, tmp_path / "r.json").wait_for(1).nodes == (3,)
+    assert discovery(nodes, tmp_path / "r.sqlite").wait_for(1).nodes == (3,)
 
 
 def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
     """Only nodes of a simulation may, because they hold all clients' data."""
     nodes = Nodes({3: Presence(0, np.array([5]), np.array([], dtype=np.int64), np.array([10**9]))})
-    assert discovery(nodes, tmp_path / "r.json").wait_for(1).work_of(np.array([5])) is None
+    assert discovery(nodes, tmp_path / "r.sqlite").wait_for(1).work_of(np.array([5])) is None
 
 
 def test_too_few_nodes_are_reported(tmp_path):
     with pytest.raises(EngineError, match="at least 2 within 5 s"):
-        discovery(Nodes({3: presence(0, [5])}), tmp_path / "r.json").wait_for(2)
+        discovery(Nodes({3: presence(0, [5])}), tmp_path / "r.sqlite").wait_for(2)
 
 
 REASON = "this node does not run 'x' (step)\n  got: 'x'"
@@ -142,7 +142,7 @@ REFUSED = Error(2, f"<class 'fedrec.errors.RefusalError'>:<'{REASON}'>")
 def test_a_run_that_nodes_refuse_ends_at_once(tmp_path):
     nodes = Nodes({3: REFUSED, 4: REFUSED})
     with pytest.raises(EngineError, match="nodes refuse this run") as caught:
-        discovery(nodes, tmp_path / "r.json", timeout=120.0).wait_for(1)
+        discovery(nodes, tmp_path / "r.sqlite", timeout=120.0).wait_for(1)
     assert nodes.now < 2
     assert "node 3: failed: this node does not run 'x' (step) got: 'x'" in str(caught.value)
 
@@ -152,7 +152,7 @@ def test_others_are_waited_for_where_a_node_refuses(tmp_path):
     must still come online for as many as the run needs."""
     nodes = Nodes({3: REFUSED, 4: presence(0, [5])})
     nodes.silent.add(4)
-    found = discovery(nodes, tmp_path / "r.json", timeout=120.0)
+    found = discovery(nodes, tmp_path / "r.sqlite", timeout=120.0)
     found._sleep = lambda seconds: (nodes.sleep(seconds), nodes.silent.clear())
     assert found.wait_for(1).nodes == (4,)
     nodes = Nodes({3: REFUSED, 4: Error(2, "<class 'ValueError'>:<'damaged'>")})
@@ -173,7 +173,7 @@ def test_the_error_lists_the_faults_of_the_connected_nodes(tmp_path):
     )
     nodes.silent.add(7)
     with pytest.raises(EngineError) as caught:
-        discovery(nodes, tmp_path / "r.json").wait_for(2)
+        discovery(nodes, tmp_path / "r.sqlite").wait_for(2)
     said = str(caught.value)
     assert "node 4: sent no list of clients" in said
     assert "node 6: failed: no file xxx" in said
@@ -182,14 +182,14 @@ def test_the_error_lists_the_faults_of_the_connected_nodes(tmp_path):
 
 
 def test_a_broken_roster_file_is_an_error(tmp_path):
-    (tmp_path / "r.json").write_text(json.dumps({"x": 1}))
-    with pytest.raises(RunError, match="not a roster"):
-        discovery(Nodes({}), tmp_path / "r.json")
+    (tmp_path / "r.sqlite").write_text(json.dumps({"x": 1}))
+    with pytest.raises(RunError, match="cannot be used"):
+        discovery(Nodes({}), tmp_path / "r.sqlite")
 
 
 def test_cohorts_take_in_who_joins(load_tiny, tmp_path):
     nodes = Nodes({3: presence(0, range(10))})
-    found = discovery(nodes, tmp_path / "r.json")
+    found = discovery(nodes, tmp_path / "r.sqlite")
     cohorts = SampledCohorts(load_tiny("sampler.cohort=10"), found.wait_for(1))
     some = cohorts.among(np.array([0, 1, 2]), cohorts.section.model_copy(update={"cohort": 2}))
     assert cohorts.sample(1).tolist() == list(range(10))
@@ -371,7 +371,7 @@ def parameters(value, shape=(2, 3)):
 )
 def test_initial_parameters_are_those_that_most_give(tmp_path, malicious):
     nodes = Nodes({1: presence(0, [1]), 2: presence(1, [2]), 3: presence(2, [3])})
-    roster = discovery(nodes, tmp_path / "r.json").wait_for(3)
+    roster = discovery(nodes, tmp_path / "r.sqlite").wait_for(3)
     nodes.answers = {1: malicious, 2: parameters(1.0), 3: parameters(1.0)}
     found = most_common_parameters(nodes.grid(), roster, timeout=5.0)
     assert found["w"].shape == (2, 3) and (found["w"] == 1.0).all()
@@ -381,14 +381,14 @@ def test_claims_above_the_registered_maximum_are_refused(tmp_path):
     """Claimed clients are sampled like others, and more clients would mean less noise."""
     crowd = presence(1, range(100, 1100))
     nodes = Nodes({3: presence(0, [5, 6], [6, 7]), 7: crowd, 9: presence(2, range(3), range(3, 6))})
-    found = discovery(nodes, tmp_path / "roster.json", most=3)
+    found = discovery(nodes, tmp_path / "roster.sqlite", most=3)
     with pytest.raises(
         EngineError, match=r"node 7: claims 1000 clients, of the 3 that it may host"
     ):
         found.wait_for(2)
     assert found.roster.nodes == (3,) and found.roster.training.tolist() == [5, 6]
     nodes.answers[9] = presence(2, range(3))
-    assert discovery(nodes, tmp_path / "other.json", most=3).wait_for(2).nodes == (3, 9)
+    assert discovery(nodes, tmp_path / "other.sqlite", most=3).wait_for(2).nodes == (3, 9)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import tomli_w
 from fedrec.errors import FedrecError
 from fedrec.experiment.loading import load
 from fedrec.runs.folder import RunFolder
+from server.deployed.roster_file import RosterFile
 from simulations import runner
 from simulations.deployment import launch, operator
 from simulations.deployment.initialise import add_nodes, initialise
@@ -187,6 +188,11 @@ class Federation:
 
     def folder(self, name):
         return self.path / "runs" / name
+
+    def roster(self, name):
+        """The clients of each node of a run that train, by Flower's node ids."""
+        found = RosterFile(self.folder(name) / "roster.sqlite").read()
+        return {node: presence.training.tolist() for node, presence in found.items()}
 
     def log(self, name):
         file = self.folder(name) / "log.txt"

@@ -63,11 +63,11 @@ def test_a_supernode_killed_in_mid_round_costs_its_part_of_the_round_and_comes_b
     nodes.must_finish(run)
     clients = nodes.clients("node-killed")
     assert len(clients) == 4 and clients[0] == 12 and min(clients) < 12
-    roster = json.loads((nodes.folder("node-killed") / "roster.json").read_text())
+    roster = nodes.roster("node-killed")
     until(lambda: nodes.online() == 2, what="both nodes")
     nodes.must_run("node-back", "rounds=1")
     # the same node, not a new one
-    assert json.loads((nodes.folder("node-back") / "roster.json").read_text()) == roster
+    assert nodes.roster("node-back") == roster
     assert nodes.clients("node-back") == [12]
 
 

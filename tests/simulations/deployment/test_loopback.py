@@ -71,7 +71,7 @@ def test_a_node_that_comes_late_is_used_from_the_next_round_on(federation, tmp_p
     until(lambda: federation.online() >= 2, what="the nodes")
     run = federation.start_run("late", "rounds=400", "sampler.cohort=18", "engine.nodes=2")
     until(lambda: federation.rounds("late") >= 1, what="the first round")
-    before = json.loads((federation.folder("late") / "roster.json").read_text())
+    before = federation.roster("late")
     number = federation.add_node()
     node = federation.deployment.node(number)
     items = json.loads((node / "catalogue.json").read_text())["items"]
@@ -89,10 +89,10 @@ def test_a_node_that_comes_late_is_used_from_the_next_round_on(federation, tmp_p
     federation.wait_for(run)
     client.terminate()
     client.wait(timeout=60)
-    roster = json.loads((federation.folder("late") / "roster.json").read_text())
-    (new,) = [entry for identifier, entry in roster.items() if identifier not in before]
+    roster = federation.roster("late")
+    (new,) = [clients for node_id, clients in roster.items() if node_id not in before]
     # opaque, not 0 and 1
-    assert len(new["training"]) == 2 and all(number > 2**32 for number in new["training"])
+    assert len(new) == 2 and all(number > 2**32 for number in new)
     memory = node / "state" / "node.sqlite"
     assert stat.S_IMODE(memory.stat().st_mode) == 0o600
     # 18 of 20 are drawn: in four rounds both are missed with probability (1 / 190)^4.

@@ -123,9 +123,9 @@ def test_the_search_would_find_them(recorded):
 
 
 def test_the_server_learns_numbers_of_clients_under_opaque_ids(recorded):
-    roster = json.loads((recorded.folder("traffic") / "roster.json").read_text())
-    assert sorted(len(entry["training"]) for entry in roster.values()) == [1, 1]
-    ids = [entry["training"][0] for entry in roster.values()]
+    roster = recorded.roster("traffic")
+    assert sorted(map(len, roster.values())) == [1, 1]
+    ids = [clients[0] for clients in roster.values()]
     assert len(set(ids)) == 2 and all(number > 2**30 for number in ids)
     everything = b"".join(
         file.read_bytes() for file in recorded.folder("traffic").rglob("*") if file.is_file()

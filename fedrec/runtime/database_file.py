@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A SQLite file for private data of a node, readable by its owner only; in memory without a
-file."""
+"""A SQLite file that is readable by its owner only; in memory without a file."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from fedrec.errors import RunError
 _PATIENCE = 60.0  # seconds that a connection waits for another one's changes
 
 
-class PrivateFile:
-    """A database of one node.
+class DatabaseFile:
+    """A database.
 
     Args:
         file: the file, made with mode 0600 when it is first opened; None keeps all in memory.
@@ -25,9 +24,11 @@ class PrivateFile:
     Attributes:
         opening: SQL statements that every connection begins with, such as those that create the
             tables.
+        fix: what to do about a damaged file.
     """
 
     opening: ClassVar[tuple[str, ...]]
+    fix: ClassVar[str] = "restore it from a backup: what it records is nowhere else"
 
     def __init__(self, file: Path | None) -> None:
         self.file = file
@@ -50,9 +51,9 @@ class PrivateFile:
         except (sqlite3.Error, OSError) as error:
             raise RunError(
                 f"{self.file} cannot be used",
-                expected="an SQLite file as this node wrote it",
+                expected="an SQLite file as fedrec wrote it",
                 got=str(error),
-                fix="restore it from a backup: without it nobody knows what its users have spent",
+                fix=self.fix,
             ) from None
 
     def _opened(self) -> AbstractContextManager[sqlite3.Connection]:
