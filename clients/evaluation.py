@@ -137,14 +137,32 @@ def client_scores(
     for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
         with torch.no_grad():
             if isinstance(node.model, HistoryModel):
-                history = _histories(node, node.model, clients[place : place + 1])
+                history = history_of(node, node.model, clients[place : place + 1])
                 scores[place] = node.model.history_scores(own, history[None])[0, 0]
             else:
                 scores[place] = node.model.scores(own, users)[0]
     return scores
 
 
-def _histories(node: Node, model: HistoryModel, clients: np.ndarray) -> Tensor:
+def own_parameters(
+    node: Node, step: Step, parameters: dict[str, Tensor], client: int, round_: int
+) -> dict[str, Tensor]:
+    """What one client scores with instead of shared parameters, by name and without cohort
+    dimension: its private ones, or all that its fine-tuning changes."""
+    clients = np.array([client])
+    if not step.config.epochs:
+        own = private_parameters(node, step, parameters, clients, round_ + 1)
+        return {name: value[0] for name, value in own.items()}
+    ((_, _, tuned),) = _fine_tuned(node, step, parameters, clients, round_)
+    private = step.private_names(list(parameters))
+    return {
+        name: value[0].detach()
+        for name, value in tuned.items()
+        if name in private or not torch.equal(value[0], parameters[name])
+    }
+
+
+def history_of(node: Node, model: HistoryModel, clients: np.ndarray) -> Tensor:
     """What a model represents clients by, `[clients, items]` or `[clients, longest]`."""
     if model.longest is not None:
         known = last_items(*node.population.sequences(clients), model.longest)
@@ -159,7 +177,7 @@ def _histories(node: Node, model: HistoryModel, clients: np.ndarray) -> Tensor:
 def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarray) -> Tensor:
     """Scores under the shared parameters; clients with equal features are scored once."""
     if isinstance(node.model, HistoryModel):
-        histories = _histories(node, node.model, clients)
+        histories = history_of(node, node.model, clients)
         return node.model.history_scores(_slices(parameters, 1), histories[None])[0]
     codes = node.population.feature_codes(clients)
     if not codes:
@@ -186,7 +204,7 @@ def _own_scores(
     given = _slices(parameters, len(clients))
     given |= private_parameters(node, step, parameters, clients, before)
     if isinstance(node.model, HistoryModel):
-        histories = _histories(node, node.model, clients)
+        histories = history_of(node, node.model, clients)
         return node.model.history_scores(given, histories[:, None])[:, 0]
     codes = node.population.feature_codes(clients)
     users = tuple(torch.from_numpy(table).to(node.device) for table in codes)

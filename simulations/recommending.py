@@ -81,8 +81,8 @@ def scores(result: Result, users: Sequence[object] | None = None) -> pd.DataFram
             there.
         ExperimentError: the run has no federated system, or its parameters are made for each user.
     """
-    population = _population(result)
-    clients = _clients(population, users)
+    population = population_of(result)
+    clients = clients_of(population, users)
     found = [block for _, block in _scored(result, population, clients)]
     values = np.concatenate(found) if found else np.zeros((0, population.interactions.num_items))
     data = population.interactions
@@ -121,12 +121,12 @@ def recommend(
             fix="ask for at least one item: --top 10",
         )
     more = None if history is None else read_history(history, result.experiment)
-    population = _population(result, more)
+    population = population_of(result, more)
     if more is not None and users is None:
         users = more.user_ids.tolist()
     data = population.interactions
     frames = []
-    for part, values in _scored(result, population, _clients(population, users)):
+    for part, values in _scored(result, population, clients_of(population, users)):
         values[population.whole_history(part, low_rated=True)] = -np.inf
         best = best_items(torch.from_numpy(values), min(k, values.shape[1])).numpy()
         top = np.take_along_axis(values, best, axis=1)
@@ -144,7 +144,7 @@ def recommend(
     return pd.concat(frames, ignore_index=True)
 
 
-def _population(result: Result, more: Interactions | None = None) -> Population:
+def population_of(result: Result, more: Interactions | None = None) -> Population:
     """The clients of a run's data, with all rows that were added since and those of a history."""
     experiment = result.experiment
     if not experiment.federated or not result.parameters:
@@ -165,7 +165,7 @@ def _population(result: Result, more: Interactions | None = None) -> Population:
     return grown_population(experiment, tables, users, items)
 
 
-def _clients(population: Population, users: Sequence[object] | None) -> np.ndarray:
+def clients_of(population: Population, users: Sequence[object] | None) -> np.ndarray:
     """`int64 [clients]`, the clients of some ids, in their order."""
     ids = population.interactions.user_ids
     if users is None:
@@ -193,36 +193,59 @@ def _scored(
     experiment = result.experiment
     size = max(1, _CELLS // population.interactions.num_items)
     nodes = experiment.engine.nodes or 1
-    private = result.folder / "private"
     hosts: dict[int, Node] = {}
     for start in range(0, len(clients), size):
         part = clients[start : start + size]
         values = np.empty((len(part), population.interactions.num_items), dtype=np.float32)
         for number in np.unique(part % nodes).tolist():
             if number not in hosts:
-                folder = private if (private / f"node-{number}.sqlite").exists() else None
-                hosts[number] = Node(experiment, number, nodes, folder)
-                hosts[number].population = population
+                hosts[number] = host_of(result, population, number)
             mine = part % nodes == number
             values[mine] = _node_scores(hosts[number], result, part[mine])
         yield part, values
 
 
-def _node_scores(node: Node, result: Result, clients: np.ndarray) -> np.ndarray:
+def host_of(result: Result, population: Population, client: int) -> Node:
+    """The node of a run that hosts a client, with what is private there.
+
+    Raises:
+        ExperimentError: the parameters are made for each user by the server.
+    """
+    experiment = result.experiment
+    nodes = experiment.engine.nodes or 1
+    private = result.folder / "private"
+    kept = (private / f"node-{client % nodes}.sqlite").exists()
+    node = Node(experiment, client % nodes, nodes, private if kept else None)
+    node.population = population
     if node.model.generated:
         raise ExperimentError(
-            f"model {node.experiment.model.name!r} scores with parameters that its server makes for"
+            f"model {experiment.model.name!r} scores with parameters that its server makes for"
             " each user",
             expected="a system whose parameters are shared or private",
-            got=node.experiment.model.name,
+            got=experiment.model.name,
             fix="evaluate this system with the metrics of its run",
         )
+    return node
+
+
+def evaluation_of(
+    node: Node, result: Result, clients: np.ndarray
+) -> tuple[Step, dict[str, torch.Tensor]]:
+    """The step with which a run's final evaluation scored clients `int64 [clients]`, and the
+    parameters that it ended with.
+
+    Raises:
+        ExperimentError: the run has no parameters of a user.
+        DataError: the features have changed since the run.
+    """
     step = node.step(node.experiment.fine_tune_step())
     _refuse_unserved(node, step, result, clients)
-    parameters = to_device(
-        {name: np.ascontiguousarray(value) for name, value in result.parameters.items()},
-        node.device,
-    )
+    arrays = {name: np.ascontiguousarray(value) for name, value in result.parameters.items()}
+    return step, to_device(arrays, node.device)
+
+
+def _node_scores(node: Node, result: Result, clients: np.ndarray) -> np.ndarray:
+    step, parameters = evaluation_of(node, result, clients)
     with torch.no_grad() if step.config.epochs == 0 else torch.enable_grad():
         found = client_scores(node, step, parameters, clients, result.best_round)
     return found.detach().cpu().numpy()

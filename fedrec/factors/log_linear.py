@@ -16,8 +16,13 @@ covariance C is the same for all users; in the eigenbasis of C it is diagonal. S
 those of Barzilai and Borwein (1988), and a step that lowers the objective is undone and halved.
 """
 
+from __future__ import annotations
+
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 _STEPS = (0.1, 3.0)  # smallest and largest step length, in units of the first
 
@@ -64,43 +69,95 @@ class LogLinear:
         """
         found = liked.new_zeros(len(liked), self.embeddings.shape[1])
         left = torch.arange(len(liked), device=liked.device)
-        weights = liked.sum(1, keepdim=True)
-        sums = liked @ self.embeddings
-        metric = weights * self.curvature.clamp(min=0) + 1
-        taste = torch.zeros_like(sums)
-        length = torch.ones_like(weights)
-        value, slope = self._objective(taste, weights, sums)
+        given = self._given(liked)
+        state = self._start(given)
         for _ in range(self._iterations):
-            open_ = (slope.square() / metric).sum(1) > self._tolerance**2
-            found[left[~open_]] = taste[~open_]
-            left, weights, sums, metric, taste, length, value, slope = (
-                part[open_] for part in (left, weights, sums, metric, taste, length, value, slope)
-            )
+            open_ = self._open(given, state)
+            found[left[~open_]] = state.taste[~open_]
+            left = left[open_]
+            given = _Given(*(part[open_] for part in given))
+            state = _State(*(part[open_] for part in state))
             if not len(left):
                 break
-            step = slope / metric
-            moved = taste + length * step
-            new_value, new_slope = self._objective(moved, weights, sums)
-            better = (new_value >= value - self._rounding * value.abs())[:, None]
-            bent = (step * (slope - new_slope)).sum(1, keepdim=True)
-            next_length = length * (step.square() * metric).sum(1, keepdim=True) / bent
-            next_length = torch.where(bent > 0, next_length, torch.ones_like(bent)).clamp(*_STEPS)
-            length = torch.where(better, next_length, length / 2)
-            taste = torch.where(better, moved, taste)
-            slope = torch.where(better, new_slope, slope)
-            value = torch.where(better[:, 0], new_value, value)
-        found[left] = taste
+            state = self._moved(given, state)
+        found[left] = state.taste
         return found
 
     def scores(self, liked: Tensor) -> Tensor:
         """Logarithms of the personalised popularities, up to a constant per user, `float [users,
         items]`."""
-        return self.tastes(liked) @ self.embeddings.T + self.log_shares
+        return self._utilities(self.tastes(liked))
 
-    def _objective(self, taste: Tensor, weights: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    def traced_scores(self, liked: Tensor) -> Tensor:
+        """`scores` of one user, `[items]` of `[items]`, as one loop that can be exported."""
+        given = self._given(liked[None])
+
+        def unfinished(count: Tensor, *state: Tensor) -> Tensor:
+            return (count < self._iterations) & self._open(given, _State(*state)).any()
+
+        def moved(count: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+            return (count + 1, *self._moved(given, _State(*state)))
+
+        found = torch.while_loop(unfinished, moved, (torch.tensor(0), *self._start(given)))
+        return self._utilities(found[1])[0]
+
+    def _given(self, liked: Tensor) -> _Given:
+        weights = liked.sum(1, keepdim=True)
+        metric = weights * self.curvature.clamp(min=0) + 1
+        return _Given(weights, liked @ self.embeddings, metric)
+
+    def _start(self, given: _Given) -> _State:
+        taste = torch.zeros_like(given.sums)
+        return _State(taste, torch.ones_like(given.weights), *self._objective(taste, given))
+
+    def _open(self, given: _Given, state: _State) -> Tensor:
+        """`bool [users]`: whose gradient is longer than the tolerance."""
+        return (state.slope.square() / given.metric).sum(1) > self._tolerance**2
+
+    def _moved(self, given: _Given, state: _State) -> _State:
+        """The state after one step."""
+        step = state.slope / given.metric
+        moved = state.taste + state.length * step
+        value, slope = self._objective(moved, given)
+        better = (value >= state.value - self._rounding * state.value.abs())[:, None]
+        bent = (step * (state.slope - slope)).sum(1, keepdim=True)
+        length = state.length * (step.square() * given.metric).sum(1, keepdim=True) / bent
+        length = torch.where(bent > 0, length, torch.ones_like(bent)).clamp(*_STEPS)
+        return _State(
+            torch.where(better, moved, state.taste),
+            torch.where(better, length, state.length / 2),
+            torch.where(better[:, 0], value, state.value),
+            torch.where(better, slope, state.slope),
+        )
+
+    def _utilities(self, taste: Tensor) -> Tensor:
+        """`[users, items]`."""
+        return F.linear(taste, self.embeddings) + self.log_shares
+
+    def _objective(self, taste: Tensor, given: _Given) -> tuple[Tensor, Tensor]:
         """Value `[users]` and gradient `[users, width]`."""
-        utilities = taste @ self.embeddings.T + self.log_shares
+        utilities = self._utilities(taste)
         totals = torch.logsumexp(utilities, 1)
         expected = (utilities - totals[:, None]).exp() @ self.embeddings
-        value = (taste * sums).sum(1) - weights[:, 0] * totals - taste.square().sum(1) / 2
-        return value, sums - weights * expected - taste
+        value = (taste * given.sums).sum(1) - given.weights[:, 0] * totals
+        slope = given.sums - given.weights * expected - taste
+        return value - taste.square().sum(1) / 2, slope
+
+
+class _Given(NamedTuple):
+    """What users' histories add: their weights' sums `[users, 1]`, sums of embeddings and
+    curvatures at 0, `[users, width]`."""
+
+    weights: Tensor
+    sums: Tensor
+    metric: Tensor
+
+
+class _State(NamedTuple):
+    """Vectors `[users, width]`, lengths of the next step `[users, 1]`, and there the objective
+    `[users]` and its gradient `[users, width]`."""
+
+    taste: Tensor
+    length: Tensor
+    value: Tensor
+    slope: Tensor

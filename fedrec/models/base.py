@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -184,6 +184,12 @@ class HistoryModel(Model):
         Returns:
             `[C, B, num_items]`.
         """
+
+    def scorer(self, parameters: Parameters) -> Callable[[Tensor], Tensor]:
+        """`history_scores` of one user, `[items]` of one history `[items]` or `[longest]`, as a
+        function that `torch.export` can trace; what depends on the parameters `[1, ...]` alone may
+        be computed before."""
+        return lambda history: self.history_scores(parameters, history[None, None])[0, 0]
 
     def training_loss(
         self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float

@@ -18,6 +18,8 @@ In a history, an item that a user rated and that is not positive counts `low-rat
 film had chosen it, which says something of its taste, too.
 """
 
+from collections.abc import Callable
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -86,9 +88,13 @@ class FoldIn(ProductsModel):
         slices = zip(
             *(parameters[name] for name in (BIAS, PUBLIC, LEARNED)), histories, strict=True
         )
-        return torch.stack(
-            [
-                LogLinear(torch.cat([public, learned], 1), bias[:, 0]).scores(own)
-                for bias, public, learned, own in slices
-            ]
-        )
+        return torch.stack([_fitted(*own).scores(history) for *own, history in slices])
+
+    def scorer(self, parameters: Parameters) -> Callable[[Tensor], Tensor]:
+        """See `HistoryModel.scorer`; the embeddings are decomposed before."""
+        return _fitted(*(parameters[name][0] for name in (BIAS, PUBLIC, LEARNED))).traced_scores
+
+
+def _fitted(bias: Tensor, public: Tensor, learned: Tensor) -> LogLinear:
+    """The model of one slice."""
+    return LogLinear(torch.cat([public, learned], 1), bias[:, 0])

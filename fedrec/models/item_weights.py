@@ -62,14 +62,13 @@ class ItemWeights(ProductsModel):
     def _scores(self, bias: Tensor, weights: Tensor, histories: Tensor) -> Tensor:
         """Scores `[B, items]` of one slice's users."""
         popularity = _between(bias)
-        if not weights.any():
-            return popularity.expand(len(histories), -1)
         chosen = chosen_items(bias, self.size)
         known = histories[:, chosen].to(weights.dtype)
         found = known @ weights
         scores = found.amin(1, keepdim=True) - 1 + popularity.expand(len(histories), -1)
         scores[:, chosen] = found
-        return torch.where(known.any(1, keepdim=True), scores, popularity)
+        weighted = known.any(1, keepdim=True) & weights.any()
+        return torch.where(weighted, scores, popularity)
 
 
 def _between(bias: Tensor) -> Tensor:

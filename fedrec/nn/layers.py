@@ -87,7 +87,7 @@ def perceptron(
     hidden = _first_product([joined(group) for group in parts], weights[0], biases[0])
     for weight, bias in zip(weights[1:], biases[1:], strict=True):
         hidden = torch.baddbmm(bias.unsqueeze(1), _ACTIVATIONS[activation](hidden), weight)
-    return hidden.squeeze(-1)
+    return hidden[..., 0] if hidden.shape[-1] == 1 else hidden
 
 
 def affine(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:

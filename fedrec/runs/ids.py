@@ -22,9 +22,13 @@ def write_ids(folder: Path, interactions: Interactions) -> None:
     for name, ids in (("users", interactions.user_ids), ("items", interactions.item_ids)):
         file = folder / "ids" / f"{name}.txt"
         if not file.exists():
-            texts = [str(one) for one in ids.tolist()]
-            lines = json.dumps(texts, ensure_ascii=False, separators=("\n", ":"))[1:-1]
-            write_atomically(file, lines + "\n")
+            write_atomically(file, id_lines(ids))
+
+
+def id_lines(ids: np.ndarray) -> str:
+    """The content of such a file, of ids `[n]`."""
+    texts = [str(one) for one in ids.tolist()]
+    return json.dumps(texts, ensure_ascii=False, separators=("\n", ":"))[1:-1] + "\n"
 
 
 def read_ids(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:

@@ -23,6 +23,7 @@ from simulations.cli.experiments import (
     bench,
     compare,
     demo,
+    export,
     listing,
     new,
     own_data,
@@ -87,6 +88,9 @@ app.command(
     rich_help_panel=COMPARE,
     short_help="Recommend new items with the model of a finished run.",
 )(recommend.recommend)
+app.command(
+    "export", rich_help_panel=COMPARE, short_help="Write a finished run's model for devices (ONNX)."
+)(export.export)
 app.add_typer(
     datasets.app,
     name="data",

@@ -145,7 +145,9 @@ class SequenceModel(HistoryModel):
         """Scores of the whole catalogue as the next item, `[C, B, items]`, from sequences `int64
         [C, B, longest]`; of users without an item, 0."""
         counts = (histories >= 0).sum(-1)
-        width = max(1, int(counts.max()))
+        # an exported graph has no sizes that depend on the history
+        longest = histories.shape[-1] if torch.compiler.is_compiling() else int(counts.max())
+        width = max(1, longest)
         states = self.states(parameters, histories[..., :width], counts)
         last = (counts - 1).clamp(min=0)[..., None, None].expand(-1, -1, 1, states.shape[-1])
         final = states.gather(2, last)[:, :, 0] * (counts > 0)[..., None]

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Score the catalogue for one user and print the best items, with numpy and onnxruntime alone.
+
+    python score.py rows.csv --top 10
+
+The rows are a table with the columns `item`, and `rating` and `time` if the model uses them. They
+are what the model takes for the user's history, and their items are not recommended. `user.npz`
+beside this file has what the user's device holds: parameters of its own, and codes of features.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+
+HERE = Path(__file__).resolve().parent
+
+
+class Rows(NamedTuple):
+    """A user's rows whose items the model knows, `[rows]` each: numbers of items, ratings, times.
+    Without ratings all are positive; without times they are in order."""
+
+    items: np.ndarray
+    ratings: np.ndarray | None
+    times: np.ndarray
+
+
+class Scorer:
+    """An exported model.
+
+    Args:
+        folder: the export's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.form = json.loads((folder / "scoring.json").read_text(encoding="utf-8"))
+        lines = (folder / "items.txt").read_text(encoding="utf-8").splitlines()
+        self.ids: list[str] = [json.loads(line) for line in lines]
+        self._number = {name: place for place, name in enumerate(self.ids)}
+        self._session = onnxruntime.InferenceSession(
+            str(folder / "model.onnx"), providers=["CPUExecutionProvider"]
+        )
+
+    def read_rows(self, path: Path) -> Rows:
+        """The rows of a CSV file."""
+        with path.open(newline="", encoding="utf-8") as file:
+            table = csv.DictReader(file)
+            names = table.fieldnames or []
+            rows = list(table)
+        needed = ["item", *self.form["columns"]]
+        missing = [name for name in needed if name not in names]
+        if missing:
+            raise ValueError(f"{path} has no column {missing[0]!r}; it needs {', '.join(needed)}")
+        known = [row for row in rows if row["item"] in self._number]
+        if len(known) < len(rows):
+            print(f"{len(rows) - len(known)} rows are of unknown items", file=sys.stderr)
+        return Rows(
+            np.array([self._number[row["item"]] for row in known], dtype=np.int64),
+            _numbers(known, "rating", np.float32) if "rating" in names else None,
+            _numbers(known, "time", np.int64) if "time" in names else np.arange(len(known)),
+        )
+
+    def codes(self, given: Sequence[str]) -> dict[str, np.ndarray]:
+        """The model's inputs from texts such as `gender=F`; a feature that is not given has none
+        of its categories."""
+        features = self.form["features"]
+        found = {name: np.full(one["width"], -1) for name, one in features.items()}
+        counts = dict.fromkeys(features, 0)
+        for text in given:
+            name, _, word = text.partition("=")
+            if name not in features or word not in features[name]["categories"]:
+                raise ValueError(f"no feature {text!r}; there are {', '.join(features) or 'none'}")
+            if counts[name] == features[name]["width"]:
+                raise ValueError(f"feature {name!r} has at most {counts[name]} values")
+            found[name][counts[name]] = features[name]["categories"].index(word)
+            counts[name] += 1
+        return {f"feature:{name}": codes for name, codes in found.items()}
+
+    def scores(self, rows: Rows, own: dict[str, Any]) -> np.ndarray:
+        """Scores of the catalogue, `float32 [items]`.
+
+        Args:
+            rows: the user's.
+            own: further inputs, as in `user.npz` or from `codes`.
+        """
+        given = dict(own)
+        if self.form["history"]:
+            given["history"] = self.history(rows)
+        wanted = [one.name for one in self._session.get_inputs()]
+        missing = [name for name in wanted if name not in given]
+        if missing:
+            raise ValueError(f"the model needs {missing[0]!r} of the user: give --user FILE.npz")
+        found = self._session.run(["scores"], {name: given[name] for name in wanted})
+        return np.asarray(found[0])
+
+    def history(self, rows: Rows) -> np.ndarray:
+        """What the model represents a user by: weights of the catalogue `float32 [items]`, or its
+        last items `int64 [longest]`, -1 behind them."""
+        form = self.form["history"]
+        liked = self._liked(rows)
+        if form["kind"] == "weights":
+            return self._weights(rows, liked)
+        items = rows.items[liked][np.argsort(rows.times[liked], kind="stable")]
+        if form["kind"] == "sequence":
+            last = np.full(form["longest"], -1, dtype=np.int64)
+            kept = items[-len(last) :]
+            last[: len(kept)] = kept
+            return last
+        recent = np.zeros(len(self.ids), dtype=np.float32)
+        for distance in range(min(form["window"], len(items)), 0, -1):
+            recent[items[-distance]] = form["decay"] ** (distance - 1)
+        return recent
+
+    def best(self, rows: Rows, scores: np.ndarray, top: int) -> list[tuple[str, float]]:
+        """Ids and scores of the best items without those of the rows, from scores `[items]`."""
+        left = np.setdiff1d(np.arange(len(scores)), rows.items)
+        order = left[np.argsort(-scores[left], kind="stable")][:top]
+        return [(self.ids[item], float(scores[item])) for item in order]
+
+    def _liked(self, rows: Rows) -> np.ndarray:
+        """`bool [rows]`: the positive ones."""
+        above = self.form["positive-above"]
+        if rows.ratings is None or above is None:
+            return np.ones(len(rows.items), dtype=bool)
+        return rows.ratings > above
+
+    def _weights(self, rows: Rows, liked: np.ndarray) -> np.ndarray:
+        form = self.form["history"]
+        table = np.zeros(len(self.ids), dtype=np.float32)
+        if form["rated"] and rows.ratings is not None:
+            for item in np.unique(rows.items[liked]):
+                own = liked & (rows.items == item)
+                ratings = rows.ratings[own][np.argsort(rows.times[own], kind="stable")]
+                weights = np.arange(1, len(ratings) + 1, dtype=np.float64)
+                table[item] = ratings.astype(np.float64) @ weights / weights.sum()
+        else:
+            table[rows.items[liked]] = 1
+        others = rows.items[~liked]
+        table[others] = np.maximum(table[others], np.float32(form["low-rated"]))
+        return table
+
+
+def _numbers(rows: list[dict[str, str]], name: str, kind: type) -> np.ndarray:
+    try:
+        return np.array([kind(row[name]) for row in rows], dtype=kind)
+    except (TypeError, ValueError):
+        raise ValueError(f"column {name!r} has a cell that is no number") from None
+
+
+def main() -> None:
+    """Print `rank,item,score`."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("rows", type=Path, help="the user's rows: item, and rating and time")
+    parser.add_argument("--top", type=int, default=10, help="number of items (default: 10)")
+    parser.add_argument("--user", type=Path, help="what the device holds (default: user.npz)")
+    parser.add_argument("--feature", action="append", default=[], help="such as gender=F")
+    given = parser.parse_args()
+    if given.top < 1:
+        parser.error("--top must be at least 1")
+    try:
+        scorer = Scorer(HERE)
+        own: dict[str, Any] = scorer.codes(given.feature)
+        beside = given.user or HERE / "user.npz"
+        if given.user or (beside.exists() and not given.feature):
+            own |= np.load(beside, allow_pickle=False)
+        rows = scorer.read_rows(given.rows)
+        best = scorer.best(rows, scorer.scores(rows, own), given.top)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    writer = csv.writer(sys.stdout)
+    writer.writerow(("rank", "item", "score"))
+    writer.writerows((rank, *row) for rank, row in enumerate(best, 1))
+
+
+if __name__ == "__main__":
+    main()
