@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -93,17 +93,22 @@ class Federation:
         Raises:
             ClientError: more nodes failed than `engine.max-failures` allows.
         """
-        replies = []
-        if messages:
-            by = self.grid if self.secure is None else self.secure
-            limit = {} if self.secure is not None else {"timeout": self.timeout}
-            replies = by.send_and_receive(messages, **limit)
+        replies = self._exchange(messages) if messages else ()
         nodes = [message.metadata.dst_node_id for message in messages]
         most = self.experiment.engine.max_failures
-        good = answers(replies, sent=nodes, max_failures=most, dropped=self.dropped)
+        late = self.untrusted and self.experiment.closing is not None
+        good = answers(
+            replies, sent=nodes, max_failures=most, dropped=self.dropped, may_be_late=late
+        )
         good = self._valid(messages, good, theta)
         place = {node: place for place, node in enumerate(self.roster.nodes)}
         return sorted(good, key=lambda one: place.get(one.metadata.src_node_id, len(place)))
+
+    def _exchange(self, messages: Sequence[Message]) -> Iterable[Message]:
+        """The replies to training messages."""
+        if self.secure is not None:
+            return self.secure.send_and_receive(messages)
+        return self.grid.send_and_receive(messages, timeout=self.timeout)
 
     def _first_roster(self) -> Roster:
         return call_roster(self.grid, timeout=self.timeout)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -30,7 +30,14 @@ from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.compact import network_bytes
 from fedrec.protocol.messages import pack_train, unpack_each, unpack_sum
 from fedrec.protocol.orders import Reply, TrainEach, TrainOrder, TrainSum, Weighting
-from fedrec.protocol.sparse_update import Change, SparseUpdate, added, apply_changes, dense_change
+from fedrec.protocol.sparse_update import (
+    Change,
+    SparseUpdate,
+    added,
+    apply_changes,
+    dense_change,
+    scaled,
+)
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from strategies._server_rate import ServerRate
 from strategies.dp import DpFedAvg
@@ -71,6 +78,32 @@ class Cohorts(Protocol):
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> Cohorts:
         """Cohorts of some clients `int64 [n]` only, drawn by the same sampler or by another."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Clients of a round that start from the same parameters.
+
+    Attributes:
+        clients: `int64 [clients]`, ascending.
+        arrays: the parameters.
+        weight: of their updates in the sum.
+    """
+
+    clients: np.ndarray
+    arrays: ArrayRecord
+    weight: float = 1.0
+
+
+class Staleness(Protocol):
+    """Which of a round's clients start from parameters of earlier rounds."""
+
+    def parts(
+        self, round_number: int, clients: np.ndarray, arrays: ArrayRecord
+    ) -> Mapping[str, Part]:
+        """The cohort of a round, `int64 [clients]`, by the parameters that they start from; the
+        present ones are `arrays`, and their key is empty. Keys are texts for the messages."""
         ...
 
 
@@ -135,6 +168,7 @@ class CohortStrategy(Strategy):
         instead: with `each`, what the user can do in place of `[privacy]`, in words.
         privacy: clip, noise and charge of its rounds; None: no differential privacy.
         watch: told the number of each private round and its noisy mean update, before the rule.
+        staleness: which clients start from earlier parameters; None: none do.
     """
 
     Config: ClassVar[type[Config]] = Config
@@ -149,13 +183,15 @@ class CohortStrategy(Strategy):
         self.cohorts = cohorts
         self.step = step
         self._theta: dict[str, np.ndarray] = {}
-        self._asked: dict[int, int] = {}
+        self._asked: dict[tuple[int, str], int] = {}  # number of clients, by node and part
+        self._parts: dict[str, Part] = {}
         self._open: set[int] = set()  # clients of the round that have not answered
         self._whole = 0  # bytes of the shared parameters
         self._down = 0  # bytes to the clients of the round
         self._requested = 0  # bytes of what they asked for before
         self.privacy: DpFedAvg | None = None
         self.watch: Callable[[int, Mapping[str, np.ndarray]], None] | None = None
+        self.staleness: Staleness | None = None
 
     @classmethod
     def server_rate(cls, config: Any, round_number: int) -> float:
@@ -268,19 +304,31 @@ class CohortStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One message per node that hosts a member of the round's cohort."""
+        """One message per node that hosts a member of the round's cohort; several if these start
+        from different parameters."""
         self._theta = zero_copy_arrays(arrays)
-        protection = None if self.privacy is None else self.privacy.protection(list(self._theta))
         self._asked = {}
         self._open = set()
         self._whole = network_bytes(self._theta)
         self._down = 0
         self._requested = 0
-        groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
-        for node, clients, sent in self._sent(server_round, groups, arrays):
-            self._asked[node] = len(clients)
+        cohort = self.cohorts.sample(server_round)
+        self._parts = (
+            {"": Part(cohort, arrays)}
+            if self.staleness is None
+            else dict(self.staleness.parts(server_round, cohort, arrays))
+        )
+        for key, part in self._parts.items():
+            yield from self._messages_to(server_round, key, part)
+
+    def _messages_to(self, server_round: int, key: str, part: Part) -> Iterator[Message]:
+        """The messages to the clients of a part, whose key they carry as Flower's group."""
+        protection = None if self.privacy is None else self.privacy.protection(list(self._theta))
+        groups = dict(self.cohorts.by_node(part.clients))
+        for node, clients, sent in self._sent(server_round, groups, part.arrays):
+            self._asked[node, key] = len(clients)
             self._open.update(clients.tolist())  # each may answer once
-            if sent is arrays:
+            if sent is part.arrays:
                 self._down += self._whole * len(clients)
             else:
                 own = zero_copy_arrays(sent)
@@ -290,7 +338,7 @@ class CohortStrategy(Strategy):
             order = TrainOrder(
                 server_round, clients, self.weighting, self.step, protection=protection, each=each
             )
-            yield Message(pack_train(sent, order), node, MessageType.TRAIN)
+            yield Message(pack_train(sent, order), node, MessageType.TRAIN, group_id=key)
 
     def _sent(
         self, server_round: int, groups: Mapping[int, np.ndarray], arrays: ArrayRecord
@@ -309,7 +357,7 @@ class CohortStrategy(Strategy):
         good = [reply for reply in replies if not reply.has_error()]
         if self.reply == "each":
             return self._aggregate_each(server_round, [unpack_each(one.content) for one in good])
-        sums = [unpack_sum(reply.content) for reply in good]
+        sums = [self._weighted(reply) for reply in good]
         clients = sum(reply.clients for reply in sums)
         reported = clients if self.privacy is None else self.privacy.reported_clients(clients)
         metrics = MetricRecord(
@@ -324,7 +372,7 @@ class CohortStrategy(Strategy):
             metrics["loss"] = sum(reply.loss for reply in sums) / losses
         if self.privacy is not None:
             # a second reply is ignored
-            asked = [self._asked.pop(reply.metadata.src_node_id, 0) for reply in good]
+            asked = [self._asked.pop(_sender(reply), 0) for reply in good]
             answers = list(zip(sums, asked, strict=True))
             changes = self.privacy.release(server_round, self._theta, answers)
             denominator = self.privacy.plan.denominator
@@ -342,6 +390,21 @@ class CohortStrategy(Strategy):
         else:
             return None, metrics
         return self._applied(aggregate), metrics
+
+    def _weighted(self, reply: Message) -> TrainSum:
+        """A node's sum, multiplied by the weight of its clients' updates."""
+        found = unpack_sum(reply.content)
+        _, key = _sender(reply)
+        part = self._parts.get(key)
+        if part is None or not key:
+            return found
+        # what is relative to the parameters is so to those of the part
+        start = zero_copy_arrays(part.arrays)
+        total = {
+            name: scaled(_without_drift(change, start[name]), part.weight)
+            for name, change in found.total.items()
+        }
+        return replace(found, total=total)
 
     def _aggregate_each(
         self, server_round: int, answers: list[TrainEach]
@@ -438,3 +501,14 @@ class GeneratingStrategy(CohortStrategy):
             clients: `int64 [clients]`, ascending.
             requests: the items whose rows each of them needs; None: whole tables.
         """
+
+
+def _sender(reply: Message) -> tuple[int, str]:
+    """The node of a reply, and the part of the round that its order was for."""
+    return reply.metadata.src_node_id, reply.metadata.group_id
+
+
+def _without_drift(change: Change, table: np.ndarray) -> Change:
+    """A change of a table `[...]` whose untouched rows stay."""
+    drifts = isinstance(change, SparseUpdate) and change.drift
+    return dense_change(change, table) if drifts else change

@@ -113,6 +113,9 @@ class Policy(Config):
         if experiment.compression is not None:
             found = f"compression {experiment.compression.name!r}"
             raise _simulated("nodes of deployments do not compress updates", "compression", found)
+        for name in ("devices", "asynchronous"):
+            if getattr(experiment, name) is not None:
+                raise _simulated("real nodes have their own time", name, f"a table [{name}]")
         self._examine("model", registry.MODEL, experiment.model)
         self._examine("split", registry.SPLIT, experiment.split)
         self._examine("step", registry.STEP, experiment.step)

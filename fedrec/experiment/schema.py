@@ -16,6 +16,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedrec.components import registry
+from fedrec.devices.devices import DevicesConfig
+from fedrec.experiment.lateness import Lateness
 from fedrec.experiment.sections import (
     Section,
     component_settings,
@@ -26,7 +28,9 @@ from fedrec.experiment.sections import (
 from fedrec.experiment.tables import (
     TRIED,
     AdversaryConfig,
+    AsynchronousConfig,
     CheckpointConfig,
+    ClosingConfig,
     DataSettings,
     EarlyStoppingConfig,
     EngineConfig,
@@ -74,6 +78,13 @@ class Experiment(DataSettings):
     secure_aggregation: SecureAggregationConfig | Literal[False] | None = None
     """`true`, or a table of settings: the server sees only the sum over nodes, which mask their own
     sums; default: it sees each node's sum."""
+    devices: DevicesConfig | None = None
+    """Speed and availability of simulated devices; default: simulations have no time."""
+    closing: ClosingConfig | None = None
+    """Rounds that close before all clients have answered; default: a round waits for all."""
+    asynchronous: AsynchronousConfig | None = None
+    """Rounds that do not wait for slow devices, in simulations; default: all clients of a round
+    start from the same parameters."""
     early_stopping: EarlyStoppingConfig | None = None
     """Early stopping; default: none, and the parameters of the last round are kept."""
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -152,6 +163,18 @@ class Experiment(DataSettings):
                 "[compression] with privacy.placement = 'central': noise that a client adds is on"
                 " every number, so nothing is left to leave out"
             )
+        return self
+
+    @property
+    def lateness(self) -> Lateness:
+        """What it says of late devices."""
+        return Lateness(self.devices, self.closing, self.asynchronous)
+
+    @model_validator(mode="after")
+    def _late_answers_fit(self) -> Self:
+        self.lateness.refuse_others(
+            self.sampler.name, secure=bool(self.secure_aggregation), privacy=self.privacy
+        )
         return self
 
     @model_validator(mode="after")
@@ -286,6 +309,9 @@ FEDERATED = (
     "privacy",
     "compression",
     "secure-aggregation",
+    "devices",
+    "closing",
+    "asynchronous",
     "early-stopping",
 )
 """Keys of an experiment that only a federated system uses."""

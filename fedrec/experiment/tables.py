@@ -15,6 +15,7 @@ from fedrec.experiment.sections import Section, component_settings, sections_by_
 
 Masked: TypeAlias = Literal["real", "learned", "both"]
 Precision: TypeAlias = Literal["float32", "bf16"]
+_ROUNDING = 1e-9  # of products of shares and numbers of clients
 TRIED = "settings-tried"
 """Key of the number of settings that were tried to choose those of a system."""
 
@@ -284,3 +285,39 @@ class SecureAggregationConfig(Config):
         """Number of the given nodes that are needed to unmask a sum; may be larger than their
         number."""
         return max(math.ceil(self.threshold * nodes), nodes // 2 + 1, self.least_nodes)
+
+
+class ClosingConfig(Config):
+    """When a round closes. What comes later is dropped. In a simulation, devices answer after the
+    times of `[devices]`; real nodes when they do."""
+
+    deadline: float | None = Field(default=None, gt=0)
+    """Seconds after which a round closes, simulated ones in a simulation; default: none in a
+    simulation, and `engine.timeout` with real nodes."""
+    enough: float = Field(default=1.0, gt=0, le=1)
+    """Share of the sampler's cohort whose answers close the round."""
+    over_selection: float = Field(default=1.0, ge=1, le=10)
+    """More clients are asked than the sampler's cohort has, by this factor: with 1.3 and a cohort
+    of 100, 130 are asked and the first 100 answers are taken."""
+
+    def asked(self, cohort: float) -> float:
+        """Number of clients to ask for a cohort of that (mean) size; whole for a whole one."""
+        more = self.over_selection * cohort
+        return math.ceil(more - _ROUNDING) if isinstance(cohort, int) else more
+
+    def needed(self, asked: int) -> int:
+        """Number of answers that close a round in which so many clients were asked."""
+        cohort = math.floor(asked / self.over_selection + _ROUNDING)
+        return math.ceil(self.enough * cohort - _ROUNDING)
+
+
+class AsynchronousConfig(Config):
+    """Buffered asynchronous aggregation (FedBuff, Nguyen et al. 2022), in simulations: a round ends
+    when as many answers have come as the sampler's cohort has clients, and a client that has
+    answered is replaced at once, so that nobody waits for slow devices."""
+
+    concurrency: int = Field(ge=1)
+    """Number of clients that train at a time."""
+    staleness_exponent: float = Field(default=0.5, ge=0)
+    """An answer to parameters of s rounds ago enters the sum with weight (1 + s)^-a; a is this, 0.5
+    in the paper, and with 0 all count the same."""

@@ -83,16 +83,21 @@ def _about_the_number(plan: Plan) -> Iterator[str]:
         )
 
 
+_ZEROS = (
+    "Add-remove means here that a client sends its updates or zeros in their place: who else is"
+    " drawn is the same."
+)
+
+
 def _about_the_system(plan: Plan) -> Iterator[str]:
     settings = plan.config
     yield _TRUST[settings.placement].format(dropouts=settings.max_dropouts, rounds=plan.rounds)
     if isinstance(plan.sampling, Scheduled):
         yield _scheduled(plan.sampling)
         if plan.config.adjacency == "add-remove" and plan.sampling.rate == 1:
-            yield (
-                "Add-remove means here that a client sends its updates or zeros in their place: who"
-                " else is drawn is the same."
-            )
+            yield _ZEROS
+    elif isinstance(plan.sampling, Full) and plan.denominator < plan.clients:
+        yield from _known(plan)
     elif not isinstance(plan.sampling, Full):
         drawn = "independently" if isinstance(plan.sampling, Poisson) else "uniformly"
         yield (
@@ -107,6 +112,19 @@ def _about_the_system(plan: Plan) -> Iterator[str]:
             " experiment's seed. Whoever knows the seed can remove the noise; a release needs mode"
             " 'secure'."
         )
+
+
+def _known(plan: Plan) -> Iterator[str]:
+    """Who takes part depends on devices, or the server sees each upload by itself."""
+    if plan.config.placement == "local":
+        return
+    yield (
+        "Who takes part in a round depends on the speed and availability of devices, so nothing is"
+        " gained by sampling: accounted is a client that takes part in every round. That devices"
+        " answer early or late must not depend on their users' data."
+    )
+    if plan.config.adjacency == "add-remove":
+        yield _ZEROS
 
 
 def _scheduled(sampling: Scheduled) -> str:

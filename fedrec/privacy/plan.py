@@ -90,6 +90,7 @@ class Plan:
         contributions: Contributions = "signed",
         schedule: Scheduled | None = None,
         phase_rounds: int | None = None,
+        known: bool = False,
     ) -> Plan:
         """The plan of an experiment.
 
@@ -106,6 +107,7 @@ class Plan:
                 `fedrec.privacy.adjacency`.
             schedule: what the sampler guarantees, if it is not one of fedrec's three.
             phase_rounds: number of rounds with this plan; default: all.
+            known: whether who takes part depends on more than the sampler, or may be known.
 
         Raises:
             ExperimentError: the settings do not fit together, or no noise reaches the target
@@ -120,7 +122,9 @@ class Plan:
                 fix="set rounds, or choose a split with training clients",
             )
         mechanism = config.noise()
-        sampling, denominator = samplings.of_sampler(sampler, dict(settings), clients, schedule)
+        sampling, denominator = samplings.of_sampler(
+            sampler, dict(settings), clients, schedule, known=known
+        )
         if config.placement == "local":
             sampling = Full()  # the server sees who takes part and each single upload
         samplings.refuse_unproven(sampling, config.adjacency)

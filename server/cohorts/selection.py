@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cohort of each round: a sampler over the known clients, as strategies see it
-(`strategies.base.Cohorts`)."""
+(`strategies.base.Cohorts`). On simulated devices, their speed and availability decide who of those
+that it draws takes part (`server.devices`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from flwr.serverapp import Grid
 
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import SAMPLER, resolve
-from fedrec.errors import EngineError
+from fedrec.errors import EngineError, ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.accounting.sampling import Scheduled
@@ -22,6 +25,15 @@ from fedrec.rng import stream
 from server.cohorts.roster import Roster
 from server.exchange.item_requests import request_items
 from server.samplers.base import Sampler
+
+
+class WhoAnswers(Protocol):
+    """Decides which of the clients that a sampler draws take part in a round."""
+
+    def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
+        """Those whose answers count, `int64 [clients]`, ascending; the same at each call until the
+        round is complete."""
+        ...
 
 
 class SampledCohorts:
@@ -50,6 +62,7 @@ class SampledCohorts:
         self._everybody = clients is None
         self.section = experiment.sampler if sampler is None else sampler
         self._parts: list[SampledCohorts] = []
+        self._who_answers: WhoAnswers | None = None
         self._draw_from(roster.training if clients is None else clients)
 
     @classmethod
@@ -60,12 +73,41 @@ class SampledCohorts:
 
     def _draw_from(self, clients: np.ndarray) -> None:
         self.clients = clients
-        settings = component_settings(SAMPLER, self.section)
+        self.sampler = self._sampler_of(clients)
+
+    def _sampler_of(self, clients: np.ndarray) -> Sampler:
+        settings = component_settings(SAMPLER, self._asked())
         sampler_class = resolve(SAMPLER, self.section.name)
         mine = clients.view()
         mine.setflags(write=False)
         with component_errors(SAMPLER.name, sampler_class, "when it was made"):
-            self.sampler = sampler_class(settings, mine, self.experiment.seed)
+            return sampler_class(settings, mine, self.experiment.seed)
+
+    def _asked(self) -> Section:
+        """The sampler with a larger cohort if more clients are asked than are needed.
+
+        Raises:
+            ExperimentError: it has no cohort.
+        """
+        closing = self.experiment.closing
+        if closing is None or closing.over_selection == 1:
+            return self.section
+        options = self.section.options
+        if "cohort" not in options:
+            raise ExperimentError(
+                f"the sampler {self.section.name!r} has no cohort, of which more could be asked",
+                expected="a sampler with a setting 'cohort'",
+                got=f"closing.over-selection = {closing.over_selection:g}",
+                fix="set sampler.name = 'fixed-size', or leave out closing.over-selection",
+            )
+        more = {**options, "cohort": closing.asked(options["cohort"])}
+        return Section.model_validate({"name": self.section.name, **more})
+
+    def follow(self, who_answers: WhoAnswers) -> None:
+        """From now on, `sample` leaves out those who do not take part."""
+        self._who_answers = who_answers
+        for part in self._parts:
+            part.follow(who_answers)
 
     def joined(self, roster: Roster) -> None:
         """Add clients that joined; cohorts over a part of the clients keep that part."""
@@ -77,8 +119,12 @@ class SampledCohorts:
 
     @property
     def schedule(self) -> Scheduled | None:
-        """What the sampler guarantees of the rounds of each client; None: nothing."""
-        return self.sampler.schedule
+        """What the sampler guarantees of the rounds of each client; None: nothing. If devices
+        decide who takes part, a client whose turn it is may be known to."""
+        own = self.sampler.schedule
+        if own is None or not self.experiment.lateness.known_cohorts:
+            return own
+        return replace(own, rate=1.0, joining=True)
 
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
         """A cohort `int64 [n]` grouped by the node that trains it, in node order."""
@@ -88,6 +134,7 @@ class SampledCohorts:
         """Cohorts of some clients `int64 [n]` only, drawn by the same sampler or by another."""
         chosen = self.section if sampler is None else sampler
         part = SampledCohorts(self.experiment, self.roster, clients, chosen, self.grid)
+        part._who_answers = self._who_answers
         self._parts.append(part)
         return part
 
@@ -115,16 +162,30 @@ class SampledCohorts:
         )
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round, `int64 [clients]`, ascending; in secure mode drawn anew at each
-        call, from the operating system's generator, unless it may be known."""
+        """The cohort of a round, `int64 [clients]`, ascending."""
+        if self._who_answers is not None:
+            return self._who_answers.cohort(round_number, self)
+        return self.drawn(round_number)
+
+    def drawn(self, round_number: int, present: np.ndarray | None = None) -> np.ndarray:
+        """The clients that are asked in a round, `int64 [clients]`, ascending; in secure mode drawn
+        anew at each call, from the operating system's generator, unless they may be known.
+
+        Args:
+            round_number: the round, from 1.
+            present: `int64 [clients]`, ascending: draw from these; default: from all.
+        """
         privacy = self.experiment.privacy
         schedule = self.schedule
-        known = schedule is not None and schedule.rate == 1
+        known = self.experiment.lateness.known_cohorts or (
+            schedule is not None and schedule.rate == 1
+        )
         if privacy is None or privacy.mode != "secure" or known:
             doing = f"in round {round_number}"
-            with component_errors(SAMPLER.name, self.sampler, doing):
-                cohort = self.sampler.sample(round_number)
-                _refuse_no_cohort(self.sampler, cohort, self.clients, doing)
+            sampler = self.sampler if present is None else self._sampler_of(present)
+            with component_errors(SAMPLER.name, sampler, doing):
+                cohort = sampler.sample(round_number)
+                _refuse_no_cohort(sampler, cohort, self.clients, doing)
                 return cohort
         if schedule is not None:
             return secure_poisson(self.sampler.eligible(round_number), schedule.rate)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from flwr.app import Message
@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
+from fedrec.protocol.messages import unpack_train_order
 from fedrec.runs.folder import RunFolder
 from server.cohorts.roster import Roster
 from server.deployed.discovery import MOST_CLIENTS, Discovery
@@ -53,6 +54,7 @@ class DeployedFederation(Federation):
             most=grid.most_clients or MOST_CLIENTS,
         )
         super().__init__(experiment, grid)
+        self._deployed = grid
         self.validator = ReplyValidator(self.dropped)
 
     def refresh_roster(self) -> bool:
@@ -82,6 +84,19 @@ class DeployedFederation(Federation):
         _refuse_several_messages(messages)
         return super().train(messages, theta)
 
+    def _exchange(self, messages: Sequence[Message]) -> Iterable[Message]:
+        """As in `Federation`; with `[closing]`, those that come before the round closes."""
+        closing = self.experiment.closing
+        if closing is None:
+            return super()._exchange(messages)
+        asked = {one.metadata.dst_node_id: _clients_in(one) for one in messages}
+        needed = closing.needed(sum(asked.values()))
+        return self._deployed.send_and_receive(
+            messages,
+            timeout=self.timeout if closing.deadline is None else closing.deadline,
+            enough=lambda good: sum(asked[one.metadata.src_node_id] for one in good) >= needed,
+        )
+
     def _first_roster(self) -> Roster:
         return self.discovery.wait_for(self.experiment.engine.nodes or 1)
 
@@ -109,6 +124,12 @@ def _refuse_unregistered(experiment: Experiment, grid: DeployedGrid) -> None:
                 " most-clients = 1"
             ),
         )
+
+
+def _clients_in(message: Message) -> int:
+    """Number of clients in a training order; an order for all clients of a node counts as one."""
+    clients = unpack_train_order(message.content).clients
+    return 1 if clients is None else len(clients)
 
 
 def _refuse_several_messages(messages: Sequence[Message]) -> None:

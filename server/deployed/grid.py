@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -96,11 +96,21 @@ class DeployedGrid(WrappedGrid):
         return found
 
     def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,
+        enough: Callable[[Sequence[Message]], bool] | None = None,
     ) -> Iterable[Message]:
         """The replies that arrive before the deadline, at most one per message. A message to an
         offline node is not sent and counts as unanswered. A node that missed a deadline gets no
         message the next 1, 2, 4, ... up to 16 times, because every round would wait for it.
+
+        Args:
+            messages: one for each node.
+            timeout: seconds; None: without a deadline.
+            enough: whether the replies without errors so far are enough, so that none is awaited
+                any more; nodes that have not replied by then have missed nothing.
         """
         messages = list(messages)
         if not messages:
@@ -130,6 +140,9 @@ class DeployedGrid(WrappedGrid):
                 replies.append(reply)
                 self._missed[node] = 0
                 pauses.restart()
+            good = [reply for reply in replies if not reply.has_error()]
+            if waiting and not late and enough is not None and enough(good):
+                waiting = {}
             if not waiting or late:
                 break
             pause = pauses.next()

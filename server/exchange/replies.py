@@ -37,6 +37,7 @@ def answers(
     sent: Sequence[int],
     max_failures: float,
     dropped: DroppedReplies | None = None,
+    may_be_late: bool = False,
 ) -> list[Message]:
     """The replies without an error.
 
@@ -45,6 +46,7 @@ def answers(
         sent: Flower's id of the node of each message sent; a missing reply is a failure.
         max_failures: largest tolerated share of failures, in [0, 1].
         dropped: records the failures.
+        may_be_late: whether a missing reply is none.
 
     Raises:
         ClientError: more failed; carries the first node's error.
@@ -62,7 +64,7 @@ def answers(
             dropped.dropped(reply.metadata.src_node_id, f"failed: {reason_of(reply.error)}")
         for node in missing.elements():
             dropped.dropped(node, "no answer in time")
-    lost = len(sent) - len(good)
+    lost = len(failed) if may_be_late else len(sent) - len(good)
     if sent and lost / len(sent) > max_failures:
         reason = reason_of(failed[0].error) if failed else "no answer in time"
         raise ClientError(

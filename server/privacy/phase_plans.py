@@ -91,6 +91,7 @@ class PhasePlans:
                 contributions=_contributions(experiment, part.step),
                 schedule=part.cohorts.schedule,
                 phase_rounds=order.count(phase),
+                known=experiment.lateness.known_cohorts,
             )
             for phase, part in strategy.by_phase.items()
         }
@@ -306,9 +307,13 @@ def refuse_own_rounds(strategy: CohortStrategy) -> None:
 
 def _drawn(plan: Plan) -> str:
     """Description of the cohort of a plan."""
-    if isinstance(plan.sampling, Full):
+    if isinstance(plan.sampling, Full) and plan.denominator == plan.clients:
         return f"all {plan.clients} clients in each"
-    words = {FixedSize: "", Scheduled: "at most " if plan.sampling.rate == 1 else "on average "}
+    words = {
+        FixedSize: "",
+        Full: "up to ",
+        Scheduled: "at most " if plan.sampling.rate == 1 else "on average ",
+    }
     drawn = words.get(type(plan.sampling), "on average ")
     return f"{drawn}{plan.denominator:g} of {plan.clients} clients in each"
 

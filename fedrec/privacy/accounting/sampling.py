@@ -146,7 +146,12 @@ def refuse_unproven(sampling: Sampling, adjacency: Adjacency) -> None:
 
 
 def of_sampler(
-    name: str, settings: dict[str, Any], clients: int, schedule: Scheduled | None = None
+    name: str,
+    settings: dict[str, Any],
+    clients: int,
+    schedule: Scheduled | None = None,
+    *,
+    known: bool = False,
 ) -> tuple[Sampling, float]:
     """The sampling scheme of an experiment's sampler, and the fixed denominator of sums.
 
@@ -156,9 +161,11 @@ def of_sampler(
             none.
         clients: number of clients that may be drawn (N).
         schedule: what the sampler itself guarantees; None: nothing.
+        known: whether who takes part depends on more than the sampler, or may be known.
 
     Returns:
-        The sampling, and M for a fixed size, qN for Poisson or N for all.
+        The sampling, without amplification if participation is known, and M for a fixed size, qN
+        for Poisson or N for all.
 
     Raises:
         ExperimentError: the sampler is not one of these three and guarantees nothing, or its cohort
@@ -168,17 +175,19 @@ def of_sampler(
         return schedule, schedule.cohort
     if name == "full":
         return Full(), float(clients)
-    known = {"fixed-size": "a fixed number of clients", "poisson": "independent coin flips"}
-    if name not in known or "cohort" not in settings:
+    proven = {"fixed-size": "a fixed number of clients", "poisson": "independent coin flips"}
+    if name not in proven or "cohort" not in settings:
         raise ExperimentError(
             f"no privacy amplification is proven for the sampler {name!r}",
             expected="; ".join(
-                f"{sampler!r} ({how}) with its cohort" for sampler, how in known.items()
+                f"{sampler!r} ({how}) with its cohort" for sampler, how in proven.items()
             ),
             got=f"{name!r} with {settings!r}",
             fix="set sampler.name = 'fixed-size' and sampler.cohort",
         )
     cohort = settings["cohort"]
+    if known:
+        return Full(), float(cohort)
     if name == "fixed-size":
         if int(cohort) != cohort:
             raise _wrong_cohort("a whole number of clients", cohort)

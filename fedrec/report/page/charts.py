@@ -46,7 +46,9 @@ def line_chart(lines: Sequence[Line], *, title: str, x_label: str, y_label: str)
     lines = [line for line in lines if len(line.xs)]
     if not lines:
         return ""
-    xs = _Axis.of([x for line in lines for x in line.xs], _LEFT, _WIDTH - _RIGHT, whole=True)
+    values = [x for line in lines for x in line.xs]
+    whole = all(float(x).is_integer() for x in values)
+    xs = _Axis.of(values, _LEFT, _WIDTH - _RIGHT, whole=whole)
     ys = _Axis.of([0.0, *(y for line in lines for y in line.ys)], _HEIGHT - _BOTTOM, _TOP)
     drawn = [_path(line, place, xs, ys) for place, line in enumerate(lines)]
     said = "; ".join(f"{line.label}: from {line.ys[0]:.4g} to {line.ys[-1]:.4g}" for line in lines)

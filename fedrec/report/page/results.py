@@ -48,7 +48,12 @@ _NOT_CURVES = (
     "dropped-replies",
     "bounded-replies",
     "dropped-or-bounded",
+    "simulated-seconds",
+    "late-clients",
+    "late-bytes",
+    "staleness",
 )
+_HOUR = 3600.0
 
 
 def notes(runs: Sequence[Run]) -> list[Note]:
@@ -220,7 +225,8 @@ def _with_intervals(heads: Sequence[str], cells: Sequence[str]) -> Iterator[Cell
 
 
 def curves(runs: Sequence[Run]) -> list[str]:
-    """Charts of the metrics over the rounds, of runs with three evaluated rounds or more."""
+    """Charts of the metrics over the rounds, and over simulated hours, of runs with three evaluated
+    rounds or more."""
     named = [(run.label, run.result.rounds) for run in runs if len(run.result.rounds) > 2]
     columns = dict.fromkeys(
         str(name)
@@ -233,13 +239,21 @@ def curves(runs: Sequence[Run]) -> list[str]:
     ] or list(columns)[:2]
     charts = []
     for metric in shown:
-        lines = [_line(label, rounds, metric) for label, rounds in named if metric in rounds]
-        for start in range(0, len(lines), _LINES):
-            part = lines[start : start + _LINES]
-            charts.append(
-                line_chart(part, title=f"{metric} by round", x_label="round", y_label=metric)
-            )
+        known = [(label, rounds) for label, rounds in named if metric in rounds]
+        timed = [one for one in known if "simulated-seconds" in one[1]]
+        by_round = [_line(label, rounds, "round", metric) for label, rounds in known]
+        by_hour = [
+            _line(label, rounds, "simulated-seconds", metric, unit=_HOUR) for label, rounds in timed
+        ]
+        charts += [*_charts(by_round, "round", metric), *_charts(by_hour, "simulated hour", metric)]
     return [chart for chart in charts if chart]
+
+
+def _charts(lines: Sequence[Line], over: str, metric: str) -> Iterator[str]:
+    """Charts of a metric, each with a few of the lines."""
+    for start in range(0, len(lines), _LINES):
+        part = lines[start : start + _LINES]
+        yield line_chart(part, title=f"{metric} by {over}", x_label=over, y_label=metric)
 
 
 def distributions(runs: Sequence[Run]) -> list[str]:
@@ -306,9 +320,9 @@ def _records(table: pd.DataFrame) -> list[tuple[str, dict[str, float]]]:
     ]
 
 
-def _line(label: str, rounds: pd.DataFrame, metric: str) -> Line:
+def _line(label: str, rounds: pd.DataFrame, over: str, metric: str, unit: float = 1.0) -> Line:
     known = rounds[np.isfinite(rounds[metric].to_numpy(dtype=np.float64))]
-    return Line(label, known["round"].tolist(), known[metric].tolist())
+    return Line(label, (known[over] / unit).tolist(), known[metric].tolist())
 
 
 def _shown(systems: dict[str, pd.DataFrame]) -> list[str]:

@@ -71,6 +71,9 @@ SECTIONS = (
     "evaluation",
     "privacy",
     "adversary",
+    "devices",
+    "closing",
+    "asynchronous",
     "engine",
     "checkpoint",
     "early-stopping",
@@ -81,9 +84,12 @@ SECTIONS = (
 
 def section_class(name: str) -> type[Config]:
     """The configuration class of a table of an experiment."""
+    from fedrec.devices.devices import DevicesConfig
     from fedrec.experiment import schema
     from fedrec.experiment.tables import (
         AdversaryConfig,
+        AsynchronousConfig,
+        ClosingConfig,
         EarlyStoppingConfig,
         SecureAggregationConfig,
     )
@@ -94,6 +100,9 @@ def section_class(name: str) -> type[Config]:
         "evaluation": schema.EvaluationConfig,
         "privacy": PrivacyConfig,
         "adversary": AdversaryConfig,
+        "devices": DevicesConfig,
+        "closing": ClosingConfig,
+        "asynchronous": AsynchronousConfig,
         "engine": schema.EngineConfig,
         "checkpoint": schema.CheckpointConfig,
         "early-stopping": EarlyStoppingConfig,

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated time of an experiment, and what its tables of late devices do not fit."""
+
+from __future__ import annotations
+
+from flwr.serverapp.strategy import Strategy
+
+from fedrec.components import registry
+from fedrec.errors import ExperimentError
+from fedrec.experiment.schema import Experiment
+from fedrec.privacy.personal.noise import PersonalNoise
+from server.cohorts.selection import SampledCohorts
+from server.devices.buffer import BufferedTimeline
+from server.devices.closing import SynchronousTimeline
+from server.devices.timeline import Timeline
+from server.federation import Federation
+from strategies.base import CohortStrategy, GeneratingStrategy
+
+
+def timeline_of(
+    experiment: Experiment, federation: Federation, cohorts: SampledCohorts, strategy: Strategy
+) -> Timeline | None:
+    """The time of a run, which decides who takes part in its rounds; None: none is simulated.
+
+    Raises:
+        ExperimentError: devices are simulated beside real nodes, rounds close early and no time is
+            simulated, or the strategy or step does not fit.
+    """
+    _refuse_personal(experiment)
+    if federation.untrusted:
+        _refuse_simulated(experiment)
+        return None
+    if experiment.devices is None:
+        _refuse_without_time(experiment)
+        return None
+    parts = _parts(strategy)
+    own = experiment.devices
+    timeline: Timeline
+    if experiment.asynchronous is None:
+        timeline = SynchronousTimeline(experiment, own)
+    else:
+        timeline = BufferedTimeline(experiment, own, experiment.asynchronous)
+        _refuse_unweighted(parts)
+        parts[0].staleness = timeline
+    cohorts.follow(timeline)
+    return timeline
+
+
+def _parts(strategy: Strategy) -> list[CohortStrategy]:
+    """The strategies that send orders.
+
+    Raises:
+        ExperimentError: one of them does not send the global parameters to clients by name.
+    """
+    found = list(strategy.by_phase.values()) if isinstance(strategy, CohortStrategy) else []
+    if not found or any(isinstance(part, GeneratingStrategy) for part in found):
+        raise ExperimentError(
+            f"strategy {type(strategy).__name__!r} has no simulated time",
+            expected="a strategy of fedrec's that sends the global parameters to its clients",
+            got="one of Flower's, or one that makes parameters for each client",
+            fix="set strategy.name = 'reptile', or leave out [devices]",
+        )
+    return found
+
+
+def _refuse_unweighted(parts: list[CohortStrategy]) -> None:
+    """Refuse strategies that need more of stale answers than their weighted sum."""
+    if len(parts) > 1 or not parts[0].uses_only_sums():
+        raise ExperimentError(
+            f"strategy {type(parts[0]).__name__!r} does not work with [asynchronous]",
+            expected="a strategy without phases that uses the sum of its clients' updates alone",
+            got=f"{len(parts)} phases" if len(parts) > 1 else "one that aggregates by itself",
+            fix="set strategy.name = 'reptile' or 'fed-adam', or leave out [asynchronous]",
+        )
+
+
+def _refuse_personal(experiment: Experiment) -> None:
+    """Refuse budgets of single users, which count those who are asked, where more are asked than
+    answer."""
+    known = experiment.lateness.known_cohorts
+    if known and isinstance(experiment.settings(registry.STEP), PersonalNoise):
+        raise ExperimentError(
+            "users' own budgets count the rounds in which they are asked, and late devices upload"
+            " in others",
+            expected="no [closing], [asynchronous] or availability beside users' own noise",
+            got=f"step {experiment.step.name!r}",
+            fix="leave these tables out, or choose a step without users' own noise",
+        )
+
+
+def _refuse_simulated(experiment: Experiment) -> None:
+    for name in ("devices", "asynchronous"):
+        if getattr(experiment, name) is not None:
+            raise ExperimentError(
+                f"[{name}] is for simulated devices, and these nodes are real",
+                expected="[closing], with which real nodes that are late are left out",
+                got=f"[{name}]",
+                fix=f"leave out [{name}]",
+            )
+
+
+def _refuse_without_time(experiment: Experiment) -> None:
+    if experiment.closing is not None:
+        raise ExperimentError(
+            "[closing] needs the time at which devices answer",
+            expected="[devices] in a simulation, or real nodes",
+            got="a simulation without simulated time",
+            fix="add [devices], such as --set 'devices={}'",
+        )
