@@ -5,6 +5,10 @@ A checkpoint is a numpy archive without pickled objects: the global parameters, 
 arrays, and one JSON text. The archive's checksums detect a damaged file; then the previous
 checkpoint is used, with a warning.
 
+Large arrays of which a round changes few rows are whole in one checkpoint, and in those after it
+only their changed rows are written (`server.changed_rows`); it remains as long as one of these
+does. They become whole again when a quarter of the rows has changed.
+
 Writing a large catalogue can take as long as training a round, so it happens while the next round's
 clients train.
 """
@@ -17,8 +21,9 @@ import logging
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,8 +34,14 @@ from fedrec.errors import RunError
 from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import open_atomically
+from server.changed_rows import with_unchanged, without_unchanged
 
 log = logging.getLogger("fedrec")
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, ValueError, KeyError, IndexError, EOFError, OSError),
+    *(RuntimeError, TypeError, AttributeError),
+)
+"""What reading a damaged file may raise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +82,10 @@ class Checkpoints:
         self._known = (digest, *earlier)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
+        self._base: int | None = None
+        """Round of the newest checkpoint of this process whose large arrays are whole."""
+        self._bases: dict[Path, int | None] = {}
+        """What is known of files: the round of the checkpoint that each is a difference from."""
 
     @classmethod
     def of(cls, run: RunFolder) -> Checkpoints:
@@ -107,10 +122,24 @@ class Checkpoints:
         Raises:
             RunError: it cannot be written; the earlier ones are intact.
         """
+        arrays = add_prefix({"parameters/": state.parameters, "strategy/": state.strategy})
+        names = list(arrays)
+        arrays, changes = self._changes(arrays, state.round)
+        about = {
+            "round": state.round,
+            "rounds": state.rounds,
+            "timings": state.timings,
+            "digest": self.digest,
+            "arrays": names,
+            "changes": changes,
+        }
+        arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
         with open_atomically(self._file(state.round)) as file:
-            _write(file, _arrays(state, self.digest))
-        for old in self._files()[: -self.keep]:
-            old.unlink()
+            _write(file, arrays)
+        if changes is None:
+            self._base = state.round
+        self._bases[self._file(state.round)] = None if changes is None else changes["base"]
+        self._drop_old()
 
     def latest(self) -> State | None:
         """The newest state that can be read; None when there is no checkpoint at all.
@@ -121,7 +150,7 @@ class Checkpoints:
         files = self._files()
         for file in reversed(files):
             try:
-                return _decode(_content(file), self._known)
+                return self._read(file)
             except _Damaged as damage:
                 log.warning(
                     "checkpoint %s is damaged (%s); falling back to the one before",
@@ -136,6 +165,64 @@ class Checkpoints:
                 fix="start a new run with `fedrec run`",
             )
         return None
+
+    def _changes(
+        self, arrays: dict[str, np.ndarray], round_number: int
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any] | None]:
+        """The arrays of a round, large ones as their difference from an earlier checkpoint where
+        that is short, and which one it is; None: they are whole."""
+        if self._base is None or self._base >= round_number:
+            return arrays, None
+        try:
+            arrays, checksums = without_unchanged(arrays, self._file(self._base))
+        except _DAMAGE:
+            return arrays, None
+        return arrays, {"base": self._base, "checksums": checksums} if checksums else None
+
+    def _read(self, file: Path) -> State:
+        """The state in a file.
+
+        Raises:
+            _Damaged: it cannot be read.
+            RunError: it belongs to another experiment.
+        """
+        with _damage_told():
+            about, arrays = _content(file)
+            changes = about.get("changes")
+            if changes is not None:
+                base = self._file(int(changes["base"]))
+                arrays = with_unchanged(arrays, changes["checksums"], base)
+            _refuse_other_shape(about, arrays)
+        if about["digest"] not in self._known:
+            raise RunError(
+                "the checkpoint belongs to another experiment",
+                expected=f"digest {self.digest}",
+                got=f"digest {about['digest']}",
+                fix="start a new run with `fedrec run`",
+            )
+        names = about.get("arrays", list(arrays))  # earlier versions wrote no list
+        arrays = {name: arrays[name] for name in names}
+        return State(
+            about["round"],
+            strip_prefix("parameters/", arrays),
+            strip_prefix("strategy/", arrays),
+            about["rounds"],
+            about["timings"],
+        )
+
+    def _drop_old(self) -> None:
+        """Delete all but the newest checkpoints and what they are differences from."""
+        files = self._files()
+        needed = set(files[-self.keep :])
+        for file in files[-self.keep :]:
+            if file not in self._bases:
+                self._bases[file] = _base_of(file)
+            base = self._bases[file]
+            if base is not None:
+                needed.add(self._file(base))
+        for file in set(files) - needed:
+            file.unlink()
+            self._bases.pop(file, None)
 
     def _file(self, round_number: int) -> Path:
         return self.folder / f"round-{round_number:06d}.npz"
@@ -164,66 +251,42 @@ class _Damaged(Exception):
     """A checkpoint cannot be read."""
 
 
-def _arrays(state: State, digest: str) -> dict[str, np.ndarray]:
-    about = {
-        "round": state.round,
-        "rounds": state.rounds,
-        "timings": state.timings,
-        "digest": digest,
-    }
-    arrays = add_prefix({"parameters/": state.parameters, "strategy/": state.strategy})
-    about["arrays"] = sorted(arrays)
-    arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-    return arrays
-
-
-def _content(file: Path) -> bytes:
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    """Errors of a file that cannot be read, or is not what it should be, as damage."""
     try:
-        return file.read_bytes()
-    except OSError as error:
-        raise _Damaged(error.strerror or str(error)) from None
-
-
-def _decode(content: bytes, digests: Sequence[str]) -> State:
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        about = json.loads(arrays.pop("about").tobytes())
-        _refuse_other_shape(about, arrays)
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        ValueError,
-        KeyError,
-        EOFError,
-        OSError,
-        RuntimeError,
-        TypeError,
-    ) as error:
+        yield
+    except _DAMAGE as error:
         raise _Damaged(f"{type(error).__name__}: {error}") from None
-    if about["digest"] not in digests:
-        raise RunError(
-            "the checkpoint belongs to another experiment",
-            expected=f"digest {digests[0]}",
-            got=f"digest {about['digest']}",
-            fix="start a new run with `fedrec run`",
-        )
-    return State(
-        about["round"],
-        strip_prefix("parameters/", arrays),
-        strip_prefix("strategy/", arrays),
-        about["rounds"],
-        about["timings"],
-    )
 
 
-def _refuse_other_shape(about: object, arrays: Mapping[str, np.ndarray]) -> None:
+def _content(file: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What the file says of the state, and its arrays."""
+    with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    about = json.loads(arrays.pop("about").tobytes())
+    if not isinstance(about, dict):
+        raise ValueError("no description of the state")
+    return about, arrays
+
+
+def _base_of(file: Path) -> int | None:
+    """Round of the checkpoint that a file is a difference from; None: of none, or it is damaged."""
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            changes = json.loads(archive["about"].tobytes()).get("changes")
+        return None if changes is None else int(changes["base"])
+    except _DAMAGE:
+        return None
+
+
+def _refuse_other_shape(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Refuse metadata that do not describe a state, and arrays that differ from its list.
 
     Raises:
         ValueError: they do not.
     """
-    if not isinstance(about, dict) or not isinstance(about.get("digest"), str):
+    if not isinstance(about.get("digest"), str):
         raise ValueError("no digest of the experiment")
     if type(about.get("round")) is not int or about["round"] < 0:
         raise ValueError("no number of a round")
@@ -231,5 +294,5 @@ def _refuse_other_shape(about: object, arrays: Mapping[str, np.ndarray]) -> None
         rows = about.get(name)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ValueError(f"no rows of {name}")
-    if about.get("arrays", sorted(arrays)) != sorted(arrays):  # earlier versions wrote no list
+    if sorted(about.get("arrays", arrays)) != sorted(arrays):  # earlier versions wrote no list
         raise ValueError("an array is missing, or was added")
