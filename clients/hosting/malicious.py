@@ -30,7 +30,7 @@ from fedrec.components.errors import component_errors
 from fedrec.data.adversary.known import Known
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import component_settings
+from fedrec.experiment.sections import component_of
 from fedrec.models.base import Model, Parameters
 
 
@@ -182,9 +182,7 @@ def malicious_workers(
     adversary = experiment.adversary
     if not len(clients) or adversary is None:
         return
-    kind = registry.POISONING
-    cls = registry.resolve(kind, adversary.attack.name)
-    attack = cls(component_settings(kind, adversary.attack))
+    attack = component_of(registry.POISONING, adversary.attack)
     if not attack.sends_updates:
         yield from step.assign(clients)
         return

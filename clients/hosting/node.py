@@ -27,7 +27,6 @@ from clients.storage.session_secrets import SessionSecrets
 from clients.storage.uploads import UploadLedger
 from fedrec.cohort.batches import Batches
 from fedrec.components import registry
-from fedrec.components.errors import component_errors
 from fedrec.data.cache import POPULATIONS
 from fedrec.data.population import Population
 from fedrec.device import products_in, resolve_device
@@ -35,7 +34,7 @@ from fedrec.errors import ExperimentError
 from fedrec.evaluation.groups import user_groups
 from fedrec.evaluation.metrics import Metrics
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.sections import Section, component_of
 from fedrec.models.base import Model
 from fedrec.privacy.noise_source import NoiseSource, source_of
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
@@ -120,10 +119,8 @@ class Node:
     @cached_property
     def model(self) -> Model:
         """The model of the experiment."""
-        model_class = registry.resolve(registry.MODEL, self.experiment.model.name)
-        with component_errors(registry.MODEL.name, model_class, "when it was made"):
-            model = model_class(self.experiment.settings(registry.MODEL), self.population.schema())
-        return check_plugin_model(model)
+        schema = self.population.schema()
+        return check_plugin_model(component_of(registry.MODEL, self.experiment.model, schema))
 
     @cached_property
     def training(self) -> np.ndarray:
@@ -240,10 +237,7 @@ class Node:
             ExperimentError: it clips its uploads itself, and products are to be rounded, which may
                 pass the clip norm.
         """
-        step_class = registry.resolve(registry.STEP, section.name)
-        settings = component_settings(registry.STEP, section)
-        with component_errors(registry.STEP.name, step_class, "when it was made"):
-            step: Step = step_class(settings, self.model, self.device)
+        step: Step = component_of(registry.STEP, section, self.model, self.device)
         if step.uploads is not None and self.experiment.engine.precision != "float32":
             raise ExperimentError(
                 f"step {section.name!r} clips its uploads, and rounding could take them beyond"

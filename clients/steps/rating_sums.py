@@ -10,11 +10,9 @@ sum by sqrt(2) S at most (`fedrec.neighbourhood.means`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
 
 import numpy as np
 import torch
-from pydantic import model_validator
 from torch import Tensor
 
 from clients.local.one_by_one import Update, one_by_one
@@ -24,21 +22,15 @@ from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Parameters
-from fedrec.neighbourhood.means import scaled
+from fedrec.neighbourhood.means import Scale, scaled
 
 
 class RatingSumsConfig(StepConfig):
     """Settings of adding up ratings; with `epochs = 0` nothing is sent, with any other number
     once."""
 
-    scale: tuple[float, float] = (1.0, 5.0)
+    scale: Scale = (1.0, 5.0)
     """Lowest and highest rating; public. Ratings outside are clamped to it."""
-
-    @model_validator(mode="after")
-    def _is_a_scale(self) -> Self:
-        if not self.scale[0] < self.scale[1]:
-            raise ValueError("a scale from a lower to a higher rating")
-        return self
 
 
 class RatingSums(Step):

@@ -14,11 +14,11 @@ import numpy as np
 
 from clients.storage.private_state import PrivateState
 from fedrec.cohort.outcome import Outcome
-from fedrec.components.registry import COMPRESSION, resolve
+from fedrec.components.registry import COMPRESSION
 from fedrec.compression.base import Compression, bytes_of
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import component_settings
+from fedrec.experiment.sections import component_of
 from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.clipping import Clip
 from fedrec.protocol.sparse_update import Change, SparseUpdate, added, dense_change, scaled
@@ -67,7 +67,7 @@ class CompressedUpdates:
         if experiment.compression is None:
             return None
         section = experiment.compression
-        made = resolve(COMPRESSION, section.name)(component_settings(COMPRESSION, section))
+        made = component_of(COMPRESSION, section)
         if made.keeps_error and store is None:
             raise ExperimentError(
                 "clients cannot keep what a compression leaves out",

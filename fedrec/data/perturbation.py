@@ -20,6 +20,7 @@ from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition
+from fedrec.experiment.sections import component_of
 from fedrec.experiment.tables import DataSettings
 
 
@@ -93,10 +94,7 @@ def perturbation_of(settings: DataSettings) -> Perturbation | None:
     """The perturbation of the training rows; None without one."""
     if settings.perturb is None:
         return None
-    kind = registry.PERTURBATION
-    cls = registry.resolve(kind, settings.perturb.name)
-    with component_errors(kind.name, cls, "when it was made"):
-        return cls(settings.settings(kind), settings.seed)
+    return component_of(registry.PERTURBATION, settings.perturb, settings.seed)
 
 
 def apply_perturbation(

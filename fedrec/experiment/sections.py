@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from fedrec.components import registry
+from fedrec.components.errors import component_errors
 from fedrec.config import Config, did_you_mean
 from fedrec.errors import ExperimentError
 
@@ -74,6 +75,19 @@ def component_settings(
                 fix="set the key",
             )
     return arguments
+
+
+def component_of(kind: registry.Kind, section: Section, *arguments: Any) -> Any:
+    """The component that a section names, made from its settings and further arguments.
+
+    Raises:
+        ExperimentError: it is unknown, or a setting is unknown or wrong.
+        ComponentError: it failed.
+    """
+    cls = registry.resolve(kind, section.name)
+    settings = component_settings(kind, section)
+    with component_errors(kind.name, cls, "when it was made"):
+        return cls(settings, *arguments)
 
 
 def sections_within(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:

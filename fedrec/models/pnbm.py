@@ -17,22 +17,21 @@ designed for noise on sums of users' updates (`clients/steps/pnbm.py`,
 `strategies/wrappers/means_start.py`).
 """
 
-from typing import Self
-
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import INIT_STD, HistoryModel, Parameters
+from fedrec.neighbourhood.means import Scale
 
 
 class PnbmConfig(Config):
     """Settings of the federated neighbourhood model."""
 
-    scale: tuple[float, float] = (1.0, 5.0)
+    scale: Scale = (1.0, 5.0)
     """Lowest and highest rating; public."""
     items: int | None = Field(default=None, ge=2)
     """Number of items with similarities, the most rated ones by the counts of the first round;
@@ -45,12 +44,6 @@ class PnbmConfig(Config):
     prior: float = Field(default=5.0, ge=0)
     """Added to the denominators, like this number of additional ratings without deviation at
     similarity 1."""
-
-    @model_validator(mode="after")
-    def _is_a_scale(self) -> Self:
-        if not self.scale[0] < self.scale[1]:
-            raise ValueError("a scale from a lower to a higher rating")
-        return self
 
 
 class Pnbm(HistoryModel):

@@ -7,9 +7,22 @@ clipped sum by sqrt(2) S and not 2 S (`fedrec.privacy.adjacency`). This would no
 deviations in units of the rating scale, where r r' may be -4.
 """
 
+from typing import Annotated, TypeAlias
+
 import numpy as np
+from pydantic import AfterValidator
 
 from fedrec.neighbourhood.profiles import Profiles
+
+
+def _rising(scale: tuple[float, float]) -> tuple[float, float]:
+    if not scale[0] < scale[1]:
+        raise ValueError("a scale from a lower to a higher rating")
+    return scale
+
+
+Scale: TypeAlias = Annotated[tuple[float, float], AfterValidator(_rising)]
+"""Lowest and highest rating, in settings."""
 
 
 def scaled(values: np.ndarray, scale: tuple[float, float]) -> np.ndarray:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from fedrec.components.errors import component_errors
-from fedrec.components.registry import CALLBACK, resolve
+from fedrec.components.registry import CALLBACK
 from fedrec.errors import FedrecError
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import component_settings
+from fedrec.experiment.sections import component_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
@@ -33,12 +33,7 @@ def callbacks_of(experiment: Experiment) -> list[Callback]:
     Raises:
         ComponentError: one cannot be made.
     """
-    made: list[Callback] = []
-    for section in experiment.callbacks or ():
-        callback_class = resolve(CALLBACK, section.name)
-        with component_errors(CALLBACK.name, callback_class, "when it was made"):
-            made.append(callback_class(component_settings(CALLBACK, section)))
-    return made
+    return [component_of(CALLBACK, section) for section in experiment.callbacks or ()]
 
 
 class CallbackList(Callback):

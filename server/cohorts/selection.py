@@ -13,10 +13,10 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from fedrec.components.errors import component_errors, refuse_wrong
-from fedrec.components.registry import SAMPLER, resolve
+from fedrec.components.registry import SAMPLER
 from fedrec.errors import EngineError, ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.sections import Section, component_of
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.privacy.noise_source import secure_fixed_size, secure_poisson
 from fedrec.protocol.client_arrays import ItemRequests
@@ -76,12 +76,9 @@ class SampledCohorts:
         self.sampler = self._sampler_of(clients)
 
     def _sampler_of(self, clients: np.ndarray) -> Sampler:
-        settings = component_settings(SAMPLER, self._asked())
-        sampler_class = resolve(SAMPLER, self.section.name)
         mine = clients.view()
         mine.setflags(write=False)
-        with component_errors(SAMPLER.name, sampler_class, "when it was made"):
-            return sampler_class(settings, mine, self.experiment.seed)
+        return component_of(SAMPLER, self._asked(), mine, self.experiment.seed)
 
     def _asked(self) -> Section:
         """The sampler with a larger cohort if more clients are asked than are needed.

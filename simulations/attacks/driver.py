@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.components.errors import component_errors
-from fedrec.components.registry import ATTACK, resolve
+from fedrec.components.registry import ATTACK
 from fedrec.data.cache import POPULATIONS
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.sections import Section, component_of
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.strict_json import finite
 from server.callbacks.base import Callback
@@ -48,10 +48,7 @@ def run_attack(
         FedrecError: see `simulations.runner.run`.
     """
     given = Section.model_validate(chosen)
-    attack_class = resolve(ATTACK, given.name)
-    settings = component_settings(ATTACK, given)
-    with component_errors(ATTACK.name, attack_class, "when it was made"):
-        attack: Attack = attack_class(settings, experiment.seed)
+    attack: Attack = component_of(ATTACK, given, experiment.seed)
     POPULATIONS.renew(experiment)
     population = POPULATIONS.population(experiment)
     users = population.partition.training_clients
@@ -67,7 +64,7 @@ def run_attack(
     with component_errors(ATTACK.name, attack, "in its outcome"):
         found = attack.outcome(replace(attacked, systems=systems))
     recommends = {"recommends": systems[TARGET].metrics} if TARGET in systems else {}
-    options = settings.model_dump(mode="json")
+    options = attack.config.model_dump(mode="json")
     table = finite({"attack": given.name, "options": options, **found.table, **recommends})
     write_atomically(output / attack.file, json.dumps(table, indent=2) + "\n")
     return replace(found, table=table)

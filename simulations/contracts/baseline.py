@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ class BaselineContract(Contract):
 
     kind = BASELINE
     random = False
+    _once: ClassVar[Baseline]
 
     def placed(self) -> dict[str, dict[str, object]]:
         """No section: a baseline is named in `evaluation.baselines`."""
@@ -37,7 +39,7 @@ class BaselineContract(Contract):
     def test_scores_have_a_row_per_user_and_a_column_per_item(self) -> None:
         """`[users, items]`, numbers, also for a user without a history."""
         histories = _histories()
-        found = self._fitted(histories).scores(histories)
+        found = self._fitted_once().scores(histories)
         assert_numbers(found, (histories.num_users, histories.num_items), "scores")
 
     def test_fitting_twice_gives_the_same_scores(self) -> None:
@@ -55,7 +57,7 @@ class BaselineContract(Contract):
     def test_a_users_scores_do_not_depend_on_the_block(self) -> None:
         """Alone and among others a user gets the same scores."""
         histories = _histories()
-        baseline = self._fitted(histories)
+        baseline = self._fitted_once()
         together = baseline.scores(histories)
         for user in range(histories.num_users):
             alone = baseline.scores(histories.block(user, user + 1))
@@ -92,7 +94,7 @@ class BaselineContract(Contract):
             "item_features": table.only(set(known.of_items) - set(used.of_items)),
             **({} if low_rated_weights(config.table()) else {"low_rated": others}),
         }
-        wanted = self._fitted(plain).scores(plain).clone()
+        wanted = self._fitted_once().scores(plain).clone()
         more = replace(plain, **described)
         found = self._fitted(more).scores(more)
         what = f"scores change with {', '.join(described)}, which it does not state"
@@ -117,6 +119,12 @@ class BaselineContract(Contract):
         population = Population.of(self.small())
         found = evaluate_baselines({name: settings}, population, ks=(5,))
         assert_that(0 <= found[name]["hits@5"] <= 1, f"metrics {found}")
+
+    def _fitted_once(self) -> Baseline:
+        """Fitted to all histories by the first test that needs it."""
+        if "_once" not in vars(type(self)):
+            type(self)._once = self._fitted(_histories())
+        return type(self)._once
 
     def _fitted(self, histories: Histories) -> Baseline:
         self._skip_ratings()

@@ -99,7 +99,7 @@ class MechanismContract(RunContract):
         """The epsilon of all rounds is finite and at least that of some of them, and no noise of
         the stated standard deviation and correlation costs so little."""
         sampling = Full() if self.schedule is None else self.schedule
-        for multiplier in (0.5, 1.0, 3.0):
+        for multiplier in (0.5, 3.0):
             for rounds in (1, ROUNDS):
                 own = multiplier, rounds, 1e-5
                 refuse_understated(self.mechanism(), sampling, "add-remove", *own)

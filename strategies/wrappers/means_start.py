@@ -23,7 +23,7 @@ from pydantic import Field
 from fedrec.components import registry
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.neighbourhood.means import means_of
+from fedrec.neighbourhood.means import Scale, means_of
 from strategies.base import Aggregate, Cohorts, CohortStrategy
 from strategies.wrappers._first_round import FirstRound, FirstRoundConfig
 
@@ -37,7 +37,7 @@ class MeansStartConfig(FirstRoundConfig):
     """Step of the clients in the first round."""
     damping: float = Field(default=20.0, ge=0)
     """Smoothing: number of ratings equal to the overall mean that are added to each item."""
-    scale: tuple[float, float] = (1.0, 5.0)
+    scale: Scale = (1.0, 5.0)
     """Lowest and highest rating; public."""
 
 

@@ -20,7 +20,7 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.result import Result
 from simulations.cli import app
-from simulations.cli.experiments.own_data import own_table
+from simulations.cli.experiments.own_data import OwnTable
 from simulations.default_system import TITLES
 from simulations.own_data import fold_in_system, try_table
 from simulations.private_signal import signal_of
@@ -43,8 +43,7 @@ def written(tmp_path, head="Menge", users=40, each=6):
 
 def experiment(file, overrides=(), **columns):
     roles = {role: columns.get(role) for role in COLUMNS}
-    given = {"overrides": list(overrides), "system": "linear"}
-    return own_table(file, roles, None, unrated=False, quiet=False, **given).table()
+    return OwnTable(roles, system="linear").experiment(file, list(overrides), False).table()
 
 
 def test_quantities_are_no_ratings_and_what_was_taken_is_said_first(tmp_path, capsys):
@@ -120,7 +119,7 @@ def test_large_catalogues_leave_out_the_system_that_takes_minutes(tmp_path):
 
 def private(tmp_path, epsilon, users=60):
     file = written(tmp_path, users=users)
-    return own_table(file, {}, epsilon, unrated=False, overrides=[], quiet=False).table()
+    return OwnTable({}, epsilon=epsilon).experiment(file, [], False).table()
 
 
 def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_path, capsys):
@@ -421,15 +420,13 @@ def test_the_best_system_on_validation_users_is_trained_and_named(tmp_path, caps
     their own on validation users."""
     file = clustered(tmp_path)
     roles = dict.fromkeys(COLUMNS)
-    chosen = own_table(file, roles, None, unrated=False, overrides=[], quiet=False)
+    chosen = OwnTable(roles).experiment(file, [], False)
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "system: " in line]
     names = {"item-weights": "linear item-to-item model", "ials": "alternating least squares"}
     assert f"system: {names[chosen.model.name]}, the best" in said
     held_out = ["evaluation.held-out=validation", "evaluation.baselines=[]"]
     for system, title in TITLES.items():
-        own = own_table(
-            file, roles, None, unrated=False, overrides=held_out, quiet=True, system=system
-        )
+        own = OwnTable(roles, system=system).experiment(file, held_out, True)
         found = run(own, output=tmp_path / system).metrics["ndcg@10"]
         assert re.search(rf"{title}[^;,]* {found:.4f}|{title}, [^;]* {found:.4f}", said), system
 

@@ -2,18 +2,17 @@
 """Shared code of neighbourhood predictors of ratings: settings, means, fallback and clipping."""
 
 from abc import abstractmethod
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.config import Config
 from fedrec.neighbourhood.gradients import EVERY, predicted
+from fedrec.neighbourhood.means import Scale
 from fedrec.neighbourhood.profiles import Profiles, item_means
 from fedrec.neighbourhood.similarity import Among, co_raters, nearest, shrunk
-
-Scale = tuple[float, float]
 
 
 class ScaleConfig(Config):
@@ -21,12 +20,6 @@ class ScaleConfig(Config):
 
     scale: Scale = (1.0, 5.0)
     """Lowest and highest rating; public."""
-
-    @model_validator(mode="after")
-    def _is_a_scale(self) -> Self:
-        if not self.scale[0] < self.scale[1]:
-            raise ValueError("a scale from a lower to a higher rating")
-        return self
 
     def within(self, ratings: np.ndarray) -> np.ndarray:
         """Predictions `float64 [rows]`, clipped to the scale."""

@@ -18,7 +18,7 @@ from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.data.adversary.known import Known, known_of
 from fedrec.data.interactions import Interactions, more_ids
 from fedrec.data.split import Partition
-from fedrec.experiment.sections import component_settings
+from fedrec.experiment.sections import component_of
 from fedrec.experiment.tables import DataSettings
 from fedrec.rng import stream
 
@@ -50,10 +50,7 @@ def with_malicious(
     if settings.adversary is None:
         return None
     known = known_of(settings.adversary, settings.seed, interactions, partition)
-    kind = registry.POISONING
-    cls = registry.resolve(kind, settings.adversary.attack.name)
-    with component_errors(kind.name, cls, "when it was made"):
-        attack = cls(component_settings(kind, settings.adversary.attack))
+    attack = component_of(registry.POISONING, settings.adversary.attack)
     profiles = [_profile(attack, known, client) for client in known.malicious.tolist()]
     added = _with_rows(settings, interactions, partition, known, profiles)
     rows = np.arange(len(interactions), len(added))

@@ -24,32 +24,12 @@ from fedrec.errors import DataError
 
 _YEAR = re.compile(r"\((\d{4})\)\s*$")
 _OCCUPATIONS = (
-    *(
-        "other or not specified",
-        "academic/educator",
-        "artist",
-        "clerical/admin",
-        "college/grad student",
-    ),
-    *(
-        "customer service",
-        "doctor/health care",
-        "executive/managerial",
-        "farmer",
-        "homemaker",
-        "K-12 student",
-    ),
-    *(
-        "lawyer",
-        "programmer",
-        "retired",
-        "sales/marketing",
-        "scientist",
-        "self-employed",
-        "technician/engineer",
-    ),
-    *("tradesman/craftsman", "unemployed", "writer"),
-)
+    "other or not specified", "academic/educator", "artist", "clerical/admin",
+    "college/grad student", "customer service", "doctor/health care", "executive/managerial",
+    "farmer", "homemaker", "K-12 student", "lawyer", "programmer", "retired", "sales/marketing",
+    "scientist", "self-employed", "technician/engineer", "tradesman/craftsman", "unemployed",
+    "writer",
+)  # fmt: skip
 
 
 class MovieLens1MConfig(ReaderConfig):

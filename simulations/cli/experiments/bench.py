@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simulations.cli import options
+from simulations.cli.experiments.finishing import (
+    end_with,
+    refuse_other_page,
+    run_tasks,
+    wide_console,
+)
 
 if TYPE_CHECKING:
     from simulations.bench.declaration import Bench, BenchCell
-    from simulations.study.study import Study, TaskJob
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -64,12 +69,14 @@ def run(
             if why := bench.reason(cell):
                 typer.echo(f"{cell.key}: {why}", err=True)
         study = study_of(bench, cells)
-        jobs, failed = _executed(study, path, seeds or bench.seeds, workers)
+        _, jobs, failed = run_tasks(
+            study, study.title, path / study.item, seeds or bench.seeds, workers
+        )
         failures |= failed
         keep(done(bench, cells, jobs), path / "results.json")
     _print_results(bench, path / "results.json", [cell for cells in tables for cell in cells])
     typer.echo(path)
-    _end(failures)
+    end_with(failures)
 
 
 @app.command(short_help="Compare the candidate settings of systems on validation rows.")
@@ -93,7 +100,7 @@ def tune(
     failures: dict[str, str] = {}
     for cells in tables:
         study = search_of(bench, cells)
-        jobs, failed = _executed(study, path, 1, workers)
+        _, jobs, failed = run_tasks(study, study.title, path / study.item, 1, workers)
         failures |= failed
         found = study_tables.write(study, path / study.item, jobs, {}, quick=False).comparison
         typer.echo(study.title)
@@ -104,7 +111,7 @@ def tune(
             settings = " ".join(bench.systems[name].candidates[int(place)])
             typer.echo(f"  {row['ours']:.4f}  {name}, candidate {place}: {settings}")
     typer.echo(path)
-    _end(failures)
+    end_with(failures)
 
 
 @app.command("list", short_help="List the cells: done, missing and why, or how long they take.")
@@ -132,19 +139,12 @@ def page(
 ) -> None:
     """Write one self-contained HTML page of all cells: the recorded ones, those of further files of
     results, and those that are missing, with the reason."""
-    from fedrec.errors import ExperimentError
     from fedrec.runtime.atomic_files import write_atomically
     from simulations.bench.declaration import bench as declared
     from simulations.bench.page.page import rendered
     from simulations.bench.results import recorded_cells
 
-    if output.suffix.lower() not in (".html", ".htm"):
-        raise ExperimentError(
-            "the bench's page is an HTML page",
-            expected="a file that ends in .html",
-            got=str(output),
-            fix=f"-o {output.with_suffix('.html')}",
-        )
+    refuse_other_page(output)
     bench = declared(*(systems or ()))
     write_atomically(output, rendered(bench, recorded_cells(*(results or ()))))
     typer.echo(output)
@@ -222,34 +222,13 @@ def _folder(output: Path | None, name: str = "bench") -> Path:
     return (output or runs_directory() / name).expanduser()
 
 
-def _executed(
-    study: Study, path: Path, seeds: int, workers: int
-) -> tuple[list[TaskJob], dict[str, str]]:
-    """The jobs of a study, after they were run, and the errors of those that failed."""
-    from simulations.study.execution import folder_of, run_study
-
-    def say(text: str) -> None:
-        typer.echo(f"{study.title}: {text}", err=True)
-
-    folder = folder_of(study, path / study.item, quick=False)
-    jobs = study.jobs(folder.path, seeds, quick=False)
-    try:
-        return jobs, run_study(folder, jobs, workers=workers, quiet=False, say=say)
-    except KeyboardInterrupt:
-        typer.secho("\ninterrupted; the same command continues", err=True)
-        raise typer.Exit(130) from None
-
-
 def _print_results(bench: Bench, file: Path, cells: Sequence[BenchCell]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from simulations.bench.results import NUMBERS, number_text, results
 
     known = results(file)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_FILE_WIDTH)
+    console = wide_console(_FILE_WIDTH)
     for dataset, protocol in dict.fromkeys((cell.dataset, cell.protocol) for cell in cells):
         title = f"{bench.datasets[dataset].title}, {bench.protocols[protocol].title.lower()}"
         table = Table("system", title=title, title_justify="left", box=None)
@@ -261,10 +240,3 @@ def _print_results(bench: Bench, file: Path, cells: Sequence[BenchCell]) -> None
                 title = bench.systems[cell.system].title
                 table.add_row(title, *(number_text(name, row[name]) for name in NUMBERS))
         console.print(table)
-
-
-def _end(failures: dict[str, str]) -> None:
-    for name, text in failures.items():
-        typer.secho(f"{name} failed: {text}", err=True)
-    if failures:
-        raise typer.Exit(1)

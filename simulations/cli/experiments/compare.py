@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from simulations.cli import options
+from simulations.cli.experiments.finishing import wide_console
 
 _FILE_WIDTH = 240  # columns of a table that goes into a file or a pipe
 _FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
@@ -32,8 +33,6 @@ def compare(
 ) -> None:
     """Compare the systems of one or more runs by paired tests over users (t, Wilcoxon, bootstrap,
     Holm), and over seeds (t) where there are several."""
-    from rich.console import Console
-
     from fedrec.errors import ExperimentError
     from fedrec.report.comparison import compare as compared
     from fedrec.report.formats import comparison_notes, comparison_terminal, comparison_text
@@ -53,9 +52,7 @@ def compare(
     found = compared(results, metric=metric, against=against)
     together = shown_together([result.folder for result in results])
     if wanted is None:
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=_FILE_WIDTH)
+        console = wide_console(_FILE_WIDTH)
         for table in comparison_terminal(found, console.width):
             console.print(table)
         for line in comparison_notes(found):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by all commands that run an experiment: progress and result table."""
+"""Shared by all commands that run experiments: progress, interruptions, results and errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -11,8 +12,11 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedrec.experiment.schema import Experiment
     from fedrec.runs.result import Result
+    from simulations.study.study import Study, TaskJob
 
 
 def finish(
@@ -77,20 +81,96 @@ def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result
     from server.callbacks.progress import Progress
 
     progress = Progress()
-    try:
-        result = work([] if quiet else [progress])
-    except KeyboardInterrupt:
-        progress.close()
-        typer.secho(f"\ninterrupted; continue with: fedrec resume {quote(str(folder))}", err=True)
-        raise typer.Exit(130) from None
-    finally:
-        progress.close()
+    with interruptible(f"continue with: fedrec resume {quote(str(folder))}"):
+        try:
+            result = work([] if quiet else [progress])
+        finally:
+            progress.close()
     if not quiet:
         print_table(result)
         _print_next(result)
         typer.echo("Run folder:", err=True)
     typer.echo(result.folder)
     return result
+
+
+@contextmanager
+def interruptible(how: str) -> Iterator[None]:
+    """After Ctrl-C, print how the work is continued, and end with status 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.secho(f"\ninterrupted; {how}", err=True)
+        raise typer.Exit(130) from None
+
+
+def run_tasks(
+    study: Study,
+    said: str,
+    path: Path,
+    seeds: int,
+    workers: int,
+    only: str = "",
+    quick: bool = False,
+) -> tuple[Path, list[TaskJob], dict[str, str]]:
+    """Run the tasks of a study, or some of them.
+
+    Args:
+        study: the study.
+        said: what it is called while it runs.
+        path: its folder.
+        seeds: number of seeds.
+        workers: number of tasks at a time.
+        only: name or pattern of the tasks; empty: all.
+        quick: whether to run the small version.
+
+    Returns:
+        The folder, the jobs, and the errors of those that failed.
+    """
+    from simulations.study.execution import folder_of, run_study, selected
+
+    folder = folder_of(study, path, quick=quick)
+    jobs = selected(study.jobs(folder.path, seeds, quick=quick), only)
+
+    def say(text: str) -> None:
+        typer.echo(f"{said}: {text}", err=True)
+
+    with interruptible("the same command continues"):
+        failures = run_study(folder, jobs, workers=workers, quiet=False, say=say)
+    return folder.path, jobs, failures
+
+
+def end_with(failures: Mapping[str, str]) -> None:
+    """Print errors by what they are of; the exit status is 1 if there are any."""
+    for name, text in failures.items():
+        typer.secho(f"{name} failed: {text}", err=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def refuse_other_page(output: Path | None) -> None:
+    """Refuse a page that is no HTML file.
+
+    Raises:
+        ExperimentError: it is none.
+    """
+    from fedrec.errors import ExperimentError
+
+    if output is not None and output.suffix.lower() not in (".html", ".htm"):
+        raise ExperimentError(
+            "a report is an HTML page",
+            expected="a file that ends in .html",
+            got=str(output),
+            fix=f"-o {output.with_suffix('.html')}, and print it to PDF from a browser",
+        )
+
+
+def wide_console(width: int) -> Console:
+    """Where tables are printed; a file or a pipe has so many columns."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
 
 
 def print_table(result: Result) -> None:

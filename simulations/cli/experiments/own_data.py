@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from simulations.cli.experiments.finishing import finish
 from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
 
 if TYPE_CHECKING:
+    from fedrec.errors import ExperimentError
     from fedrec.experiment.schema import Experiment
 
 Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
@@ -61,75 +63,86 @@ def try_(
     """Train a federated recommender on your own table, and compare it with popularity and
     centralised EASE."""
     columns = {"user": user, "item": item, "rating": rating, "time": time}
+    table = OwnTable(columns, no_rating, time_format, epsilon, system, tuple(item_vectors or ()))
     given = [*(overrides or []), *overrides_of({"seed": seed})]
-    experiment = own_table(
-        data,
-        columns,
-        epsilon,
-        unrated=no_rating,
-        time_format=time_format,
-        system=system,
-        overrides=given,
-        quiet=quiet,
-        item_vectors=item_vectors or (),
-    )
-    finish(experiment, output, quiet)
+    finish(table.experiment(data, given, quiet), output, quiet)
 
 
-def own_table(
-    data: Path,
-    columns: dict[str, str | None],
-    epsilon: float | None,
-    *,
-    unrated: bool,
-    overrides: list[str],
-    quiet: bool,
-    time_format: str | None = None,
-    system: str | None = None,
-    item_vectors: Sequence[Path] = (),
-) -> Experiment:
-    """The experiment on a table, after printing how its columns were recognised.
+@dataclass(frozen=True)
+class OwnTable:
+    """What is said of a table of the user's own.
 
-    Args:
-        data: the table.
+    Attributes:
         columns: by role, the name of the column; None if it is to be recognised. For ratings,
             "none" or nothing means that there are none.
-        epsilon: target of user-level differential privacy, > 0; None: no privacy.
         unrated: whether no column holds ratings.
-        overrides: as for `--set`.
-        quiet: print nothing.
         time_format: form of the dates, as of `strptime`; None: ISO or dotted.
+        epsilon: target of user-level differential privacy, > 0; None: no privacy.
         system: see `simulations.own_data.try_table`.
         item_vectors: files of dense vectors of the items.
-
-    Raises:
-        ExperimentError: a column of ratings is named, and `unrated` is set; an override names
-            another dataset; or epsilon is no number > 0, or there are too few users for it.
-        DataError: see `recognise`.
     """
-    from fedrec.data.files.recognition import recognise
-    from fedrec.errors import ExperimentError
-    from simulations.own_data import own_system, warnings
 
-    given = {role: name for role, name in columns.items() if name is not None}
-    if given.get("rating", "none") in _NO_COLUMN:
-        unrated = given.pop("rating", None) is not None or unrated
-    elif unrated:
-        raise ExperimentError(
-            "two answers to which column holds ratings",
-            expected="--rating COLUMN or --no-rating",
-            got=f"--rating {given['rating']} --no-rating",
-            fix="leave one of them out",
+    columns: Mapping[str, str | None]
+    unrated: bool = False
+    time_format: str | None = None
+    epsilon: float | None = None
+    system: str | None = None
+    item_vectors: tuple[Path, ...] = ()
+
+    def is_empty(self) -> bool:
+        """Whether nothing is said."""
+        named = (self.time_format, self.system, self.epsilon, *self.columns.values())
+        return not (self.unrated or self.item_vectors) and all(one is None for one in named)
+
+    def experiment(self, data: Path, overrides: list[str], quiet: bool) -> Experiment:
+        """The experiment on the table, after printing how its columns were recognised.
+
+        Args:
+            data: the table.
+            overrides: as for `--set`.
+            quiet: print nothing.
+
+        Raises:
+            ExperimentError: a column of ratings is named, and `unrated` is set; an override names
+                another dataset; or epsilon is no number > 0, or there are too few users for it.
+            DataError: see `recognise`.
+        """
+        from fedrec.data.files.recognition import recognise
+        from simulations.own_data import own_system, warnings
+
+        given = {role: name for role, name in self.columns.items() if name is not None}
+        rated = not self.unrated and given.get("rating") not in _NO_COLUMN
+        if self.unrated and given.get("rating", "none") not in _NO_COLUMN:
+            raise _two_answers(given["rating"])
+        if not rated:
+            given.pop("rating", None)
+        found = recognise(data, given, rated=rated, time_format=self.time_format)
+        bare = [] if self.item_vectors else [_NO_FEATURES]
+        _tell(quiet, [f"{data}:"])
+        _tell(quiet, [*found.lines(), *bare, *warnings(found)], "  ")
+        own = own_system(
+            data,
+            found,
+            epsilon=self.epsilon,
+            system=self.system,
+            overrides=overrides,
+            item_vectors=self.item_vectors,
         )
-    found = recognise(data, given, rated=not unrated, time_format=time_format)
-    if not quiet:
-        typer.echo(f"{data}:", err=True)
-        bare = [] if item_vectors else [_NO_FEATURES]
-        for line in (*found.lines(), *bare, *warnings(found)):
-            typer.echo(f"  {line}", err=True)
-    own = own_system(
-        data, found, epsilon=epsilon, system=system, overrides=overrides, item_vectors=item_vectors
+        _tell(quiet, own.lines(), "  ")
+        return own.experiment
+
+
+def _tell(quiet: bool, lines: list[str], before: str = "") -> None:
+    for line in () if quiet else lines:
+        typer.echo(before + line, err=True)
+
+
+def _two_answers(column: str) -> ExperimentError:
+    from fedrec.errors import ExperimentError
+
+    return ExperimentError(
+        "two answers to which column holds ratings",
+        expected="--rating COLUMN or --no-rating",
+        got=f"--rating {column} --no-rating",
+        fix="leave one of them out",
     )
-    for line in () if quiet else own.lines():
-        typer.echo(f"  {line}", err=True)
-    return own.experiment

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from simulations.cli import options
+from simulations.cli.experiments.finishing import refuse_other_page
 
 
 def report(
@@ -19,19 +20,12 @@ def report(
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Write an HTML report: settings, results, users, privacy, cost, and how to repeat the runs."""
-    from fedrec.errors import ExperimentError
     from fedrec.report.page.page import report as rendered
     from fedrec.runs.folder import RunFolder
     from fedrec.runtime.atomic_files import write_atomically
     from simulations.sweep.folder import with_sweeps
 
-    if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise ExperimentError(
-            "a report is an HTML page",
-            expected="a file that ends in .html",
-            got=str(output),
-            fix=f"-o {output.with_suffix('.html')}, and print it to PDF from a browser",
-        )
+    refuse_other_page(output)
     results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
     file = output or runs[0] / "report.html"
     write_atomically(file, rendered(results, title=title))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simulations.cli import options
+from simulations.cli.experiments.finishing import end_with, run_tasks, wide_console
 
 if TYPE_CHECKING:
     from simulations.study.study import Study
@@ -82,10 +83,7 @@ def reproduce(
     failures: dict[str, str] = {}
     for study in find(paper, item):
         failures |= _reproduce(study, quick, seeds, only, workers, output if item else None)
-    for name, text in failures.items():
-        typer.secho(f"{name} failed: {text}", err=True)
-    if failures:
-        raise typer.Exit(1)
+    end_with(failures)
 
 
 def _reproduce(
@@ -94,32 +92,22 @@ def _reproduce(
     """Run and print a study; returns the errors of tasks that failed."""
     from fedrec.runs.directory import runs_directory
     from simulations.reproduce.published import published
-    from simulations.study import execution, tables
+    from simulations.study import tables
 
     default = (
         runs_directory() / "reproduce" / f"{study.paper}-{study.item}{'-quick' if quick else ''}"
     )
-    folder = execution.folder_of(study, output or default, quick=quick)
     count = seeds or (1 if quick else study.seeds)
-    jobs = execution.selected(study.jobs(folder.path, count, quick=quick), only)
-
-    def say(text: str) -> None:
-        typer.echo(f"{study.name}: {text}", err=True)
-
-    try:
-        failures = execution.run_study(folder, jobs, workers=workers, quiet=False, say=say)
-    except KeyboardInterrupt:
-        typer.secho("\ninterrupted; the same command continues", err=True)
-        raise typer.Exit(130) from None
+    folder, jobs, failures = run_tasks(
+        study, study.name, output or default, count, workers, only, quick
+    )
     known = published(study.paper, study.item, study.published)
-    found = tables.write(study, folder.path, jobs, known, quick=quick)
-    _print(study, found)
-    typer.echo(folder.path)
+    _print(study, tables.write(study, folder, jobs, known, quick=quick))
+    typer.echo(folder)
     return failures
 
 
 def _print(study: Study, found: Tables) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from simulations.study.tables import cells_of
@@ -136,9 +124,7 @@ def _print(study: Study, found: Tables) -> None:
         shown.add_column("inputs")
     for row in rows:
         shown.add_row(*(row if stated else row[:-1]))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_FILE_WIDTH)
+    console = wide_console(_FILE_WIDTH)
     console.print(shown)
     for note in [*found.compared, *found.notes]:
         console.print(note, highlight=False, markup=False, soft_wrap=True)

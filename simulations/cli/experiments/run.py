@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,11 +13,11 @@ from simulations.cli.experiments.finishing import finish, watched
 from simulations.cli.experiments.own_data import (
     Column,
     Epsilon,
+    OwnTable,
     System,
     TimeFormat,
     Unrated,
     Vectors,
-    own_table,
 )
 from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
 
@@ -82,53 +81,21 @@ def run(
     }
     settings = [*(overrides or []), *overrides_of(flags)]
     columns = {"user": user, "item": item, "rating": rating, "time": time}
-    wanted = _wanted(
-        experiment,
-        data,
-        columns,
-        epsilon,
-        unrated=no_rating,
-        time_format=time_format,
-        system=system,
-        item_vectors=item_vectors or (),
-        overrides=settings,
-        quiet=quiet,
-    )
+    table = OwnTable(columns, no_rating, time_format, epsilon, system, tuple(item_vectors or ()))
+    wanted = _wanted(experiment, data, table, settings, quiet)
     finish(wanted, output, quiet, go_on=go_on, overwrite=overwrite)
 
 
 def _wanted(
-    experiment: str | None,
-    data: Path | None,
-    columns: dict[str, str | None],
-    epsilon: float | None,
-    *,
-    unrated: bool,
-    time_format: str | None,
-    system: str | None,
-    item_vectors: Sequence[Path],
-    overrides: list[str],
-    quiet: bool,
+    experiment: str | None, data: Path | None, table: OwnTable, overrides: list[str], quiet: bool
 ) -> Experiment:
     """The experiment to run: the named one, or one on the user's own table."""
     from fedrec.errors import ExperimentError
     from fedrec.experiment.loading import load
 
     if data is not None and experiment is None:
-        return own_table(
-            data,
-            columns,
-            epsilon,
-            unrated=unrated,
-            overrides=overrides,
-            quiet=quiet,
-            time_format=time_format,
-            system=system,
-            item_vectors=item_vectors,
-        )
-    named = (time_format, system, epsilon, *columns.values())
-    of_a_table = unrated or item_vectors or any(one is not None for one in named)
-    if experiment is not None and data is None and not of_a_table:
+        return table.experiment(data, overrides, quiet)
+    if experiment is not None and data is None and table.is_empty():
         return load(experiment, overrides)
     raise ExperimentError(
         "the experiment to run is not clear",

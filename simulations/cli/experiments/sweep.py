@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulations.cli import options
+from simulations.cli.experiments.finishing import interruptible
 from simulations.cli.options import Named
 
 if TYPE_CHECKING:
@@ -141,11 +142,8 @@ def is_sweep(folder: Path) -> bool:
 def _finish(
     folder: Path, quiet: bool, cost: Sequence[str], work: Callable[[], SweepResult]
 ) -> None:
-    try:
+    with interruptible(f"continue with: fedrec resume {quote(str(folder))}"):
         result = work()
-    except KeyboardInterrupt:
-        typer.secho(f"\ninterrupted; continue with: fedrec resume {quote(str(folder))}", err=True)
-        raise typer.Exit(130) from None
     if not quiet:
         _print_result(result, cost)
         typer.echo(f"Next:\n  fedrec compare {folder}\n  fedrec report {folder}", err=True)

@@ -57,7 +57,7 @@ class CompressionContract(RunContract):
 
     def test_a_run_counts_what_is_sent(self, tmp_path: Path) -> None:
         """Each round states its bytes, less than whole parameters, and so does the result."""
-        result = self.run(tmp_path / "run")
+        result = self.plain(tmp_path)
         whole = sum(value.nbytes for value in result.parameters.values())
         sent = result.rounds["bytes-up"] / result.rounds["num-clients"]
         assert_that(bool((sent > 0).all()), "nothing is counted")

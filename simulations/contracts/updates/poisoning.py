@@ -84,14 +84,14 @@ class PoisoningContract(RunContract):
 
     def test_training_paths_and_nodes_make_no_difference(self, tmp_path: Path) -> None:
         """The reference path and one node more end with the same parameters up to rounding."""
-        whole = self.run(tmp_path / "one", "engine.nodes=1").parameters
+        whole = self.plain(tmp_path).parameters
         for name, override in (("nodes", "engine.nodes=3"), ("path", "engine.path=reference")):
             other = self.run(tmp_path / name, override).parameters
             assert_close(other, whole, f"with {override}")
 
     def test_its_targets_are_measured(self, tmp_path: Path) -> None:
         """Exposure, NDCG and rank of the targets are among the results."""
-        found = self.run(tmp_path / "run").metrics
+        found = self.plain(tmp_path).metrics
         columns = {column.partition("@")[0] for column in found}
         missing = set(TARGET_METRICS) - columns
         assert_that(not missing, f"no {', '.join(missing)} among the results")
