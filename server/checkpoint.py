@@ -6,7 +6,7 @@ arrays, and one JSON text. The archive's checksums detect a damaged file; then t
 checkpoint is used, with a warning.
 
 Large arrays of which a round changes few rows are whole in one checkpoint, and in those after it
-only their changed rows are written (`server.changed_rows`); it remains as long as one of these
+only their changed rows are written (`fedrec.runs.changed_rows`); it remains as long as one of these
 does. They become whole again when a quarter of the rows has changed.
 
 Writing a large catalogue can take as long as training a round, so it happens while the next round's
@@ -32,9 +32,9 @@ import numpy as np
 
 from fedrec.errors import RunError
 from fedrec.prefixes import add_prefix, strip_prefix
+from fedrec.runs.changed_rows import with_unchanged, without_unchanged
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import open_atomically
-from server.changed_rows import with_unchanged, without_unchanged
 
 log = logging.getLogger("fedrec")
 _DAMAGE = (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedrec.errors import RunError
-from server import changed_rows
+from fedrec.runs import changed_rows
 from server.checkpoint import Checkpoints, State
 
 
