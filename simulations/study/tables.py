@@ -188,7 +188,7 @@ def differences(compared: Iterable[Rows], found: Iterable[tuple[int, Found]]) ->
         Columns `rows`, `metric`, `difference` (mean over the seeds that all have), `low` and
         `high` (95 % interval, Student's t), `t` and `wilcoxon` (p of the paired t-test and of the
         signed-rank test, two-sided; with five seeds the latter is .0625 at least), `seeds`; NaN
-        where fewer than two seeds have all rows.
+        where fewer than two seeds have all rows, or one of them has no finite value.
     """
     values: dict[tuple[str, str], dict[int, float]] = {}
     for seed, one in found:
@@ -206,8 +206,10 @@ def differences(compared: Iterable[Rows], found: Iterable[tuple[int, Found]]) ->
 
 
 def _tested(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    if not (len(before) and np.isfinite([before, after]).all()):  # epsilons may be infinite
+        return {"difference": math.nan, "seeds": len(before)}
     gain = after - before
-    found = {"difference": float(gain.mean()) if len(gain) else math.nan, "seeds": len(gain)}
+    found = {"difference": float(gain.mean()), "seeds": len(gain)}
     if len(gain) < 2:
         return found
     test: Any = ttest_rel(after, before)

@@ -118,6 +118,12 @@ def test_rows_without_a_common_seed_have_no_test():
     assert list(found["seeds"]) == [0, 0] and found["t"].isna().all()
 
 
+@pytest.mark.filterwarnings("error")
+def test_infinite_epsilons_are_not_compared():
+    found = differences([("a", "b")], rows(a=[math.inf, math.inf], b=[math.inf, 1.0])).iloc[0]
+    assert math.isnan(found["difference"]) and found["seeds"] == 2
+
+
 def test_inputs_of_rows_have_codes_and_a_warning_for_each_data_set():
     described = {"item_features": ["genres"], "client_rounds": 100}
     found = [
