@@ -47,6 +47,11 @@ class PopulationCache:
         """The population of these settings, if it is cached; nothing is read."""
         return self._held.get(_key(settings))
 
+    def take(self, settings: DataSettings) -> Population:
+        """The population of these settings, no longer cached, for a caller who stores another copy
+        of it."""
+        return self._held.pop(_key(settings))
+
     def hold(self, settings: DataSettings, population: Population) -> None:
         """Store a population that was read elsewhere."""
         self._held[_key(settings)] = population

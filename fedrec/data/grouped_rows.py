@@ -68,11 +68,13 @@ class GroupedRows:
     def __init__(
         self, interactions: Interactions, labels: np.ndarray, rows: np.ndarray | None = None
     ) -> None:
-        selected = np.arange(len(interactions)) if rows is None else rows
-        users = interactions.users[selected]
+        users = interactions.users if rows is None else interactions.users[rows]
         self._data = interactions
         self._labels = labels
-        self._rows = selected[np.argsort(users, kind="stable")]
+        self._rows = rows  # None: the rows of the data are grouped already
+        if (users[1:] < users[:-1]).any():
+            order = np.argsort(users, kind="stable")
+            self._rows = order if rows is None else rows[order]
         counts = np.bincount(users, minlength=interactions.num_users)
         self._offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -85,5 +87,7 @@ class GroupedRows:
         counts = self.counts(users)
         place = np.repeat(np.arange(len(users)), counts)
         within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = self._rows[np.repeat(self._offsets[users], counts) + within]
+        rows = np.repeat(self._offsets[users], counts) + within
+        if self._rows is not None:
+            rows = self._rows[rows]
         return UserRows(self._data, self._labels, place, rows)

@@ -24,7 +24,6 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
 from fedrec.components.errors import line_of
 from fedrec.data.cache import POPULATIONS
-from fedrec.data.population import Population
 from fedrec.errors import EngineError, FedrecError
 from fedrec.experiment.loading import from_run_config
 from fedrec.protocol.messages import INITIAL
@@ -36,6 +35,7 @@ from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
 from simulations.engines.placement import Placement
 from simulations.engines.ray_alone import alone, has_token
 from simulations.engines.serial import SerialGrid
+from simulations.engines.shared_population import SharedPopulation, share, shared_bytes
 from simulations.telemetry import disable_telemetry
 
 log = logging.getLogger("fedrec")
@@ -64,7 +64,7 @@ class NodeActor:
         place: the node's place among the nodes.
         node_config: as Flower gives it.
         run_config: as Flower gives it.
-        population: all clients' data; its arrays are in Ray's object store, once per machine.
+        population: all clients' data.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class NodeActor:
         place: int,
         node_config: dict[str, Any],
         run_config: dict[str, Any],
-        population: Population,
+        population: SharedPopulation,
     ) -> None:
         self.context = Context(1, FIRST_NODE_ID + place, node_config, RecordDict(), run_config)
-        POPULATIONS.hold(from_run_config(run_config), population)
+        POPULATIONS.hold(from_run_config(run_config), population.get())
 
     def handle(self, packed: bytes, *shared: ArrayRecord) -> Answer:
         """Answer one message, `_packed`; its large arrays come separately, from the object
@@ -229,7 +229,7 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
     engine = run.experiment.engine
     nodes = engine.nodes or 1
     ours = not ray.is_initialized()
-    connect(engine.ray_address, nodes, _bytes(POPULATIONS.population(run.experiment)))
+    connect(engine.ray_address, nodes, shared_bytes(POPULATIONS.population(run.experiment)))
     if ours and engine.ray_address is None and not has_token():
         log.warning(
             "Ray's token authentication is off: other users of this machine may be able to connect"
@@ -239,8 +239,7 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
         gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
         remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)
         configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
-        population = ray.put(POPULATIONS.population(run.experiment))
-        POPULATIONS.hold(run.experiment, ray.get(population))
+        population = share(run.experiment)
         placement = Placement(
             lambda place: remote.remote(place, *configs[place], population), nodes
         )
@@ -255,13 +254,6 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
             POPULATIONS.drop(run.experiment)
         if ours:
             ray.shutdown()
-
-
-def _bytes(population: Population) -> int:
-    """Size of a population in the object store."""
-    arrays: list[pickle.PickleBuffer] = []
-    rest = pickle.dumps(population, protocol=5, buffer_callback=arrays.append)
-    return len(rest) + sum(array.raw().nbytes for array in arrays)
 
 
 def connect(address: str | None, nodes: int, data_bytes: int) -> None:

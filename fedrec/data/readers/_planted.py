@@ -85,11 +85,16 @@ class Truth:
             items: `int64 [n]`, pairwise with `users`.
         """
         found = np.empty(len(users), dtype=np.float32)
+        size = min(len(users), _AT_ONCE)
+        # numpy writes rows into an array that is there in half the time of a new one
+        own = np.empty((size, self.user_factors.shape[1]), np.float32)
+        theirs = np.empty_like(own)
         for start in range(0, len(users), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
-            found[part] = np.einsum(
-                "nr,nr->n", self.user_factors[users[part]], self.item_factors[items[part]]
-            )
+            count = len(users[part])
+            np.take(self.user_factors, users[part], 0, own[:count], "clip")
+            np.take(self.item_factors, items[part], 0, theirs[:count], "clip")
+            found[part] = np.einsum("nr,nr->n", own[:count], theirs[:count])
         return found
 
     def scores(self, users: np.ndarray) -> np.ndarray:

@@ -87,12 +87,16 @@ class Synthetic(Reader):
         """Generate the dataset; no file is read."""
         truth = self.truth()
         counts = self._activity()
-        chunks = [
-            self._chunk(truth, counts, number, part) for number, part in enumerate(_chunks(counts))
-        ]
-        users, items, ratings, times = (
-            np.concatenate(column) for column in zip(*chunks, strict=True)
-        )
+        rows = int(counts.sum())
+        kinds = (np.int64, np.int64, np.float32, np.int64)
+        columns = [np.empty(rows, dtype=kind) for kind in kinds]
+        end = 0
+        for number, part in enumerate(_chunks(counts)):
+            start = end
+            end += int(counts[part].sum())
+            for column, own in zip(columns, self._chunk(truth, counts, number, part), strict=True):
+                column[start:end] = own
+        users, items, ratings, times = columns
         return Interactions(
             name=self.name,
             users=users,
@@ -188,16 +192,26 @@ def _candidates(truth: Truth, counts: np.ndarray, generator: np.random.Generator
     popular = truth.popular_items(len(popular_users), generator)
     chance_users = np.repeat(local, counts)
     chance = _chance_items(counts, num_items, generator)
-    # Pair and origin in one number, so that one sort groups equal pairs without a second array.
-    codes = np.concatenate(
-        [2 * (popular_users * num_items + popular) + 1, 2 * (chance_users * num_items + chance)]
-    )
+    # User, item and origin in one number, so that one sort groups equal pairs without a second
+    # array; in bits of their own, because division takes longer than the sort.
+    bits = num_items.bit_length()
+    codes = np.empty(len(popular_users) + len(chance_users), dtype=np.int64)
+    drawn = codes[: len(popular_users)], codes[len(popular_users) :]
+    for own, of_users, of_items, origin in (
+        (drawn[0], popular_users, popular, 1),
+        (drawn[1], chance_users, chance, 0),
+    ):
+        np.left_shift(of_users, bits, out=own)
+        own |= of_items
+        own <<= 1
+        own |= origin
     codes.sort()
     pairs = codes >> 1
     starts = np.flatnonzero(np.concatenate([[True], pairs[1:] != pairs[:-1]]))
     presence = np.where(codes & 1, np.float32(1), np.float32(_CHANCE_PRESENCE))
-    users, items = np.divmod(pairs[starts], num_items)
-    return _Candidates(users, items, np.add.reduceat(presence, starts))
+    first = pairs[starts]
+    items = first & ((1 << bits) - 1)
+    return _Candidates(first >> bits, items, np.add.reduceat(presence, starts))
 
 
 def _chance_items(counts: np.ndarray, num_items: int, generator: np.random.Generator) -> np.ndarray:
