@@ -77,7 +77,7 @@ benchmark-venvs: benchmarks/.venvs/pfl/.installed benchmarks/.venvs/fedjax/.inst
 constraints: $(VENV)/.installed-test  ## Write down the versions that are installed now
 	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -v '^#' > constraints.txt
 
-release: $(VENV)/.installed-test  ## sdist and wheel in dist/; the wheel in a clean environment: doctor, demo, from an empty folder
+release: $(VENV)/.installed-test  ## sdist, wheel, bill of materials and licences in dist/; the wheel in a clean environment: doctor, demo, from an empty folder
 	$(PIP) hatchling
 	rm -rf dist build/release
 	$(BIN)/python -m hatchling build
@@ -86,6 +86,10 @@ release: $(VENV)/.installed-test  ## sdist and wheel in dist/; the wheel in a cl
 	build/release/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
 	mkdir build/release/empty
 	cd build/release/empty && ../venv/bin/fedrec doctor && ../venv/bin/fedrec demo
+	$(PYTHON) -m venv build/release/tools
+	build/release/tools/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
+	build/release/tools/bin/cyclonedx-py environment --output-reproducible --output-file dist/sbom.json build/release/venv/bin/python
+	$(BIN)/python docs/licences.py dist/sbom.json dist/licences.csv
 
 clean:  ## Remove the virtual environment
 	rm -rf $(VENV)
