@@ -237,6 +237,16 @@ class RunFolder:
         """Seconds of each round, one row per round: `round`, `seconds`, `train`, `evaluate`."""
         return self._read_table("timings.csv")
 
+    def read_rounds(self) -> pd.DataFrame:
+        """One row per complete round; empty before the first.
+
+        Raises:
+            RunError: the table is damaged.
+        """
+        if not (self.path / "rounds.csv").exists():
+            return pd.DataFrame()
+        return self._read_table("rounds.csv")
+
     def read_baselines(self) -> dict[str, dict[str, float]] | None:
         """Metrics of the baselines, if they have been computed."""
         if not (self.path / "baselines.json").exists():

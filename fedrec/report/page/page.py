@@ -14,6 +14,7 @@ from fedrec.errors import RunError
 from fedrec.report.naming import named
 from fedrec.report.page.costs import cost_table, reproductions
 from fedrec.report.page.privacy import privacy_cards
+from fedrec.report.page.rendering import rendered
 from fedrec.report.page.results import (
     central_groups,
     curves,
@@ -48,8 +49,6 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
             got="none",
             fix="name folders of finished runs",
         )
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     import fedrec
 
     names = list(dict.fromkeys(marked(result.experiment) for result in results))
@@ -74,13 +73,6 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
         "cost": cost_table(runs),
         "repeat": reproductions(runs),
     }
-    environment = Environment(
-        loader=PackageLoader("fedrec.report", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(
-        page=page, shown_notes=_SHOWN_NOTES, shown_results=_SHOWN_RESULTS
+    return rendered(
+        "page.html.j2", page=page, shown_notes=_SHOWN_NOTES, shown_results=_SHOWN_RESULTS
     )

@@ -159,6 +159,20 @@ def compose(
     typer.echo(write_compose(deployment, into))
 
 
+@app.command(short_help="Serve a read-only page about nodes and runs.")
+def page(
+    deployment: Folder,
+    bind: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8444,
+) -> None:
+    """Serve a read-only page about processes, nodes and runs until Ctrl-C, with the gateway's
+    certificate, for the user `operator` with the key in `server/page.secret`."""
+    from simulations.deployment.page import served
+
+    typer.echo(f"https://{bind}:{port}/ user {served.USER}, key in {served.key_file(deployment)}")
+    served.serve(deployment, bind, port)
+
+
 @app.command(hidden=True)
 def supervise(deployment: Folder) -> None:
     """Run a deployment's processes in the foreground."""

@@ -95,9 +95,13 @@ class Browser:
 
     def open(self, file):
         """Load a file; returns the seconds until its load event."""
+        return self.visit(Path(file).resolve().as_uri())
+
+    def visit(self, url):
+        """Load an address; returns the seconds until its load event."""
         self.events.clear()
         started = time.perf_counter()
-        self.send("Page.navigate", url=Path(file).resolve().as_uri())
+        self.send("Page.navigate", url=url)
         if not any(one["method"] == "Page.loadEventFired" for one in self.events):
             self._until(lambda got: got.get("method") == "Page.loadEventFired")
         return time.perf_counter() - started
