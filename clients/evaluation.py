@@ -11,6 +11,7 @@ simulations. Real nodes send metrics as often as their owners allow, and no sums
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -32,12 +33,13 @@ from fedrec.metrics.rated import RatedBlock
 from fedrec.models.base import HistoryModel
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart
+from fedrec.runtime.heap import reused_heap
 
 _CELLS_PER_BLOCK = (
     1_000_000  # users times items whose masks and scores are in memory at a time, about 20 MiB
 )
 _PRIVATE_TOGETHER = 16  # users whose private parameters are in memory at a time
-_LEAST = 8  # users per block, who share the reading of a long catalogue
+_LEAST = 16  # users per block, who share the reading of a long catalogue
 _SCORED_AT_ONCE = (
     20_000  # users times items per forward pass, so that the activations stay in cache
 )
@@ -111,8 +113,12 @@ def _ranked(
 ) -> Evaluated:
     settings = node.experiment.evaluation.model_copy(update={"held_out": _part(node, order)})
     lists = HeldOutLists(node.population, node.metrics, settings)
-    parts = _blocks(node, clients)  # one at a time: sums are as long as the catalogue
-    return Evaluated.joined(lists.measure(part, scores_of(part), sums=order.sums) for part in parts)
+    parts = _blocks(node, clients)
+    # one at a time: sums are as long as the catalogue
+    found = (lists.measure(part, scores_of(part), sums=order.sums) for part in parts)
+    long = node.population.interactions.num_items * _LEAST > _CELLS_PER_BLOCK
+    with reused_heap() if long else nullcontext():
+        return Evaluated.joined(found)
 
 
 def _blocks(node: Node, clients: np.ndarray) -> Iterator[np.ndarray]:

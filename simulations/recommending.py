@@ -26,7 +26,7 @@ from fedrec.data.cache import POPULATIONS
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
-from fedrec.metrics.block import best_items
+from fedrec.metrics.long_rows import best_items
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import read_ids, write_ids
 from fedrec.runs.result import Result

@@ -27,7 +27,7 @@ import torch
 
 from fedrec.data.features import FeatureTable
 from fedrec.errors import ExperimentError
-from fedrec.metrics.block import best_items
+from fedrec.metrics.long_rows import best_items
 from fedrec.rng import seed_sequence
 
 if TYPE_CHECKING:

@@ -75,10 +75,13 @@ class HeldOutLists:
     def _of_untrained_items(self, block: RankedBlock) -> dict[str, np.ndarray]:
         """The same metrics over held-out items without training rows alone, NaN for clients without
         one; nothing if no client has one. Other held-out items stay where they were in lists."""
-        wanted = block.relevant & self._untrained
-        without = ~wanted.numpy().any(axis=1)
-        if without.all() or self._settings.protocol == "reconstruction":
+        users, items, _ = block.positives
+        some = self._untrained[items]
+        if not some.any() or self._settings.protocol == "reconstruction":
             return {}
+        wanted = torch.zeros_like(block.relevant)
+        wanted[users[some], items[some]] = True
+        without = np.bincount(users[some].numpy(), minlength=len(wanted)) == 0
         found = self._metrics.of_block(block.about(wanted))
         return {
             UNTRAINED + name: np.where(without, np.nan, values)

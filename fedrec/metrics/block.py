@@ -35,9 +35,7 @@ import torch
 from torch import Tensor
 
 from fedrec.errors import ExperimentError
-
-_ABOVE_AND_LEVEL = (np.greater, np.equal)
-_CHUNK = 512  # items; of long catalogues, only the chunks that hold a best item are sorted
+from fedrec.metrics.long_rows import LongRows, pairs
 
 
 class RankedBlock:
@@ -81,9 +79,10 @@ class RankedBlock:
         sampled: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> None:
-        _check(scores, seen, known, relevant, ks)
-        # Masked items get -infinity, so real scores must stay above it.
-        self.scores = scores.clamp(min=torch.finfo(scores.dtype).min)
+        _check_shapes(scores, seen, known, relevant, ks)
+        self._relevant = _seen_pairs(relevant, seen)
+        self._rows = _rows_of(scores)
+        self.scores = self._rows.scores
         self.seen = seen
         self.known = known
         self.relevant = relevant
@@ -99,9 +98,9 @@ class RankedBlock:
 
     def about(self, relevant: Tensor) -> RankedBlock:
         """The same lists, tested on other items, `bool [users, items]` within `relevant`."""
-        _refuse_unseen(relevant, self.seen)
         other = copy(self)
         other.relevant = relevant
+        other._relevant = _seen_pairs(relevant, self.seen)
         other._sampled = None if self._sampled is None else self._sampled & ~self.relevant
         other._once = {}
         of_relevant = ("positives", "total_weight", "_competitors", "sampled", "wanted", "number")
@@ -140,7 +139,7 @@ class RankedBlock:
     @cached_property
     def positives(self) -> tuple[Tensor, Tensor, Tensor]:
         """User, item and weight of each held-out positive, `[positives]` each."""
-        users, items = pairs(self.relevant)
+        users, items = self._relevant
         if self.weights is None:
             return users, items, torch.ones(users.shape, dtype=torch.float64, device=users.device)
         return users, items, self.weights[users, items].double()
@@ -155,10 +154,9 @@ class RankedBlock:
     def _never_seen(self) -> tuple[Tensor, Tensor]:
         """The best scores of never-seen items, best first, `[users, places]`, and the number of
         never-seen items with the last of these scores, `int64 [users]`."""
-        never_seen = _without(self.scores, self.seen)
-        best = _best(never_seen, min(self.longest, self.scores.shape[1]))[0]
+        best = self._rows.best(self.seen, min(self.longest, self.scores.shape[1]))[0]
         # more items may be tied with the last place than are among the best
-        return best, self.count(never_seen.numpy() == best[:, -1:].numpy())
+        return best, self._rows.levels(self.seen, best[:, -1].contiguous())[1]
 
     @cached_property
     def _competitors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -195,23 +193,29 @@ class RankedBlock:
         last = running[(higher + equal + 1).clamp(max=len(gains))]
         return self.sum_by_user(weight / (equal + 1) * (last - first), users) / self.total_weight
 
-    @cached_property
-    def candidates(self) -> Tensor:
-        """`float [users, items]`: scores of the items of whole lists, -infinity for the others."""
-        return _without(self.scores, self.masked)
+    def candidates(self, users: Tensor, items: Tensor) -> Tensor:
+        """`float [n]`: scores of items `int64 [n]` in the whole lists of users `int64 [n]`,
+        -infinity where they are not in them."""
+        return self.scores[users, items].masked_fill(self.masked[users, items], -torch.inf)
+
+    def levels(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers of items of whole lists above each user's value `[users]` and level with it,
+        `int64 [users]` each; level with -infinity are the items that are in no list."""
+        return self._rows.levels(self.masked, values)
 
     @cached_property
     def lists(self) -> Tensor:
         """`int64 [users, places]`: the whole lists, best item first, of the largest k or of the
-        catalogue's length."""
-        return best_items(self.candidates, min(self.longest, self.scores.shape[1]))
+        catalogue's length; of equal scores the lower index first."""
+        return self._rows.first(self.masked, min(self.longest, self.scores.shape[1]))
 
     @cached_property
     def listed(self) -> Tensor:
         """`bool [users, places]`: which places of `lists` hold an item; a user who knows nearly all
         items has a shorter list."""
         places = torch.arange(self.lists.shape[1], device=self.scores.device)
-        return places < self.count(~self.masked.numpy())[:, None]
+        left_out = torch.from_numpy(np.count_nonzero(self.masked.numpy(), axis=1))
+        return places < self.scores.shape[1] - left_out[:, None]
 
     @cached_property
     def sampled(self) -> Tensor:
@@ -230,16 +234,11 @@ class RankedBlock:
         """`int64 [users]`: number of relevant items of each whole list."""
         return self.wanted[0].bincount(minlength=len(self.scores))
 
-    def count(self, condition: np.ndarray) -> Tensor:
-        """`int64 [users]`: number of items for which a condition `bool [users, items]` holds. Numpy
-        compares and counts in a quarter of torch's time."""
-        return torch.from_numpy(np.count_nonzero(condition, axis=1))
-
     def count_wanted(self, values: Tensor) -> Tensor:
         """`int64 [users]`: number of relevant items of whole lists with a user's value, `[users]`;
         0 for -infinity."""
         users, items = self.wanted
-        own = self.candidates[users, items]
+        own = self.candidates(users, items)
         equal = (own == values[users]) & (own > -torch.inf)
         return users[equal].bincount(minlength=len(self.scores))
 
@@ -248,10 +247,10 @@ class RankedBlock:
         """Of the items with the same score as a place of `lists`, some of them beyond the list:
         their number, how many of them are relevant, and how many are at earlier places; `float64
         [users, places]` each."""
-        scores = self.candidates.gather(1, self.lists)
         seen, known, masked = (
             mask.gather(1, self.lists) for mask in (self.relevant, self.known, self.masked)
         )
+        scores = self.scores.gather(1, self.lists).masked_fill_(masked, -torch.inf)
         relevant = seen & ~known & ~masked
         group = torch.zeros_like(self.lists)
         group[:, 1:] = (scores[:, 1:] != scores[:, :-1]).cumsum(1)
@@ -260,7 +259,7 @@ class RankedBlock:
         number = none.scatter_add(1, group, ones)
         found = none.scatter_add(1, group, relevant.double())
         earlier = ones.cumsum(1) - 1 - (number.cumsum(1) - number).gather(1, group)
-        last = self.count(self.candidates.numpy() == scores[:, -1:].numpy())
+        last = self.levels(scores[:, -1].contiguous())[1]
         for counts, those in ((number, last), (found, self.count_wanted(scores[:, -1]))):
             counts.scatter_(1, group[:, -1:], those[:, None].double())
         return number.gather(1, group), found.gather(1, group), earlier
@@ -278,7 +277,7 @@ class RankedBlock:
         return torch.where(self.number > 0, 0.0, torch.nan).double()
 
 
-def _check(
+def _check_shapes(
     scores: Tensor, seen: Tensor, known: Tensor, relevant: Tensor, ks: Sequence[int]
 ) -> None:
     shapes = {tuple(tensor.shape) for tensor in (scores, seen, known, relevant)}
@@ -288,9 +287,16 @@ def _check(
         )
     if not ks or min(ks) < 1:
         raise ValueError(f"Expected list lengths >= 1, got ks={tuple(ks)!r}.")
-    _refuse_unseen(relevant, seen)
-    nans = np.count_nonzero(np.isnan(scores.numpy()))
-    if nans:
+
+
+def _rows_of(scores: Tensor) -> LongRows:
+    """The scores, finite enough: masked items count as -infinity, so real scores must stay above
+    it."""
+    if not scores.numel():
+        return LongRows(scores)
+    rows = LongRows(scores.contiguous())
+    if rows.has_nan():
+        nans = np.count_nonzero(np.isnan(scores.numpy()))
         raise ExperimentError(
             "the scores of a model cannot be ranked",
             expected="finite scores",
@@ -298,66 +304,14 @@ def _check(
             fix="training has probably diverged: lower the learning rate or the noise",
         )
 
+    if scores.min() == -torch.inf:
+        return LongRows(rows.scores.clamp(min=torch.finfo(scores.dtype).min))
+    return rows
 
-def _refuse_unseen(relevant: Tensor, seen: Tensor) -> None:
-    if (relevant.numpy() > seen.numpy()).any():
+
+def _seen_pairs(relevant: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """User and item of each relevant item, `int64 [n]` each."""
+    found = pairs(relevant)
+    if not seen[found].all():
         raise ValueError("Expected every relevant item to be seen, got one that is not.")
-
-
-def best_items(values: Tensor, longest: int) -> Tensor:
-    """The first places of each row.
-
-    Args:
-        values: `float [users, items]`.
-        longest: number of places, at most the number of items.
-
-    Returns:
-        `int64 [users, longest]`: items by falling value, equal values by rising index; in any
-        order where -infinity.
-    """
-    best, places = _best(values, min(longest + 1, values.shape[1]))
-    items = places[:, :longest].sort(dim=1).values
-    # topk keeps arbitrary ones of the items tied at the last place; if the next one is also tied,
-    # the lowest indices are taken instead.
-    floor = best[:, longest - 1 : longest]
-    after = best[:, longest:]
-    left_out = (after == floor).any(1)
-    for row in (left_out & (floor[:, 0] > -torch.inf)).nonzero()[:, 0].tolist():
-        own = values[row].numpy()
-        above, level = (np.flatnonzero(test(own, floor[row].numpy())) for test in _ABOVE_AND_LEVEL)
-        kept = np.concatenate([above, level[: longest - len(above)]])
-        items[row] = torch.from_numpy(np.sort(kept))
-    order = values.gather(1, items).sort(dim=1, descending=True, stable=True).indices
-    return items.gather(1, order)
-
-
-def pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column of each true cell of a mask `bool [users, items]` in which few are, `int64
-    [n]`, by rows; numpy skips the others faster than torch."""
-    cells = torch.from_numpy(np.flatnonzero(mask.numpy()))
-    return cells // mask.shape[1], cells % mask.shape[1]
-
-
-def _without(values: Tensor, mask: Tensor) -> Tensor:
-    """A copy of values `float [users, items]`, -infinity where masked."""
-    own = values.numpy()
-    return torch.from_numpy(np.where(mask.numpy(), own.dtype.type(-np.inf), own))
-
-
-def _best(values: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """The best values of each row, best first, and their places, `[users, number]` each; of equal
-    values any, as `Tensor.topk`, and in an eighth of its time for a million items.
-
-    No item is better than the best of its chunk, so that as many chunks as items are wanted
-    suffice.
-    """
-    users, items = values.shape
-    chunks = items // _CHUNK
-    if chunks <= 2 * number:
-        return values.topk(number, dim=1)
-    best = values[:, : chunks * _CHUNK].view(users, chunks, _CHUNK).amax(2).topk(number, dim=1)
-    inside = (best.indices[:, :, None] * _CHUNK + torch.arange(_CHUNK)).flatten(1)
-    rest = torch.arange(chunks * _CHUNK, items).expand(users, -1)
-    places = torch.cat([inside, rest], 1)
-    found = values.gather(1, places).topk(number, dim=1)
-    return found.values, places.gather(1, found.indices)
+    return found

@@ -19,8 +19,13 @@ class CountMetric(ListMetric):
 
     def sums(self, block: RankedBlock, k: int) -> Mapping[str, Tensor]:
         """`float64 [items]`: how many of the block's lists of length k hold each item."""
-        items = block.lists[:, :k][block.listed[:, :k]]
-        return {"lists": torch.bincount(items, minlength=block.scores.shape[1]).double()}
+
+        def counted() -> Tensor:
+            items = block.lists[:, :k][block.listed[:, :k]]
+            found = torch.zeros(block.scores.shape[1], dtype=torch.float64)
+            return found.index_add_(0, items, torch.ones(len(items), dtype=torch.float64))
+
+        return {"lists": block.once(("lists", k), counted)}
 
 
 class Coverage(CountMetric):

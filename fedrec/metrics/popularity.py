@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedrec.metrics.base import ListMetric
-from fedrec.metrics.block import RankedBlock, pairs
+from fedrec.metrics.block import RankedBlock
+from fedrec.metrics.long_rows import pairs
 
 
 class ListPopularity(ListMetric):

@@ -109,9 +109,12 @@ def _places(block: RankedBlock) -> tuple[Tensor, Tensor]:
     `int64 [users, targets]` each."""
 
     def count() -> tuple[Tensor, Tensor]:
-        own = block.candidates[:, block.given("targets")]
-        above = [(block.candidates > one[:, None]).sum(1) for one in own.T]
-        tied = [(block.candidates == one[:, None]).sum(1) for one in own.T]
+        users = torch.arange(len(block.scores))
+        found = [
+            block.levels(block.candidates(users, target.expand_as(users)))
+            for target in block.given("targets")
+        ]
+        above, tied = zip(*found, strict=True)
         return torch.stack(above, 1), torch.stack(tied, 1)
 
     return block.once("places of targets", count)

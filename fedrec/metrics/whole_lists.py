@@ -85,12 +85,10 @@ class ReciprocalRank(UserMetric):
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
         """`float64 [users]`."""
-        candidates = block.candidates
         users, items = block.wanted
-        top = candidates.new_full((len(candidates),), -torch.inf)
-        top.scatter_reduce_(0, users, candidates[users, items], "amax")
-        above = block.count(candidates.numpy() > top[:, None].numpy())
-        number = block.count(candidates.numpy() == top[:, None].numpy())
+        top = block.scores.new_full((len(block.scores),), -torch.inf)
+        top.scatter_reduce_(0, users, block.candidates(users, items), "amax")
+        above, number = block.levels(top)
         relevant = block.count_wanted(top)
         expected = (above + 1).double().reciprocal()
         tied = ((relevant < number) & (top > -torch.inf)).nonzero()[:, 0]

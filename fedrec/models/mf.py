@@ -26,6 +26,8 @@ from fedrec.models.base import INIT_STD, Model, Parameters
 from fedrec.nn.declaration import KernelModel, Layer
 from fedrec.nn.layers import gather_rows
 
+_ITEMS_AT_ONCE = 32_768  # whose scores stay in cache until they are finished
+
 
 class MfConfig(Config):
     """Settings of matrix factorization."""
@@ -101,16 +103,16 @@ class Mf(Model):
         table = parameters["item.factors"]
         if len(table) > 1 and table.stride(0):
             return super().scores(parameters, users)
-        products = parameters["user.factors"] @ table[0].T
-        if not self.config.biases:
-            return products
-        for offset in (
-            parameters["item.bias"][..., 0],
-            parameters["user.bias"],
-            parameters["bias"],
-        ):
-            products += offset
-        return products
+        found = table.new_empty(len(parameters["user.factors"]), table.shape[1])
+        for start in range(0, table.shape[1], _ITEMS_AT_ONCE):
+            items = slice(start, start + _ITEMS_AT_ONCE)
+            products = parameters["user.factors"] @ table[0, items].T
+            if self.config.biases:
+                products += parameters["item.bias"][:, items, 0]
+                products += parameters["user.bias"]
+                products += parameters["bias"]
+            found[:, items] = products
+        return found
 
     def kernel(self) -> KernelModel:
         """The declaration for native code: Q_i . p_u is one layer without features, whose weight is

@@ -24,7 +24,7 @@ from scipy import sparse
 from fedrec.baselines.base import Sparse
 from fedrec.baselines.neighbourhood._sparse_product import dense_product
 from fedrec.data.low_rated import LowRatedConfig
-from fedrec.metrics.block import best_items
+from fedrec.metrics.long_rows import best_items
 
 Metric = Literal["cosine", "pearson", "euclidean"]
 
