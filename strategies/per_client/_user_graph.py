@@ -8,12 +8,13 @@ whole tables come from the changes alone, which have far fewer rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from fedrec.graphs.native import add_products, weighted_sums
 from fedrec.protocol.client_arrays import ItemRequests
 
 
@@ -33,12 +34,12 @@ class Changes:
     items: np.ndarray
     values: np.ndarray
 
-    def per_item(self) -> Iterator[tuple[int, slice]]:
-        """Each item that somebody changed, and its rows."""
+    @cached_property
+    def changed(self) -> tuple[np.ndarray, np.ndarray]:
+        """The items that somebody changed, `int64 [m]`, ascending, and where the rows of each
+        begin, `int64 [m + 1]`."""
         items, starts = np.unique(self.items, return_index=True)
-        ends = np.append(starts[1:], len(self.items))
-        for item, start, end in zip(items.tolist(), starts.tolist(), ends.tolist(), strict=True):
-            yield item, slice(start, end)
+        return items, np.append(starts, len(self.items))
 
     def products(self, places: np.ndarray) -> np.ndarray:
         """Inner products `float64 [places, users]` of some users' changes with everybody's.
@@ -49,12 +50,7 @@ class Changes:
         found = np.zeros((len(places), len(self.clients)))
         row = np.full(len(self.clients), -1)
         row[places] = np.arange(len(places))
-        for _, own in self.per_item():
-            users = self.users[own]
-            values = self.values[own]
-            asked = row[users] >= 0
-            if asked.any():
-                found[np.ix_(row[users[asked]], users)] += values[asked] @ values.T
+        add_products(self.changed[1], self.users, self.values, row, found)
         return found
 
     @cached_property
@@ -83,10 +79,7 @@ class Changes:
 
     def mean(self, weights: np.ndarray, items: int) -> np.ndarray:
         """Sum of the changes by the weights `[users]` of their users, `float64 [items, d]`."""
-        found = np.zeros((items, self.values.shape[1]))
-        for item, own in self.per_item():
-            found[item] = weights[self.users[own]] @ self.values[own]
-        return found
+        return self._sums(np.arange(items), np.zeros(items, np.int64), weights[None])
 
     def means_of_rows(self, weights: np.ndarray, requests: ItemRequests) -> np.ndarray:
         """Sums of the changes by weights, of the rows that each client needs.
@@ -98,16 +91,21 @@ class Changes:
         Returns:
             `float32 [n, d]`.
         """
-        weights = weights.astype(np.float32)
-        found = np.zeros((len(requests.items), self.values.shape[1]), dtype=np.float32)
         asking = np.repeat(np.arange(len(requests.clients)), np.diff(requests.offsets))
         order = np.argsort(requests.items, kind="stable")
-        wanted = requests.items[order]
-        for item, own in self.per_item():
-            places = order[slice(*np.searchsorted(wanted, (item, item + 1)))]
-            if len(places):
-                own_weights = weights[np.ix_(asking[places], self.users[own])]
-                found[places] = own_weights @ self.values[own]
+        found = np.empty((len(order), self.values.shape[1]), dtype=np.float32)
+        weights = weights.astype(np.float32)
+        found[order] = self._sums(requests.items[order], asking[order], weights)
+        return found
+
+    def _sums(self, wanted: np.ndarray, asking: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Sums of the changes of items `int64 [n]`, ascending, by the weights `[askers, users]` of
+        whoever asks for each, `int64 [n]`; `[n, d]` of the weights' type."""
+        items, starts = self.changed
+        begins = starts[np.searchsorted(items, wanted)]
+        ends = starts[np.searchsorted(items, wanted, side="right")]  # the same for others' items
+        found = np.zeros((len(wanted), self.values.shape[1]), dtype=weights.dtype)
+        weighted_sums(begins, ends, self.users, self.values, asking, weights, found)
         return found
 
     def _per_user(self, values: np.ndarray) -> np.ndarray:
