@@ -35,7 +35,7 @@ from benchmarks.round_ends import RoundEnds  # noqa: E402
 from benchmarks.workload import experiment  # noqa: E402
 from clients.steps.sgd import Sgd  # noqa: E402
 from fedrec.cohort.batches import Batches  # noqa: E402
-from fedrec.cohort.block import Block  # noqa: E402
+from fedrec.cohort.block import Block, UserCodes  # noqa: E402
 from fedrec.cohort.results import Trained  # noqa: E402
 from fedrec.data.client_data import ClientData  # noqa: E402
 from simulations.runner import run  # noqa: E402
@@ -57,12 +57,7 @@ class TimedSgd(Sgd):
         with self._noted():
             return super().batches(data, random)
 
-    def block(
-        self,
-        users: Sequence[tuple[np.ndarray, ...]],
-        batches: Sequence[Batches],
-        device: torch.device,
-    ) -> Block:
+    def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
         """Put clients together, see `Block.of`."""
         with self._noted():
             return super().block(users, batches, device)

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.cohort.batches import Batches, OwnData
-from fedrec.cohort.block import Block
+from fedrec.cohort.block import Block, UserCodes
 from fedrec.cohort.outcome import Outcome
 from fedrec.components.contract_check import covers_overrides
 from fedrec.components.errors import named
@@ -108,14 +108,8 @@ class Step(ABC):
         that draw their batches in `train_block` (`clients.local.one_by_one`)."""
         return OwnData.of(data, random)
 
-    def block(
-        self,
-        users: Sequence[tuple[np.ndarray, ...]],
-        batches: Sequence[Batches],
-        device: torch.device,
-    ) -> Block:
-        """Build a block from the data of some clients; `users` are each client's category codes per
-        user feature, `int64 [width]` each."""
+    def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
+        """Build a block from the data of some clients, see `Block.of`."""
         return Block.of(users, batches, device)
 
     @abstractmethod

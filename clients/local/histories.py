@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block
+from fedrec.cohort.block import Block, UserCodes
 from fedrec.data.client_data import ClientData
 from fedrec.models.vae import Draw, Prior, Tap, Vae
 from fedrec.priors.user_level import user_priors
@@ -106,7 +106,7 @@ class HistoryBlock(Block):
     @classmethod
     def of(
         cls,
-        users: Sequence[tuple[np.ndarray, ...]],
+        users: UserCodes,
         batches: Sequence[Batches],
         device: torch.device,
         model: Vae | None = None,
@@ -234,12 +234,7 @@ class HistoryStep(Step):
         beta = self.config.beta * share
         return type(self)(self.config.model_copy(update={"beta": beta}), self.model, self.device)
 
-    def block(
-        self,
-        users: Sequence[tuple[np.ndarray, ...]],
-        batches: Sequence[Batches],
-        device: torch.device,
-    ) -> Block:
+    def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
         """Put clients together, see `Block.of`."""
         return HistoryBlock.of(users, batches, device, self.model)
 

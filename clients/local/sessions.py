@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from clients.local.descent import DescentConfig, DescentStep
 from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block
+from fedrec.cohort.block import Block, UserCodes
 from fedrec.models.base import Model
 from fedrec.pretext.blocks import SessionBlock, SessionObjective
 from fedrec.pretext.task import SessionConfig, SessionTask
@@ -34,12 +33,7 @@ class SessionStep(DescentStep):
         """The loss on masked views of the client's sessions."""
         return SessionObjective(self.task)
 
-    def block(
-        self,
-        users: Sequence[tuple[np.ndarray, ...]],
-        batches: Sequence[Batches],
-        device: torch.device,
-    ) -> Block:
+    def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
         """Put clients together, see `Block.of`."""
         return SessionBlock.of(users, batches, device)
 

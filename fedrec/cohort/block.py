@@ -17,6 +17,8 @@ from fedrec.cohort.batches import Batches
 from fedrec.device import on_device
 from fedrec.protocol.client_arrays import ItemRequests
 
+UserCodes = Sequence[tuple[np.ndarray, ...]]
+"""For each client its category codes per user feature, `int64 [width]` each."""
 # catalogue size per item; above it, marking the items takes longer than sorting them
 _SPARSE = 64
 
@@ -55,16 +57,11 @@ class Block:
     members: tuple[Batches, ...]
 
     @classmethod
-    def of(
-        cls,
-        users: Sequence[tuple[np.ndarray, ...]],
-        batches: Sequence[Batches],
-        device: torch.device,
-    ) -> Block:
+    def of(cls, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
         """Build a block from the data of some clients.
 
         Args:
-            users: for each client its category codes per user feature, `int64 [width]` each.
+            users: of each client.
             batches: the batches of each client, most steps first.
             device: device of the tensors.
         """

@@ -29,6 +29,9 @@ from fedrec.nn.declaration import KernelModel
 from fedrec.nn.layers import weighted_cross_entropy
 
 Parameters = Mapping[str, Tensor]
+Users = tuple[Tensor, ...]
+"""A cohort's users: one tensor per user feature, `int64 [C, width]`, -1 where there is no
+category."""
 
 INIT_STD = 0.1
 """Standard deviation of initial embeddings and factors."""
@@ -76,11 +79,7 @@ class Model(ABC):
 
     @abstractmethod
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation.
 
@@ -123,7 +122,7 @@ class Model(ABC):
         losses = measure(predictions, labels, reduction="none")
         return losses.mean(-1) if weights is None else (losses * weights).sum(-1)
 
-    def scores(self, parameters: Parameters, users: tuple[Tensor, ...]) -> Tensor:
+    def scores(self, parameters: Parameters, users: Users) -> Tensor:
         """Scores of the whole catalogue for each slice of the cohort dimension,
         `[C, num_items]`."""
         some = next(iter(parameters.values()))
@@ -227,11 +226,7 @@ class HistoryModel(Model):
             )
 
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Not available.
 

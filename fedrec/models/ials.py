@@ -29,7 +29,7 @@ from torch import Tensor
 from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.base import Model, Parameters
+from fedrec.models.base import Model, Parameters, Users
 from fedrec.nn.layers import gather_rows
 
 _MOST_ITEMS = 20_000  # whose products take 1.6 GB
@@ -97,11 +97,7 @@ class Ials(Model):
         return drawn
 
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         rows = items if rows is None else rows

@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
-from fedrec.models.base import Model, Parameters
+from fedrec.models.base import Model, Parameters, Users
 from fedrec.nn.layers import gather_rows
 from fedrec.protocol.client_arrays import ItemRequests
 
@@ -106,11 +106,7 @@ class MetaMf(Model):
         return parameters
 
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. The parameters are generated ones;
         users' features are not used."""

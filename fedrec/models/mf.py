@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
-from fedrec.models.base import INIT_STD, Model, Parameters
+from fedrec.models.base import INIT_STD, Model, Parameters, Users
 from fedrec.nn.declaration import KernelModel, Layer
 from fedrec.nn.layers import gather_rows
 
@@ -82,11 +82,7 @@ class Mf(Model):
         }
 
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         rows = items if rows is None else rows
@@ -97,7 +93,7 @@ class Mf(Model):
         summed = (product + gather_rows(parameters["item.bias"], rows)).squeeze(-1)
         return summed + parameters["user.bias"] + parameters["bias"]
 
-    def scores(self, parameters: Parameters, users: tuple[Tensor, ...]) -> Tensor:
+    def scores(self, parameters: Parameters, users: Users) -> Tensor:
         """Scores of the whole catalogue, `[C, num_items]`; one product where clients share the
         factors of items."""
         table = parameters["item.factors"]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
-from fedrec.models.base import INIT_STD, Model, Parameters
+from fedrec.models.base import INIT_STD, Model, Parameters, Users
 from fedrec.nn.initial import glorot, kaiming
 from fedrec.nn.layers import gather_rows, perceptron
 
@@ -82,11 +82,7 @@ class Neumf(Model):
         return found | {"output.weight": start(last, 1, generator), "output.bias": torch.zeros(1)}
 
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         rows = items if rows is None else rows

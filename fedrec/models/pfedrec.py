@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedrec.config import Config, Width
-from fedrec.models.base import INIT_STD, Model, Parameters
+from fedrec.models.base import INIT_STD, Model, Parameters, Users
 from fedrec.nn.declaration import KernelModel, Layer
 from fedrec.nn.layers import gather_rows
 
@@ -42,11 +42,7 @@ class Pfedrec(Model):
         return {"item.id": items, "score.weight": weight, "score.bias": torch.zeros(1)}
 
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         own = gather_rows(parameters["item.id"], items if rows is None else rows)

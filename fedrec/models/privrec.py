@@ -34,7 +34,7 @@ from fedrec.config import Config, Width
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.base import Model, Parameters
+from fedrec.models.base import Model, Parameters, Users
 from fedrec.nn.declaration import Activation, ItemFeature, KernelModel, Layer
 from fedrec.nn.initial import glorot, kaiming
 from fedrec.nn.item_vectors import ItemVectors
@@ -123,11 +123,7 @@ class PrivRec(Model):
         return parameters
 
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. The first layer is applied to the
         user part once per client, not once per item."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block
+from fedrec.cohort.block import Block, UserCodes
 from fedrec.cohort.descent import Recommending
 from fedrec.pretext.task import SessionTask
 from fedrec.pretext.views import ViewLayout
@@ -83,14 +83,8 @@ class SessionBlock(Block):
     views: Tensor
 
     @classmethod
-    def of(
-        cls,
-        users: Sequence[tuple[np.ndarray, ...]],
-        batches: Sequence[Batches],
-        device: torch.device,
-    ) -> Self:
-        """Build a block from the data of some clients, whose batches are `SessionBatches`; `users`
-        are each client's category codes per user feature, `int64 [width]` each."""
+    def of(cls, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Self:
+        """Build a block from the data of some clients, whose batches are `SessionBatches`."""
         own = [batch for batch in batches if isinstance(batch, SessionBatches)]
         steps = max(len(batch.views) for batch in own)
         most = max(batch.views.shape[1] for batch in own)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from fedrec.config import did_you_mean
@@ -35,10 +35,10 @@ UNRECORDED = {
 """Studies of which no numbers are recorded on purpose, with the reason; they are nowhere quoted."""
 
 
-def studies() -> Iterator[Study]:
+@cache
+def studies() -> tuple[Study, ...]:
     """Every study of the papers, in their order."""
-    for paper in PAPERS:
-        yield from declared(FOLDER / f"{paper}.toml")
+    return tuple(one for paper in PAPERS for one in declared(FOLDER / f"{paper}.toml"))
 
 
 def find(paper: str, item: str | None) -> list[Study]:

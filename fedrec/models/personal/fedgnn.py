@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedrec.config import Config, Width
 from fedrec.graphs.attention import attended
-from fedrec.models.base import INIT_STD, Model, Parameters
+from fedrec.models.base import INIT_STD, Model, Parameters, Users
 from fedrec.nn.layers import gather_rows
 
 
@@ -57,11 +57,7 @@ class Fedgnn(Model):
         return found
 
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         embedded = gather_rows(parameters["item.id"], items if rows is None else rows)

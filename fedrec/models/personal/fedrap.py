@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedrec.config import Config, Width
-from fedrec.models.base import INIT_STD, Model, Parameters
+from fedrec.models.base import INIT_STD, Model, Parameters, Users
 from fedrec.nn.layers import gather_rows
 
 
@@ -51,11 +51,7 @@ class Fedrap(Model):
         }
 
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         shared = gather_rows(parameters["item.id"], items if rows is None else rows)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedrec.config import Config, Width
-from fedrec.models.base import INIT_STD, Model, Parameters
+from fedrec.models.base import INIT_STD, Model, Parameters, Users
 from fedrec.nn.layers import gather_rows, perceptron
 
 
@@ -59,11 +59,7 @@ class Gpfedrec(Model):
         return found
 
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used; without
         `item.own` the embeddings are the shared ones."""

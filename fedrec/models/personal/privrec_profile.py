@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from fedrec.data.features import FeatureNames
 from fedrec.data.schema import Schema
-from fedrec.models.base import Model, Parameters
+from fedrec.models.base import Model, Parameters, Users
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.nn.layers import gather_rows
 
@@ -62,11 +62,7 @@ class PrivRecProfile(Model):
         return {**self.network.initial(generator), PROFILE: profile}
 
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`."""
         embedded = gather_rows(parameters[ITEMS], items if rows is None else rows)

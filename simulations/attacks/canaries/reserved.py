@@ -20,7 +20,7 @@ from fedrec.components.registry import MODEL, resolve
 from fedrec.config import Config
 from fedrec.data.schema import Schema
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.models.base import Model, Parameters
+from fedrec.models.base import Model, Parameters, Users
 from fedrec.nn.declaration import KernelModel
 
 
@@ -76,11 +76,7 @@ class Reserved(Model):
         return {**dict.fromkeys(self.item_tables, self.config.rows), **dict.fromkeys(others, share)}
 
     def predict(
-        self,
-        parameters: Parameters,
-        users: tuple[Tensor, ...],
-        items: Tensor,
-        rows: Tensor | None = None,
+        self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`."""
         return self.base.predict(self._own(parameters), users, items, rows)
@@ -94,7 +90,7 @@ class Reserved(Model):
         squared error."""
         return self.base.loss(predictions, labels, weights)
 
-    def scores(self, parameters: Parameters, users: tuple[Tensor, ...]) -> Tensor:
+    def scores(self, parameters: Parameters, users: Users) -> Tensor:
         """Scores of the whole catalogue for each slice of the cohort dimension,
         `[C, num_items]`."""
         return self.base.scores(self._own(parameters), users)

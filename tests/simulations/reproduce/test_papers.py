@@ -20,12 +20,12 @@ from simulations.study.study import TaskJob
 from simulations.study.tables import comparison, write
 
 QUICK = """
-    privrec table4, privrec table5, dp-vae table10, targeted-dp figure2, privrec figure4,
+    privrec table5, dp-vae table10, targeted-dp figure2, privrec figure4,
     privrec figure5, privrec figure9, targeted-dp figure4, upc-sdg figure4,
-    privrec figure2, dp-vae table2, dp-vae table3, upc-sdg table1, dp-vae noise, dp-vae
-    popularity, dp-vae whole, dp-vae p-min, dp-vae fitted, dp-vae scale-popularity,
-    adversaries privrec, adversaries privrec-video, adversaries mf, adversaries mf-movielens, adversaries
-    sums, adversaries sums-video, adversaries fold-in, adversaries pnbm
+    privrec figure2, dp-vae table2, upc-sdg table1, dp-vae noise, dp-vae popularity, dp-vae whole,
+    dp-vae p-min, dp-vae fitted, dp-vae scale-popularity, adversaries privrec,
+    adversaries privrec-video, adversaries mf, adversaries mf-movielens, adversaries sums,
+    adversaries sums-video, adversaries fold-in, adversaries pnbm
 """
 LONG = """
     dp-vae figure3, privrec figure6, privrec figure7, upc-sdg figure2, privrec frontier, privrec
