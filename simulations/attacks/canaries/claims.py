@@ -39,6 +39,13 @@ def refuse_unauditable(experiment: Experiment, *, stated: bool) -> None:
             got="flower",
             fix="--engine serial",
         )
+    if experiment.lateness.known_cohorts:
+        raise ExperimentError(
+            "audits do not know which canaries were in time",
+            expected="rounds that wait for all clients, which are always available",
+            got="[closing], [asynchronous] or devices that are away",
+            fix="audit the experiment without them, at the noise that it would have then",
+        )
     if not stated:
         return
     strategy = resolve(STRATEGY, experiment.strategy.name)

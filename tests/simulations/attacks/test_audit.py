@@ -362,6 +362,7 @@ def test_a_damaged_file_of_releases_is_named(kept, content):
     ("override", "problem"),
     [
         ("engine.name=flower", "does not support audits"),
+        ("devices={examples=9, nightly={}}", "do not know which canaries were in time"),
         ("sampler.name=test_audit:Odd", "no known sampling rate"),
         (
             (

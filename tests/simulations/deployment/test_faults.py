@@ -167,6 +167,27 @@ def test_a_node_that_never_answers_lets_a_deadline_pass_and_the_denominator_stay
     assert nodes.clients("answers-again") == [12]
 
 
+def test_a_late_node_is_left_out_and_every_round_closes_by_its_deadline(nodes):
+    """It is no failure, none of which is tolerated here."""
+    given = ("rounds=5", "engine.timeout=40.0", "engine.max-failures=0.0", "closing={deadline=8.0}")
+    run = nodes.start_run("late", *given)
+    until(lambda: nodes.rounds("late") >= 1, what="a round")
+    pid = nodes.pid("executor", node=2)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: "let the deadline pass" in nodes.log("late"), what="a deadline")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    nodes.must_finish(run)
+    rounds = pd.read_csv(nodes.folder("late") / "rounds.csv")
+    late = rounds["num-clients"] < 12
+    assert len(rounds) == 5 and late.any() and not late[0]
+    assert (rounds["dropped-replies"] > 0).equals(late)
+    assert rounds["dropped-or-bounded"][late].str.contains("no answer in time").all()
+    timings = pd.read_csv(nodes.folder("late") / "timings.csv")
+    assert timings["train"].max() < 12  # the deadline, and two polls
+
+
 def malicious(federation, number, claims):
     """Start the node with that number as a malicious node; gives its two processes."""
     folder = federation.deployment.node(number)
