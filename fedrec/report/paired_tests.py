@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from fedrec.report.bootstrap import bootstrap_intervals
 
@@ -75,6 +74,8 @@ def seed_test(differences: np.ndarray) -> SeedTest:
     Args:
         differences: of each seed, system minus reference, the mean over users, `[seeds]`.
     """
+    from scipy import stats  # importing it is slow, and a run without baselines tests nothing
+
     varied = len(differences) > 1 and float(np.ptp(differences)) > 0
     p = float(np.asarray(stats.ttest_1samp(differences, 0.0))[1]) if varied else math.nan
     return SeedTest(len(differences), float(differences.mean()), p)
@@ -113,6 +114,8 @@ def paired_tests(
 
 
 def _tested(differences: np.ndarray, low: float, high: float, sign: int) -> PairedTest:
+    from scipy import stats  # likewise
+
     spread = float(differences.std(ddof=1))
     mean = float(differences.mean())
     moved = differences[differences != 0]

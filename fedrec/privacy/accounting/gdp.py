@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 _LARGEST = 1e6  # epsilon above which there is no meaningful privacy
@@ -61,5 +60,7 @@ def smallest_epsilon(
 
 
 def _root(excess: Callable[[float], float], lower: float, upper: float) -> float:
+    from scipy.optimize import brentq  # importing it is slow, and most runs need no root
+
     root: Any = brentq(excess, lower, upper, xtol=1e-12)
     return float(root)

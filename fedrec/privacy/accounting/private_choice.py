@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from scipy.optimize import brentq
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.rdp import INTEGER_ORDERS, epsilon_of
@@ -69,6 +68,8 @@ class RandomTrials:
     @property
     def gamma(self) -> float:
         """Probability parameter of the truncated negative binomial distribution, in (0, 1]."""
+        from scipy.optimize import brentq  # importing it is slow
+
         if self.law == "geometric":
             return 1 / self.mean
         found: Any = brentq(_above, 1e-9, 1 - 1e-9, args=(self.mean,), xtol=1e-15)

@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from fedrec.errors import ComponentError
 from fedrec.privacy.accounting.noise_pair import NoisePair
@@ -123,6 +122,8 @@ class Profile(NoisePair):
     def _masses(self) -> _Masses:
         """The pair with the best profile that the stated one proves: masses at the losses of the
         grid and their opposites, and at infinite loss."""
+        from scipy.optimize import isotonic_regression  # importing it is slow
+
         epsilons, deltas = self._stated
         x = np.exp(epsilons)
         # a delta at one epsilon bounds the total variation, which is the delta at 0
