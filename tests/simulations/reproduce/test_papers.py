@@ -25,7 +25,8 @@ QUICK = """
     privrec figure2, dp-vae table2, upc-sdg table1, dp-vae noise, dp-vae popularity, dp-vae whole,
     dp-vae p-min, dp-vae fitted, dp-vae scale-popularity, adversaries privrec,
     adversaries privrec-video, adversaries mf, adversaries mf-movielens, adversaries sums,
-    adversaries sums-video, adversaries fold-in, adversaries pnbm
+    adversaries sums-video, adversaries fold-in, adversaries
+    fold-in-video, adversaries pnbm, adversaries pnbm-movielens
 """
 LONG = """
     dp-vae figure3, privrec figure6, privrec figure7, upc-sdg figure2, privrec frontier, privrec
