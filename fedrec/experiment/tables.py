@@ -306,9 +306,10 @@ class ClosingConfig(Config):
         return math.ceil(more - _ROUNDING) if isinstance(cohort, int) else more
 
     def needed(self, asked: int) -> int:
-        """Number of answers that close a round in which so many clients were asked."""
+        """Number of answers that close a round in which so many clients were asked; at least one,
+        also where a random cohort has a single client."""
         cohort = math.floor(asked / self.over_selection + _ROUNDING)
-        return math.ceil(self.enough * cohort - _ROUNDING)
+        return max(1, math.ceil(self.enough * cohort - _ROUNDING))
 
 
 class AsynchronousConfig(Config):

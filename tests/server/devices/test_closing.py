@@ -40,6 +40,13 @@ def test_a_round_that_asks_nobody_takes_no_time():
     assert not len(found.taken) and found.at == 7.0
 
 
+def test_a_random_cohort_of_one_is_waited_for():
+    """A Poisson sampler may draw a single client, where more than one was meant to be asked."""
+    config = ClosingConfig(over_selection=1.3)
+    found = closed(np.array([4]), np.array([3.0]), np.zeros(1, dtype=bool), 2.0, config)
+    assert found.taken.tolist() == [0] and found.at == 3.0
+
+
 def test_without_an_answer_a_round_ends_when_the_last_device_goes():
     lost = np.ones(2, dtype=bool)
     found = closed(np.arange(2), np.array([3.0, 5.0]), lost, 0.0, ClosingConfig())
