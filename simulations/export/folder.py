@@ -19,6 +19,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from clients.evaluation import history_of, own_parameters
 from clients.hosting.node import Node
+from clients.step import Step
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel
@@ -64,8 +66,11 @@ def export(result: Result, folder: Path, user: str | None = None) -> None:
     node = host_of(result, population, client or 0)
     node.device = torch.device("cpu")
     rows = _inputs(node, client or 0)
-    own = _own(node, result, client)
-    _, parameters = evaluation_of(node, result, np.array([client or 0]))
+    step, parameters = evaluation_of(node, result, np.array([client or 0]))
+    _refuse_nobody(step, parameters, client)
+    own = {}
+    if client is not None:
+        own = own_parameters(node, step, parameters, client, result.best_round)
     used = used_parameters(node.model, {**parameters, **own}, rows)
     own = {name: value for name, value in own.items() if name in used}
     graph = graph_of(node.model, parameters, {**rows, **own})
@@ -105,9 +110,12 @@ def _inputs(node: Node, client: int) -> dict[str, Tensor]:
     }
 
 
-def _own(node: Node, result: Result, client: int | None) -> dict[str, Tensor]:
-    """What the client's device holds of its own; none if no device holds anything."""
-    step, parameters = evaluation_of(node, result, np.array([client or 0]))
+def _refuse_nobody(step: Step, parameters: Mapping[str, Tensor], client: int | None) -> None:
+    """Refuse an export for nobody where each device scores with parameters of its own.
+
+    Raises:
+        ExperimentError: each does.
+    """
     private = step.private_names(list(parameters))
     if client is None and (private or step.config.epochs):
         raise ExperimentError(
@@ -118,9 +126,6 @@ def _own(node: Node, result: Result, client: int | None) -> dict[str, Tensor]:
             else "fine-tuning on the device ([evaluation] fine-tune)",
             fix="fedrec export RUN --user ID",
         )
-    if client is None:
-        return {}
-    return own_parameters(node, step, parameters, client, result.best_round)
 
 
 def _form(node: Node, data: Interactions) -> dict[str, Any]:
