@@ -68,9 +68,7 @@ class BufferedTimeline(Timeline):
         self.versions: dict[int, dict[str, np.ndarray]] = {}
         self._queue: list[InFlight] = []
         self._draws = 0  # of the sampler
-        self._next: list[
-            int
-        ] = []  # clients that are drawn and have not started, the last one first
+        self._next: list[int] = []  # drawn clients that have not started, the last one first
         self._answers: list[InFlight] = []
         self._ended = 0.0
         self._lost = 0
