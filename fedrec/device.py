@@ -3,12 +3,14 @@
 
 With `bf16` the matrix products of local training take bfloat16 inputs (`torch.autocast`).
 Parameters stay float32, and so do losses, sums of updates, norms, clipping and noise, and
-everything in evaluation but fine-tuning.
+everything in evaluation but fine-tuning. So do the linear systems of steps that solve for factors:
+rounded sums of products need not be positive definite.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -47,18 +49,33 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
     return device
 
 
-def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array `[...]` as a tensor on a device; a copy to a GPU is queued behind its work, which
-    the processor does not wait for."""
-    tensor = torch.from_numpy(array)
+def on_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """An array or a tensor of the processor, `[...]`, as a tensor on a device; a copy to a GPU is
+    queued behind its work, which the processor does not wait for."""
+    tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
+@contextmanager
+def summed_on_processor(total: Tensor) -> Iterator[Tensor]:
+    """A tensor of the processor to add to, `total` itself if it is there; otherwise what was added
+    goes to `total` at the end, in one copy."""
+    if total.is_cpu:
+        yield total
+        return
+    own = torch.zeros_like(total, device="cpu")
+    yield own
+    total += on_device(own, total.device)
+
+
 def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Context in which matrix products of local training use the given precision."""
+    """Context in which matrix products of local training use the given precision, within another
+    one as well."""
+    kind = device.type
     if precision == "float32":
-        return nullcontext()
+        lowered = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        return torch.autocast(kind, enabled=False) if lowered else nullcontext()
     # No caching: parameters change in place, and their cached bfloat16 copies would be outdated.
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+    return torch.autocast(kind, torch.bfloat16, cache_enabled=False)

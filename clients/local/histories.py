@@ -16,6 +16,7 @@ from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block, UserCodes
 from fedrec.data.client_data import ClientData
+from fedrec.device import on_device
 from fedrec.models.vae import Draw, Prior, Tap, Vae
 from fedrec.priors.user_level import user_priors
 from fedrec.privacy.personal.noise import PersonalNoise
@@ -134,12 +135,12 @@ class HistoryBlock(Block):
         shared = {field.name: getattr(plain, field.name) for field in fields(Block)}
         return cls(
             **shared,
-            histories=torch.from_numpy(histories).to(device),
-            kept=torch.from_numpy(kept).to(device),
-            noise=torch.from_numpy(noise).to(device),
+            histories=on_device(histories, device),
+            kept=on_device(kept, device),
+            noise=on_device(noise, device),
             prior=_prior(own, device),
-            drawn=torch.from_numpy(drawn).to(device),
-            drawn_counts=torch.tensor([len(batch.drawn) for batch in own], device=device),
+            drawn=on_device(drawn, device),
+            drawn_counts=on_device(np.array([len(batch.drawn) for batch in own]), device),
         )
 
     @property
@@ -196,7 +197,7 @@ def _prior(batches: Sequence[HistoryBatches], device: torch.device) -> Prior | N
     if len(priors) != len(batches):
         return None
     mean, variance = (
-        torch.from_numpy(np.stack(part)).float().to(device).unsqueeze(1)
+        on_device(np.stack(part).astype(np.float32), device).unsqueeze(1)
         for part in zip(*priors, strict=True)
     )
     return Prior(mean, variance)

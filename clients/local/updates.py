@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
+from fedrec.device import on_device, summed_on_processor
 from fedrec.errors import ExperimentError
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.sparse_update import SparseAccumulator
@@ -168,10 +169,11 @@ class PartialUpdates(Outcome):
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        for own, share in zip(self.changes, shares.tolist(), strict=True):
-            for name, part in own.items():
-                if name in totals and share:
-                    part.add_to(totals[name], share)
+        for name in {name: None for own in self.changes for name in own if name in totals}:
+            with summed_on_processor(totals[name]) as total:
+                for own, share in zip(self.changes, shares.tolist(), strict=True):
+                    if name in own and share:
+                        own[name].add_to(total, share)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
         """Add the changes of an item table, weighted by `shares` `float64 [C]`, to the running sum
@@ -232,7 +234,7 @@ class FactoredUpdates(Outcome):
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
         for layer, (inputs, outputs) in self.factors.items():
-            own = shares.to(outputs.device)[:, None]
+            own = on_device(shares, outputs.device)[:, None]
             # a client of weight 0 must not add NaN
             weighted = torch.where(own != 0, own * outputs.double(), 0.0)
             if f"{layer}.weight" in totals:

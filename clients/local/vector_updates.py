@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
+from fedrec.device import summed_on_processor
 from fedrec.factors.outer_products import add_outer_products
 from fedrec.protocol.compact import bytes_of_triangle
 from fedrec.protocol.sparse_update import SparseAccumulator
@@ -68,15 +69,12 @@ class VectorUpdates(Outcome):
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
         if self.name not in totals:
             return
-        total = totals[self.name]
-        own = total if total.device.type == "cpu" else torch.zeros_like(total, device="cpu")
-        if self.outer:
-            vectors = (self.offsets, self.rows, self.values)
-            add_outer_products(own.numpy(), *vectors, shares.numpy(force=True))
-        else:
-            own.view(-1).add_(torch.from_numpy(self._weighted_sum(shares, own.numel())))
-        if own is not total:
-            total += own.to(total.device)
+        with summed_on_processor(totals[self.name]) as total:
+            if self.outer:
+                vectors = (self.offsets, self.rows, self.values)
+                add_outer_products(total.numpy(), *vectors, shares.numpy(force=True))
+            else:
+                total.view(-1).add_(torch.from_numpy(self._weighted_sum(shares, total.numel())))
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
         """Add the changes of an item table, weighted by `shares` `float64 [C]`, to the running sum

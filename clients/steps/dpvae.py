@@ -49,6 +49,7 @@ from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
 from fedrec.data.client_data import ClientData
+from fedrec.device import on_device
 from fedrec.models.base import Parameters
 
 
@@ -137,8 +138,8 @@ class DpVae(HistoryStep, OwnNoiseStep):
             if self.config.quantile is not None:
                 before = norms[: int(real[place].sum()), place]
                 change = self.bound_change(before, bound, member.client, normal)
-                found[BOUND][place] = torch.from_numpy(change).to(self.device)
-        parts = flat.to(self.device).split(sizes, dim=1)
+                found[BOUND][place] = on_device(change, self.device)
+        parts = on_device(flat, self.device).split(sizes, dim=1)
         for (name, value), part in zip(network.items(), parts, strict=True):
             found[name] = part.view(len(block), *value.shape)
         return found

@@ -13,12 +13,13 @@ from clients.hosting.node import Node
 from clients.local.one_by_one import Update
 from clients.step import PrivateParameters, Step
 from fedrec.data.client_data import ClientData
+from fedrec.device import on_device
 from fedrec.rng import stream
 
 
 def to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
     """Numpy parameters as tensors on a device."""
-    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    return {name: on_device(array, device) for name, array in arrays.items()}
 
 
 def update_of(

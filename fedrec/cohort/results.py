@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
+from fedrec.device import on_device
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.sparse_update import SparseAccumulator
 
@@ -40,7 +41,8 @@ class Trained(Outcome):
     last_losses: np.ndarray | Tensor
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
-        total = torch.zeros(len(self.block), dtype=torch.float64)
+        # one wait for a GPU, when all are added
+        total = torch.zeros(len(self.block), dtype=torch.float64, device=self.block.touched.device)
         for name, value in self.values.items():
             if names is not None and name not in names:
                 continue
@@ -49,8 +51,8 @@ class Trained(Outcome):
                 self._table_powers(name, order)
                 if table
                 else _powers(value, self.start[name], order)
-            ).cpu()
-        return total.sqrt() if order == 2 else total
+            )
+        return (total.sqrt() if order == 2 else total).cpu()
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
         moved = {name: total for name, total in totals.items() if name in self.values}
@@ -73,7 +75,7 @@ class Trained(Outcome):
         # a client of weight 0 must not add NaN; its place is known here, without waiting for a GPU
         counted = (shares != 0).nonzero()[:, 0]
         device = self.block.touched.device
-        clients, weights = (part.to(device) for part in (counted, shares[counted]))
+        clients, weights = (on_device(part, device) for part in (counted, shares[counted]))
         for name, total in totals.items():
             moved = self.values[name].index_select(0, clients).double() - self.start[name]
             total.add_(torch.tensordot(weights, moved, dims=1))
@@ -86,9 +88,14 @@ class Trained(Outcome):
             return
         drifts = torch.where(shares != 0, shares * (self.untouched.double().cpu() - 1), 0.0)
         items, client, moved = self._moved(name, shares != 0)
-        change = moved.double().mul_(shares.to(client.device)[client, None])
+        change = moved.double().mul_(on_device(shares, client.device)[client, None])
         if drifts.any():
-            change -= self.start[name][items].double() * drifts.to(client.device)[client, None]
+            change -= (
+                self.start[name][items].double() * on_device(drifts, client.device)[client, None]
+            )
+        if not items.is_cpu:  # to copy the rows of all clients takes longer than to add them there
+            items, places = items.unique(return_inverse=True)
+            change = change.new_zeros(len(items), change.shape[1]).index_add_(0, places, change)
         total.add(items.cpu().numpy(), change.cpu().numpy(), float(drifts.sum()))
 
     def _add_touched_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
@@ -161,7 +168,7 @@ class Trained(Outcome):
         width = self.block.touched.shape[1]
         real = torch.arange(width) < torch.tensor(self.block.touched_counts)[:, None]
         kept = real if counted is None else real & counted.cpu()[:, None]
-        places = kept.flatten().nonzero()[:, 0].to(touched.device)
+        places = on_device(kept.flatten().nonzero()[:, 0], touched.device)
         items = touched.flatten()[places]
         moved = self.values[name].flatten(0, 1).index_select(0, places)
         return items, places // width, moved.sub_(self.start[name].index_select(0, items))

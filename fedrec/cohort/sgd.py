@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
+from fedrec.device import on_device
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Group:
         late = self.name in self.sgd.late
         begins = self.block.last_epoch_begins if late else None
         self._first = 0 if begins is None else int(begins.min())
-        self._begins = None if begins is None else begins.to(self.value.device)
+        self._begins = None if begins is None else on_device(begins, self.value.device)
 
     def moves(self, step: int) -> bool:
         """Whether the gradient of this step has an effect for any client."""

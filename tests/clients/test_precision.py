@@ -23,13 +23,13 @@ STEPS = {
 
 
 @pytest.fixture
-def sums(load_tiny, first_sums):
+def sums(load_tiny, first_sums, tmp_path_factory):
     """A node's sums after a round in some precision, as whole arrays; without ReLU, whose sign
     rounding may change."""
 
     def train(precision, path, *overrides):
         experiment = load_tiny(f"engine.path={path}", *overrides)
-        node = Node(experiment, 0, 1, None)
+        node = Node(experiment, 0, 1, tmp_path_factory.mktemp("node"))
         # The experiment would be refused on a CPU, but the computation is the same.
         engine = experiment.engine.model_copy(update={"precision": precision})
         node.experiment = experiment.model_copy(update={"engine": engine})
@@ -68,6 +68,16 @@ def test_every_step_sees_what_the_one_before_moved(sums, case):
     assert distance(blocks, single) < distance(blocks, exact)
 
 
+def test_a_step_that_solves_keeps_float32(sums):
+    """Products that are rounded need not be positive definite."""
+    als = ["model={name='ials', factors=4}", "step={name='als'}", "strategy={name='fcf'}"]
+    exact, _ = sums("float32", "auto", *als)
+    rough, _ = sums("bf16", "auto", *als)
+    assert any(value.any() for value in exact.values())
+    for name, value in exact.items():
+        np.testing.assert_array_equal(rough[name], value, name)
+
+
 def test_a_step_that_clips_its_own_uploads_keeps_float32(sums):
     """Rounding after the clip would not be covered by any epsilon."""
     noisy = [
@@ -83,6 +93,9 @@ def test_a_step_that_clips_its_own_uploads_keeps_float32(sums):
 def test_outside_local_training_products_are_float32():
     one = torch.rand(3, 3)
     with products_in("bf16", torch.device("cpu")):
+        assert torch.mm(one, one).dtype == torch.bfloat16
+        with products_in("float32", torch.device("cpu")):
+            assert torch.mm(one, one).dtype == torch.float32
         assert torch.mm(one, one).dtype == torch.bfloat16
     with products_in("float32", torch.device("cpu")):
         assert torch.mm(one, one).dtype == torch.float32

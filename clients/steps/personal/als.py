@@ -42,6 +42,7 @@ from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
 from fedrec.data.client_data import ClientData
 from fedrec.data.low_rated import LowRatedConfig
+from fedrec.device import products_in
 from fedrec.factors.packed import packed
 from fedrec.models.base import Parameters
 from fedrec.models.ials import Ials
@@ -134,7 +135,8 @@ class Als(Step):
         self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> SolvedUsers:
         """Train every client of a block. The linear systems of all users are solved together."""
-        solved = self._solve(parameters, block)
+        with products_in("float32", block.touched.device):  # its linear systems
+            solved = self._solve(parameters, block)
         factors = solved.factors
         own_shares = solved.shares.unsqueeze(-1)
         outer = factors.unsqueeze(2) * factors.unsqueeze(1)
