@@ -11,6 +11,8 @@ characteristic functions (silently negative). A new accountant is created for ea
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from fedrec.privacy.accounting.events import Release
@@ -32,6 +34,7 @@ class Autodp(RdpBackend):
             return unsampled(INTEGER_ORDERS.astype(np.float64), release)
         from autodp.rdp_acct import anaRDPacct
 
+        @cache  # autodp asks for each order a hundred times
         def rdp(order: float) -> float:
             return (
                 float(unsampled(np.array([order], dtype=np.float64), release)[0])
@@ -39,15 +42,16 @@ class Autodp(RdpBackend):
                 else 0.0
             )
 
-        accountant = anaRDPacct()
+        accountant = anaRDPacct(m=INTEGER_ORDERS[-1])
         with np.errstate(all="ignore"):  # autodp takes logarithms of 0 on purpose
             if isinstance(release.sampling, FixedSize):
                 accountant.compose_subsampled_mechanism(
                     rdp, release.sampling.rate, improved_bound_flag=True
                 )
+                curve = accountant.RDPs_int[INTEGER_ORDERS - 1]  # `get_rdp` computes it again
             else:
                 accountant.compose_poisson_subsampled_mechanisms(rdp, release.sampling.rate)
-            curve = accountant.get_rdp(INTEGER_ORDERS)
+                curve = accountant.get_rdp(INTEGER_ORDERS)
         # Sampling never increases the cost; if autodp's bound does or overflows, the curve without
         # sampling is used.
         return np.fmin(curve, unsampled(INTEGER_ORDERS.astype(np.float64), release))

@@ -11,7 +11,7 @@ achieves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -33,18 +33,13 @@ _STEP = 1e-4
 _LARGEST_GRID = 2**19
 _MOST_RELEASES = 10**9
 _CUT = 1e-5  # share of delta that all truncations together may take
-LossesOf = Callable[[Release, str, float, float], Losses]
+_Counted = tuple[tuple[Release, int], ...]
 
 
 class Pld(Backend):
     """Composed privacy loss distributions."""
 
     method = "privacy loss distribution of the dominating pair (connect the dots, FFT)"
-
-    def __init__(self) -> None:
-        # A run asks for each round twice, before and after it, and its releases are of few kinds.
-        self._losses_of: LossesOf = lru_cache(maxsize=8)(_losses)
-        self._bound = lru_cache(maxsize=32)(self._found)
 
     def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
         """Smallest epsilon that the method proves for all releases together.
@@ -59,15 +54,8 @@ class Pld(Backend):
                 got=f"{sum(releases.values()):,}",
                 fix="use the accountant 'autodp' or 'tight-rdp'",
             )
-        return self._bound(
-            tuple((release, count) for release, count in releases.items() if count), delta
-        )
-
-    def _found(self, releases: tuple[tuple[Release, int], ...], delta: float) -> Bound:
-        counted = dict(releases)
-        return Bound(
-            max(_composed(counted, delta, side, self._losses_of) for side in _sides_of(counted))
-        )
+        counted = _counted(releases)
+        return Bound(max(_composed(counted, delta, side) for side in _sides_of(counted)))
 
 
 def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float | None:
@@ -82,64 +70,60 @@ def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float | Non
     Without replacement and replace-one: all other clients upload -S, the target S or -S. Poisson
     and add-remove: the target uploads S, all others nothing.
     """
-    counted = {release: count for release, count in releases.items() if count}
-    known = all(pair_of(release).tight for release in counted)
-    if sum(counted.values()) > _MOST_RELEASES or not known:
+    counted = _counted(releases)
+    total = sum(count for _, count in counted)
+    known = all(pair_of(release).tight for release, _ in counted)
+    if total > _MOST_RELEASES or not known:
         return None
-    cut = _CUT * delta / max(1, sum(counted.values()))
+    sides = ("leaves", "joins")
+    cut = _CUT * delta / max(1, total)
     step, fine = _step(counted, cut) if counted and delta > 0 else (_STEP, True)
     if fine:
-        return _reached(tuple(counted.items()), delta)
-    return max(_rounded_down(counted, delta, side, step / 2, cut) for side in ("leaves", "joins"))
+        return max(_composed(counted, delta, side) for side in sides)
+    return max(_rounded_down(counted, delta, side, step / 2, cut) for side in sides)
 
 
-@lru_cache(maxsize=32)  # seeds of a study and resumed runs ask for the same releases again
-def _reached(counted: tuple[tuple[Release, int], ...], delta: float) -> float:
-    """Epsilon seen from the worse side."""
-    return max(_composed(dict(counted), delta, side) for side in ("leaves", "joins"))
+def _counted(releases: Mapping[Release, int]) -> _Counted:
+    return tuple((release, count) for release, count in releases.items() if count)
 
 
-def _rounded_down(
-    counted: Mapping[Release, int], delta: float, side: str, step: float, cut: float
-) -> float:
+def _rounded_down(counted: _Counted, delta: float, side: str, step: float, cut: float) -> float:
     """A lower bound on epsilon seen from one side: losses rounded down, and no mass beyond either
     end of the grid."""
     parts = []
-    for release, count in counted.items():
+    for release, count in counted:
         first, ours, _ = _intervals(Pair(release), side, step, cut)
         parts.append((Losses(step, first, ours, 0.0), count))
     composed, more = compose(parts, _CUT * delta)
     return epsilon_of(composed, delta + more)
 
 
-def _sides_of(releases: Mapping[Release, int]) -> tuple[str, ...]:
-    replace_one = any(release.adjacency == "replace-one" for release in releases)
+def _sides_of(counted: _Counted) -> tuple[str, ...]:
+    replace_one = any(release.adjacency == "replace-one" for release, _ in counted)
     return ("replaced",) if replace_one else ("leaves", "joins")
 
 
-def _composed(
-    releases: Mapping[Release, int], delta: float, side: str, losses_of: LossesOf | None = None
-) -> float:
-    counted = {release: count for release, count in releases.items() if count}
-    pure = sum(count * pure_epsilon(release) for release, count in counted.items())
+# A run asks for each round twice, before and after it, and for what the best attack reaches; seeds
+# of a study and resumed runs ask for the same releases again.
+@lru_cache(maxsize=64)
+def _composed(counted: _Counted, delta: float, side: str) -> float:
+    """Epsilon seen from one side."""
+    pure = sum(count * pure_epsilon(release) for release, count in counted)
     if not counted or delta == 0:
         return pure
     # Rounded up, so that the distributions of one release stay the same over many rounds.
-    cut = _CUT * delta / 2.0 ** (sum(counted.values()) - 1).bit_length()
+    cut = _CUT * delta / 2.0 ** (sum(count for _, count in counted) - 1).bit_length()
     step, _ = _step(counted, cut)
-    parts = [
-        ((losses_of or _losses)(release, side, step, cut), count)
-        for release, count in counted.items()
-    ]
+    parts = [(_losses(release, side, step, cut), count) for release, count in counted]
     composed, more = compose(parts, _CUT * delta)
     return min(epsilon_of(composed, delta - more), pure)
 
 
-def _step(counted: Mapping[Release, int], cut: float) -> tuple[float, bool]:
+def _step(counted: _Counted, cut: float) -> tuple[float, bool]:
     """A grid step far below the spread of the losses, limited by the number of points, and whether
     the limit was kept."""
     span = whole = mean = variance = 0.0
-    for release, count in counted.items():
+    for release, count in counted:
         low, high = Pair(release).range(cut)
         moments = _moments(release)
         span = max(span, high - low)
@@ -147,7 +131,7 @@ def _step(counted: Mapping[Release, int], cut: float) -> tuple[float, bool]:
         mean = mean + count * moments[0]
         variance = variance + count * moments[1]
     needed = max(span, min(whole, 16 * math.sqrt(variance) + 2 * mean)) / _LARGEST_GRID
-    finest = min(_STEP, min(math.sqrt(_moments(release)[1]) for release in counted) / 8)
+    finest = min(_STEP, min(math.sqrt(_moments(release)[1]) for release, _ in counted) / 8)
     # a step shared by many numbers of rounds
     coarser = 2.0 ** (math.ceil(4 * math.log2(needed)) / 4)
     return (finest, True) if finest >= needed else (coarser, False)
@@ -161,6 +145,7 @@ def _moments(release: Release) -> tuple[float, float]:
     return min(mean, sampled / 2), min(variance, sampled)
 
 
+@lru_cache(maxsize=8)  # the releases of a run are of few kinds
 def _losses(release: Release, side: str, step: float, cut: float) -> Losses:
     """Loss distribution of one release, seen from one side."""
     pair = Pair(release)
