@@ -56,16 +56,19 @@ class Evaluated:
         if not tables:
             return cls.of({}, np.empty(0, np.int64))
         table = (pd.concat(tables) if len(tables) > 1 else tables[0]).sort_index()
-        groups = [column for column in table if str(column).startswith(GROUP)]
-        if groups:
+        if any(not one.columns.equals(table.columns) for one in tables):
+            groups = [column for column in table if str(column).startswith(GROUP)]
             table[groups] = table[groups].fillna(0.0)
         return cls(table, sums)
 
     def with_groups(self, groups: Mapping[str, np.ndarray]) -> Evaluated:
         """The same with a column for each group; its members are `bool [clients]`."""
-        members = {f"{GROUP}{name}": member.astype(float) for name, member in groups.items()}
-        columns = pd.DataFrame(members, self.table.index)
-        return Evaluated(pd.concat([self.table, columns], axis=1), self.sums)
+        columns = [*self.table, *(f"{GROUP}{name}" for name in groups)]
+        values = np.column_stack([self.table.to_numpy(np.float64), *groups.values()])
+        found = pd.DataFrame(values, self.table.index, columns)
+        for counted in self.table.select_dtypes("int"):
+            found[counted] = self.table[counted]
+        return Evaluated(found, self.sums)
 
     @property
     def users(self) -> pd.DataFrame:
@@ -75,8 +78,9 @@ class Evaluated:
 
     def means(self, metrics: Metrics) -> dict[str, float]:
         """Figures for all users together; empty without users."""
-        users = {str(name): column.to_numpy() for name, column in self.users.items()}
-        return (metrics.means(users) if len(self.table) else {}) | metrics.of_sums(self.sums)
+        users = self.users
+        columns = dict(zip(users, users.to_numpy().T, strict=True))
+        return (metrics.means(columns) if len(users) else {}) | metrics.of_sums(self.sums)
 
     def groups(self) -> pd.DataFrame:
         """Means over each group of users, one row per group, sorted by name, because nodes reply in
