@@ -10,7 +10,6 @@ which takes the same number of steps.
 
 import numpy as np
 
-from clients.training.round import train_clients
 from fedrec.protocol.sparse_update import dense_change
 
 _MULTIPLE = 32  # times the reference's own rounding: blocks have longer sums, over padded batches
@@ -27,12 +26,6 @@ def numbers(delta):
 def whole(reply, arrays):
     """A node's sums as whole arrays."""
     return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
-
-
-def exact_sums(node, arrays, order):
-    """The reply of a node on the path `reference`, computed in float64."""
-    wide = {name: value.astype(np.float64) for name, value in arrays.items()}
-    return whole(train_clients(node, wide, order), wide)
 
 
 def assert_within_rounding(got, reference, exact):

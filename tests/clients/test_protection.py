@@ -72,39 +72,42 @@ def assert_same(got, expected, atol=1e-6):
         np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=atol)
 
 
-@pytest.mark.parametrize("subset", SUBSETS)
-@pytest.mark.parametrize("order", [2, 1])
-@pytest.mark.parametrize("case", CASES)
-def test_each_client_is_clipped_over_all_that_it_sends(pair, case, order, subset):
+@pytest.fixture(params=CASES)
+def raw_updates(request, pair):
+    """The pair of a case, and each client's update without protection."""
+    fast, slow, arrays = pair(*CASES[request.param])
+    return fast, slow, arrays, [raw(slow, arrays, client) for client in CLIENTS]
+
+
+def test_each_client_is_clipped_over_all_that_it_sends(raw_updates):
     """By hand from raw updates, in blocks and one by one; some exceed the clip norm and some do
     not.
 
     With weight decay, rows that a client never touched also move, and count in the norm."""
-    fast, slow, arrays = pair(*CASES[case])
+    for order in (2, 1):
+        for subset in SUBSETS:
+            _assert_clipped(*raw_updates, order, subset)
+
+
+def _assert_clipped(fast, slow, arrays, whole, order, subset):
     names = [name for name in arrays if re.match(SUBSETS[subset], name)]
-    updates = [
-        {name: value for name, value in raw(slow, arrays, c).items() if name in names}
-        for c in CLIENTS
-    ]
+    updates = [{name: update[name] for name in names} for update in whole]
     lengths = np.array([length(update, order) for update in updates])
     norm = float(np.median(lengths))
     protection = Protection(norm, order, tuple(names), counted=True)
-    for client, update in zip(CLIENTS, updates, strict=True):
-        expected = {
-            name: value * min(1.0, norm / lengths[client]) for name, value in update.items()
-        }
-        for node in (fast, slow):
+    factors = np.minimum(1.0, norm / lengths)
+    clipped = [
+        {name: factor * value for name, value in update.items()}
+        for factor, update in zip(factors, updates, strict=True)
+    ]
+    for node in (fast, slow):
+        for client, expected in zip(CLIENTS, clipped, strict=True):
             reply, got = asked(node, arrays, protection, [client])
             assert_same(got, expected)
             assert length(got, order) <= norm * (1 + 1e-7)
             assert (reply.clients, reply.weight) == (1, 1)
-    factors = np.minimum(1.0, norm / lengths)
-    expected = {
-        n: sum(f * update[n] for f, update in zip(factors, updates, strict=True)) for n in names
-    }
-    for node in (fast, slow):
         reply, got = asked(node, arrays, protection)
-        assert_same(got, expected, atol=1e-5)
+        assert_same(got, {n: sum(update[n] for update in clipped) for n in names}, atol=1e-5)
         # the median itself depends on the last digit
         assert reply.unclipped in (9, 10) and reply.clients == 18
 

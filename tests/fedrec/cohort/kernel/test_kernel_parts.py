@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from numba import njit
 
-from fedrec.cohort.kernel import activations
+from fedrec.cohort.kernel import activations, products
 from fedrec.cohort.kernel.memory import aligned
-from fedrec.cohort.kernel.products import add_product, transpose
+from fedrec.cohort.kernel.products import transpose
 from fedrec.nn.update_sums import add_dense, add_rows, powers
+from fedrec.runtime.compilation import compiled
 
 F = np.float32
+add_product = compiled(products.add_product.py_func)  # compiled once per machine: it takes 7 s
 SIZES = [
     (1, 1, 1),
     (5, 1, 7),
