@@ -26,12 +26,13 @@ QUICK = """
     dp-vae p-min, dp-vae fitted, dp-vae scale-popularity, adversaries privrec,
     adversaries privrec-video, adversaries mf, adversaries mf-movielens, adversaries sums,
     adversaries sums-video, adversaries fold-in, adversaries
-    fold-in-video, adversaries pnbm, adversaries pnbm-movielens, adversaries pnbm-video
+    fold-in-video, adversaries pnbm, adversaries pnbm-movielens, adversaries
+    pnbm-movielens-clip, adversaries pnbm-video
 """
 LONG = """
     dp-vae figure3, privrec figure6, privrec figure7, upc-sdg figure2, privrec frontier, privrec
     table2, privrec table6, pnbm figure1, pnbm figure1-ml1m, dp-vae table8, upc-sdg table2, upc-sdg
-    table2-gowalla, dp-vae scale, adversaries pnbm-movielens-without-privacy
+    table2-gowalla, dp-vae scale
 """
 
 
