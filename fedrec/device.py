@@ -60,8 +60,8 @@ def on_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def summed_on_processor(total: Tensor) -> Iterator[Tensor]:
-    """A tensor of the processor to add to, `total` itself if it is there; otherwise what was added
-    goes to `total` at the end, in one copy."""
+    """A tensor of the processor to add to, `[...]` as `total` is, and `total` itself if it is
+    there; otherwise what was added goes to `total` at the end, in one copy."""
     if total.is_cpu:
         yield total
         return

@@ -39,7 +39,7 @@ def test_scores_are_the_logits_of_every_pair(baseline, liked):
 
 @pytest.mark.parametrize("baseline", ALL)
 def test_it_finds_each_users_own_half(baseline, taste):
-    model = fitted(baseline, taste, epochs=150, batch_size=32, learning_rate=0.01)
+    model = fitted(baseline, taste, epochs=60, batch_size=32, learning_rate=0.025)
     lower, upper = model.scores(taste).split(10, dim=1)
     assert (lower[0::2].mean(1) > upper[0::2].mean(1)).all()
     assert (lower[1::2].mean(1) < upper[1::2].mean(1)).all()
