@@ -27,7 +27,7 @@ from fedrec.protocol.messages import (
     pack_standard,
     pack_sum,
     pack_table,
-    strange_keys,
+    refuse_strange_settings,
     unpack_evaluate,
     unpack_item_query,
     unpack_train_order,
@@ -56,7 +56,7 @@ def _at_the_border(message: Message, context: Context, call_next: ClientAppCalla
             policy = Policy.of(context.node_config)
         with at_multiples_of(policy.reply_seconds if real else 0.0):
             if message.has_content():
-                _refuse_strange_keys(message)
+                refuse_strange_settings(message.metadata.message_type, message.content)
                 from_the_network(message.content)
             with ended_after(*(_limits(message, policy) if real else (0.0, 0.0))):
                 answer = call_next(message, context)
@@ -80,17 +80,6 @@ def _limits(message: Message, policy: Policy) -> tuple[float, float]:
     """Seconds of processor time, and of elapsed time, for the work on a message."""
     sent = message.metadata.created_at
     return policy.most_seconds, seconds_left(sent, message.metadata.ttl, time.time())
-
-
-def _refuse_strange_keys(message: Message) -> None:
-    strange = strange_keys(message.metadata.message_type, message.content)
-    if strange:
-        raise RefusalError(
-            f"the order has a setting {strange[0]!r}",
-            expected="those of fedrec's own orders",
-            got=", ".join(map(repr, strange[:5])),
-            fix="run the same version of fedrec on server and node, without settings of others",
-        )
 
 
 app = ClientApp(mods=[_at_the_border])

@@ -17,6 +17,7 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.text_files import read_json
 
 CHANGEABLE = (
     "rounds",
@@ -63,7 +64,7 @@ def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
 
 def write_amended(run: RunFolder, experiment: Experiment) -> None:
     """Change the experiment of a started run; its result is removed."""
-    about = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
+    about = read_json(run.path / "run.json")
     earlier = [digest for digest in run.digests if digest != experiment.digest()]
     about |= {"experiment-sha256": experiment.digest(), "earlier-sha256": earlier}
     (run.path / "result.json").unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.runtime.toml_files import read_toml
+from fedrec.runtime.text_files import read_toml
 from simulations.cli.experiments.listing import SECTIONS, section_class
 from simulations.deployment.layout import DeploymentConfig
 from simulations.study.declaration import declared

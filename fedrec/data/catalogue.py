@@ -20,6 +20,7 @@ from fedrec.data.features import Feature, FeatureNames, FeatureTable, Vectors
 from fedrec.data.interactions import Interactions
 from fedrec.errors import DataError
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.text_files import read_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +103,7 @@ class Catalogue:
             DataError: the file is missing or not a catalogue.
         """
         try:
-            table = json.loads(path.read_text(encoding="utf-8"))
+            table = read_json(path)
             items = np.array(table["items"], dtype=np.str_)
             features = FeatureTable(
                 len(items),
@@ -129,7 +130,6 @@ class Catalogue:
             TypeError,
             OverflowError,
             AttributeError,
-            RecursionError,
         ) as error:
             raise DataError(
                 f"{path} is not a catalogue",

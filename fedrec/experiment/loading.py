@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
 from fedrec.experiment.overrides import override
 from fedrec.experiment.schema import Experiment
-from fedrec.runtime.toml_files import read_toml
+from fedrec.runtime.text_files import parse_json, read_toml
 
 
 def load(
@@ -77,8 +76,8 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
 def _resolved(text: str) -> dict[str, Any]:
     """The table of an experiment that is sent as JSON."""
     try:
-        table = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        table = parse_json(text)
+    except ValueError as error:
         table = None
         got = str(error)
     else:

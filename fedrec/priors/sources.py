@@ -7,7 +7,6 @@ from a seed, and then each of the K numbers is rescaled to [0, 1] over the requi
 """
 
 import hashlib
-import json
 import logging
 import math
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 from fedrec.errors import DataError
 from fedrec.privacy.personal.priors import PriorsConfig
 from fedrec.rng import stream
+from fedrec.runtime.text_files import read_json
 
 log = logging.getLogger("fedrec")
 
@@ -105,7 +105,7 @@ def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
 
 def _read_table(path: Path, words: list[str]) -> dict[str, np.ndarray]:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = read_json(path)
         found = {word: _numbers(table[word], path, word) for word in words if word in table}
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(

@@ -15,6 +15,7 @@ from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.mechanisms.base import mechanism_of
 from fedrec.privacy.noise_source import NoiseSource
+from fedrec.runtime.text_files import parse_json
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Protection:
     @classmethod
     def read(cls, text: str) -> Protection:
         """From JSON written by `text`."""
-        table = json.loads(text)
+        table = parse_json(text)
         return cls(**{**table, "names": tuple(table["names"])})
 
     @property

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -35,9 +36,10 @@ from fedrec.protocol.orders import (
     TrainSum,
 )
 from fedrec.protocol.records import ARRAYS, CONFIG, METRICS, config_of, own_arrays, read_arrays
-from fedrec.protocol.secure import MaskOrder, ShareOrder, UnmaskOrder
+from fedrec.protocol.secure import MaskOrder, ShareOrder, UnmaskOrder, Words
 from fedrec.protocol.sparse_update import Change, SparseUpdate
 from fedrec.protocol.zero_copy import to_record
+from fedrec.runtime.text_files import MOST_TEXT, parse_json
 
 HELLO = "query.hello"
 INITIAL = "query.initial"
@@ -56,30 +58,81 @@ OVERRIDES = ("proximal-mu",)
 AnyOrder = TypeVar("AnyOrder")
 
 
-_ORDER = frozenset({"server-round", "clients", "step"})
-_KEYS: Mapping[str, frozenset[str]] = {
-    "train": _ORDER
-    | {"weighting", "protection", "each", *OVERRIDES}
-    | {_SECURE + field.name for field in fields(MaskOrder)},
-    "evaluate": _ORDER | {"each", "held-out", "sums"},
-    ITEMS: _ORDER | {"purpose"},
-    SECURE_SHARES: frozenset(field.name for field in fields(ShareOrder)),
-    SECURE_UNMASK: frozenset(field.name for field in fields(UnmaskOrder)),
+class OrderSetting(NamedTuple):
+    """What a setting of an order may be.
+
+    Attributes:
+        kind: its type; a `float` may be an `int`, and members of a `list` are.
+        most: largest absolute value of a number, or largest length.
+    """
+
+    kind: type
+    most: float = math.inf
+
+
+_NUMBER = OrderSetting(int, 2**31)
+_NAME = OrderSetting(str, 100)
+_JSON = OrderSetting(str, MOST_TEXT)
+_FLAG = OrderSetting(bool)
+_ORDER = {"server-round": _NUMBER, "clients": OrderSetting(list, 2**24), "step": _JSON}
+
+
+def _words(kind: type[Words], prefix: str = "") -> dict[str, OrderSetting]:
+    """The settings in which words of secure aggregation are sent."""
+    kinds = {"int": _NUMBER, "bytes": OrderSetting(bytes, 2**27)}
+    return {prefix + field.name: kinds[str(field.type)] for field in fields(kind)}  # type: ignore
+
+
+_SETTINGS: Mapping[str, Mapping[str, OrderSetting]] = {
+    "train": {
+        **_ORDER,
+        **{"weighting": _NAME, "protection": _JSON, "each": _FLAG},
+        **dict.fromkeys(OVERRIDES, OrderSetting(float)),
+        **_words(MaskOrder, _SECURE),
+    },
+    "evaluate": {**_ORDER, "each": _FLAG, "held-out": _NAME, "sums": _FLAG},
+    ITEMS: {**_ORDER, "purpose": _NAME},
+    SECURE_SHARES: _words(ShareOrder),
+    SECURE_UNMASK: _words(UnmaskOrder),
 }
 """The allowed settings by type of message."""
 
 
-def strange_keys(kind: str, content: RecordDict) -> list[str]:
-    """Settings of an order that its type of message does not have.
+def refuse_strange_settings(kind: str, content: RecordDict) -> None:
+    """The gate of a real node: refuse an order before it is unpacked.
 
     Args:
         kind: the type of the message.
         content: its content.
+
+    Raises:
+        RefusalError: it has a setting that its type of message does not have, of another type, or
+            larger than allowed.
     """
-    known = _KEYS.get(kind, frozenset())
-    return sorted(
-        {str(key) for record in content.config_records.values() for key in record} - known
-    )
+    allowed = _SETTINGS.get(kind, {})
+    found = [item for record in content.config_records.values() for item in record.items()]
+    strange = [
+        (name, value)
+        for name, value in sorted(found, key=lambda item: str(item[0]))
+        if name not in allowed or not _fits(value, allowed[name])
+    ]
+    if strange:
+        raise RefusalError(
+            f"the order has a setting {str(strange[0][0])[:100]!r}"
+            + (" of another type or size" if strange[0][0] in allowed else ""),
+            expected="those of fedrec's own orders",
+            got=", ".join(f"{str(name)[:100]!r}" for name, _ in strange[:5]),
+            fix="run the same version of fedrec on server and node, without settings of others",
+        )
+
+
+def _fits(value: object, setting: OrderSetting) -> bool:
+    if type(value) is not setting.kind and (type(value), setting.kind) != (int, float):
+        return False
+    if isinstance(value, list):
+        return len(value) <= setting.most and all(type(one) is int for one in value)
+    size = len(value) if isinstance(value, str | bytes) else abs(value)  # type: ignore
+    return size <= setting.most
 
 
 def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
@@ -204,7 +257,7 @@ def unpack_item_query(content: RecordDict) -> ItemQuery:
     config: Any = config_of(content)
     clients = np.asarray(config["clients"], dtype=np.int64)
     return ItemQuery(
-        int(config["server-round"]), clients, config["purpose"], json.loads(config["step"])
+        int(config["server-round"]), clients, config["purpose"], parse_json(config["step"])
     )
 
 
@@ -301,7 +354,7 @@ def unpack_presence(content: RecordDict) -> Presence:
     metrics = content[METRICS]
     partition = int(metrics["partition-id"])  # type: ignore[index]
     memory = float(metrics["memory-mib"])  # type: ignore[index]
-    paths = json.loads(str(config_of(content).get("paths", "{}")))
+    paths = parse_json(str(config_of(content).get("paths", "{}")))
     work = arrays.get("work")
     validated = arrays.get("validated")
     return Presence(
@@ -357,7 +410,7 @@ def _clients_of(config: ConfigRecord) -> np.ndarray | None:
 
 
 def _step_of(config: ConfigRecord) -> dict[str, Any] | None:
-    step = json.loads(str(config["step"])) if "step" in config else None
+    step = parse_json(str(config["step"])) if "step" in config else None
     if not isinstance(step, dict | None):
         raise TypeError(f"a step is a table, not {type(step).__name__}")
     return step

@@ -48,6 +48,7 @@ from fedrec.runs.tables import USER, digests, read_table
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.folder_lock import locked
 from fedrec.runtime.new_folders import require_new_folder
+from fedrec.runtime.text_files import read_json
 
 FORMAT = 1
 """Version of the run folder, in run.json; folders without one are read as 1."""
@@ -400,8 +401,8 @@ class RunFolder:
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
-            found = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            found = read_json(self.path / name)
+        except (OSError, ValueError) as error:
             raise self._damaged(name, str(error)) from None
         if not isinstance(found, dict):
             raise self._damaged(name, f"{type(found).__name__} in place of a table")

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
+
+from fedrec.runtime.text_files import read_json
 
 USER = "user"
 """Column of users.csv with the data's ids."""
@@ -55,7 +56,7 @@ def read_table(folder: Path, name: str, index: int | None = None) -> pd.DataFram
 def _written(folder: Path) -> dict[str, str]:
     """The digests in result.json; none in that of an earlier version or of an unfinished run."""
     try:
-        found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        found = read_json(folder / "result.json")
     except FileNotFoundError:
         return {}
     known = found.get("tables", {})

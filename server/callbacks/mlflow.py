@@ -23,6 +23,7 @@ from fedrec.runs.directory import runs_directory
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.text_files import read_json
 from server.callbacks.base import Callback
 from server.callbacks.tensorboard import missing, numbers
 
@@ -83,7 +84,7 @@ class Mlflow(Callback):
         self._client: MlflowClient = self._connect(tracking_uri=self._uri())
         file = run.path / "mlflow.json"
         if file.is_file():
-            self._run = json.loads(file.read_text(encoding="utf-8"))["run"]
+            self._run = read_json(file)["run"]
             self._client.update_run(self._run, status="RUNNING")
             return
         name = self.config.experiment or marked(run.experiment)

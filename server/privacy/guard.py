@@ -24,6 +24,7 @@ from fedrec.privacy.noise_source import source_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.strict_json import finite
+from fedrec.runtime.text_files import read_json
 from server.extension import RunExtension
 from server.privacy.phase_plans import PhasePlans, private_strategy
 from strategies.base import CohortStrategy
@@ -32,7 +33,7 @@ from strategies.dp import DpFedAvg
 log = logging.getLogger("fedrec")
 _CHARGES = "charges"
 _SPENT = "spent"
-_DAMAGE = (OSError, ValueError, AttributeError, TypeError, ArithmeticError, RecursionError)
+_DAMAGE = (OSError, ValueError, AttributeError, TypeError, ArithmeticError)
 
 
 def guard_of(run: RunFolder, strategy: Strategy) -> Guard | None:
@@ -250,10 +251,7 @@ class Guard(RunExtension):
             }
             write_atomically(file, json.dumps(counts))
         try:
-            return {
-                str(phase): int(count)
-                for phase, count in json.loads(file.read_text(encoding="utf-8")).items()
-            }
+            return {str(phase): int(count) for phase, count in read_json(file).items()}
         except _DAMAGE as error:
             raise RunError(
                 f"{file} is damaged",

@@ -31,6 +31,7 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.report.page.costs import byte_text
 from fedrec.runs.environment import installed_version
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.text_files import read_json
 from simulations.bench.cell import CHANCE, DOWN, EPSILON, NAME, PROBE, QUALITY, SPREAD, UP
 from simulations.bench.declaration import Bench, BenchCell, contributed
 from simulations.reproduce.recorded import Number, Recorded, entry, recorded, text_of
@@ -120,7 +121,7 @@ def done(
 
 def keep(found: Mapping[str, Mapping[str, Any]], file: Path) -> None:
     """Put entries into a file of results, in place of what it had of these cells."""
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    known = read_json(file) if file.is_file() else {}
     write_atomically(file, text_of(dict(sorted((known | dict(found)).items()))))
 
 
@@ -140,7 +141,7 @@ def results(*files: Path) -> dict[BenchCell, Recorded]:
 
 def _refuse_other_forms(file: Path) -> None:
     try:
-        table = json.loads(file.read_text(encoding="utf-8"))
+        table = read_json(file)
     except (OSError, ValueError) as error:
         raise _malformed(file, "a JSON file", str(error)) from None
     if not isinstance(table, dict):

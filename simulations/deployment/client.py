@@ -20,7 +20,7 @@ from clients.device.own_data import read_own
 from clients.device.policy import Policy
 from fedrec.errors import DataError, EngineError, RunError
 from fedrec.experiment.overrides import override
-from fedrec.runtime.toml_files import read_toml
+from fedrec.runtime.text_files import read_toml
 from simulations.deployment.flower.unfinished import UNFINISHED
 from simulations.deployment.flower.work_signal import WORK_SIGNAL
 from simulations.deployment.layout import CATALOGUE, DATA, refuse_unwritable
@@ -76,6 +76,13 @@ class ClientPlan:
                     got=f"no {name}",
                     fix="ask the operator for this node's folder",
                 )
+        if part != "executor" and days_left((self.join / "ca.crt").read_bytes()) <= 0:
+            raise EngineError(
+                f"the certificate {self.join / 'ca.crt'} has ended",
+                expected="a deployment whose authority is valid now",
+                got="one that has ended, by this machine's clock",
+                fix="set the clock, or ask the operator for the folder of a new deployment",
+            )
         key = self.join / "node.key"
         if part != "executor" and key.stat().st_mode & 0o077:
             raise EngineError(

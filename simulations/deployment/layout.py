@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from fedrec.config import Config
 from fedrec.errors import RunError
 from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.toml_files import read_toml
+from fedrec.runtime.text_files import read_toml
 from fedrec.secure.identity import REVOKED
 
 SETTINGS = "deployment.toml"

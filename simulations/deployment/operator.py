@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from fedrec.errors import EngineError, FedrecError
+from fedrec.runtime.text_files import read_json
 from simulations.deployment.layout import REVOKED_KEY, Deployment
 from simulations.deployment.processes.commands import (
     Process,
@@ -53,7 +53,11 @@ def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
     Raises:
         DataError: the data of a node on this machine do not fit the catalogue.
         EngineError: something did not start in time; names it and the end of its log.
+        RunError: a certificate has ended.
     """
+    from simulations.deployment.renewal import refuse_ended
+
+    refuse_ended(deployment)
     here = local_plans(deployment)
     for plan in here:
         plan.check_data()
@@ -201,7 +205,7 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
 
 def _table(deployment: Deployment) -> dict:
     try:
-        return json.loads((deployment.logs / "processes.json").read_text())
+        return read_json(deployment.logs / "processes.json")
     except (OSError, ValueError):
         return {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from fedrec.config import did_you_mean
 from fedrec.errors import RunError
@@ -44,6 +45,25 @@ def days_to_end(deployment: Deployment) -> float:
     """Days until the first certificate of the deployment ends, the authority's included."""
     files = [deployment.authority, *_certificates(deployment)]
     return min(days_left(file.read_bytes()) for file in files)
+
+
+def refuse_ended(deployment: Deployment) -> None:
+    """Refuse a deployment that no node can connect to.
+
+    Raises:
+        RunError: a certificate has ended.
+    """
+    files = [deployment.authority, *_certificates(deployment)]
+    ended = [file for file in files if days_left(file.read_bytes()) <= 0]
+    if ended:
+        raise RunError(
+            f"the certificate {ended[0]} has ended",
+            expected="certificates that are valid now",
+            got=f"{len(ended)} ended, by this machine's clock",
+            fix="create a new deployment"
+            if ended[0] == deployment.authority
+            else f"fedrec deploy renew {quote(str(deployment.path))}",
+        )
 
 
 def revoke(deployment: Deployment, name: str) -> Deployment:

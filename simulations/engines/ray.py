@@ -32,6 +32,7 @@ from fedrec.runs.folder import RunFolder
 from simulations.engines import reply_buffers, serial
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
 from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
+from simulations.engines.object_store import ObjectStore
 from simulations.engines.placement import Placement
 from simulations.engines.ray_alone import alone, has_token
 from simulations.engines.serial import SerialGrid
@@ -111,12 +112,16 @@ class RayGrid(LocalGrid):
     Args:
         placement: the actors, which may still be starting.
         here: a grid of the same nodes in this process.
+        store: where large arrays are put.
         local: whether all actors run on this machine.
     """
 
-    def __init__(self, placement: Placement, here: SerialGrid, *, local: bool) -> None:
+    def __init__(
+        self, placement: Placement, here: SerialGrid, store: ObjectStore, *, local: bool
+    ) -> None:
         super().__init__(len(placement.actors))
         self._placement = placement
+        self._store = store
         self._here = here
         self._local = local
         self._pending: dict[Any, tuple[Message, reply_buffers.ReplyBuffer | None]] = {}
@@ -139,8 +144,6 @@ class RayGrid(LocalGrid):
         return super().send_and_receive(messages, timeout=timeout)
 
     def _submit(self, batch: list[Message]) -> None:
-        import ray
-
         actors = self._placement.started()
         stored: dict[int, Any] = {}
         for message in batch:
@@ -152,7 +155,7 @@ class RayGrid(LocalGrid):
             }
             for record in arrays.values():
                 if id(record) not in stored:
-                    stored[id(record)] = ray.put(record)
+                    stored[id(record)] = self._store.put(record, sent_bytes(record))
             actor = actors[message.metadata.dst_node_id - FIRST_NODE_ID]
             shared = [stored[id(record)] for record in arrays.values()]
             buffer = self._pool.buffer(message.content) if self._local else None
@@ -187,13 +190,27 @@ class RayGrid(LocalGrid):
         except RayError as error:
             if buffer is not None:
                 buffer.take_back({})  # its node has failed, or is done
-            return Message(
-                Error(CLIENT_RAISED, f"{type(error).__name__}: {error}"), reply_to=message
-            )
+            return Message(Error(CLIENT_RAISED, _reason_of(error)), reply_to=message)
         if buffer is not None:
             for name, record in buffer.take_back(answer.spots).items():
                 answer.message.content[name] = record
         return answer.message
+
+
+def _reason_of(error: Any) -> str:
+    """The text of Ray's error, and what to do if a process was killed."""
+    from ray.exceptions import ActorDiedError, OutOfMemoryError, WorkerCrashedError
+
+    text = f"{type(error).__name__}: {error}"
+    killed = isinstance(error, ActorDiedError) and not error.actor_init_failed
+    if not killed and not isinstance(error, OutOfMemoryError | WorkerCrashedError):
+        return text
+    return EngineError(
+        "the process of this node was killed",
+        got=text,
+        fix="if memory or /dev/shm is full, free some, or take fewer nodes (engine.nodes) or less"
+        " engine.memory-gib; then fedrec resume",
+    ).text()
 
 
 def _packed(message: Message, without: list[str], memory: reply_buffers.Place | None) -> bytes:
@@ -229,8 +246,11 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
     engine = run.experiment.engine
     nodes = engine.nodes or 1
     ours = not ray.is_initialized()
-    connect(engine.ray_address, nodes, shared_bytes(POPULATIONS.population(run.experiment)))
-    if ours and engine.ray_address is None and not has_token():
+    started = ours and engine.ray_address is None
+    data_bytes = shared_bytes(POPULATIONS.population(run.experiment))
+    store = ObjectStore(_OBJECT_STORE_BYTES + data_bytes if started else None)
+    connect(engine.ray_address, nodes, data_bytes)
+    if started and not has_token():
         log.warning(
             "Ray's token authentication is off: other users of this machine may be able to connect"
             " to the Ray that is started now"
@@ -239,13 +259,13 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
         gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
         remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)
         configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
-        population = share(run.experiment)
+        population = share(run.experiment, store)
         placement = Placement(
             lambda place: remote.remote(place, *configs[place], population), nodes
         )
         try:
             with serial.open_grid(run) as here:
-                yield RayGrid(placement, here, local=engine.ray_address is None)
+                yield RayGrid(placement, here, store, local=engine.ray_address is None)
         finally:
             placement.stop()
     finally:

@@ -15,6 +15,7 @@ import numpy as np
 from fedrec.data.cache import POPULATIONS
 from fedrec.data.population import Population
 from fedrec.experiment.tables import DataSettings
+from simulations.engines.object_store import ObjectStore
 
 
 class SharedPopulation(NamedTuple):
@@ -35,16 +36,19 @@ class SharedPopulation(NamedTuple):
         return pickle.loads(ray.get(self.rest), buffers=ray.get(list(self.arrays)))
 
 
-def share(settings: DataSettings) -> SharedPopulation:
+def share(settings: DataSettings, store: ObjectStore) -> SharedPopulation:
     """Move the population of these settings into the object store; this process has it from there
-    from now on."""
-    import ray
+    from now on.
 
+    Raises:
+        EngineError: it does not fit.
+    """
     rest, arrays = _parts(POPULATIONS.take(settings))
     places = []
     while arrays:
-        places.append(ray.put(np.frombuffer(arrays.pop(0).raw(), dtype=np.uint8)))
-    shared = SharedPopulation(ray.put(rest), tuple(places))
+        array = np.frombuffer(arrays.pop(0).raw(), dtype=np.uint8)
+        places.append(store.put(array, array.nbytes))
+    shared = SharedPopulation(store.put(rest, len(rest)), tuple(places))
     POPULATIONS.hold(settings, shared.get())
     return shared
 

@@ -23,6 +23,7 @@ from typing import Any
 from fedrec.errors import RunError
 from fedrec.report.inputs import Inputs
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.text_files import read_json
 from simulations.reproduce.catalogue import PAPERS, find
 from simulations.reproduce.published import published
 from simulations.study.folder import StudyFolder
@@ -133,9 +134,19 @@ def recorded(file: Path = FILE) -> dict[str, Recorded]:
 
     Args:
         file: where it is.
+
+    Raises:
+        RunError: it cannot be read.
     """
-    tables = json.loads(file.read_text(encoding="utf-8"))
-    return {name: _read(table) for name, table in tables.items()}
+    try:
+        return {name: _read(table) for name, table in read_json(file).items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{file} cannot be read",
+            expected="a file as fedrec wrote it",
+            got=f"{type(error).__name__}: {error}",
+            fix="restore it, from the repository if it came with fedrec",
+        ) from None
 
 
 def _read(table: dict[str, Any]) -> Recorded:
@@ -173,7 +184,7 @@ def record(folder: Path, file: Path = FILE) -> str:
     found = entry(study, jobs)
     if found is None:
         raise RunError(f"{folder} has no finished task", fix="run the study, see its study.json")
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    known = read_json(file) if file.is_file() else {}
     known[key(study)] = {"command": command(study, found["seeds"]), **found}
     write_atomically(file, text_of(dict(sorted(known.items()))))
     return key(study)
@@ -334,7 +345,7 @@ def _made(jobs: list[TaskJob]) -> dict[str, str]:
         {
             **made(),
             "commit": None,
-            **json.loads((job.folder / "found.json").read_text(encoding="utf-8")),
+            **read_json(job.folder / "found.json"),
         }
         for job in jobs
     ]

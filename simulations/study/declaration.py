@@ -33,7 +33,7 @@ from typing import Any
 
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
-from fedrec.runtime.toml_files import read_toml
+from fedrec.runtime.text_files import read_toml
 from simulations.study.study import Study, Task
 from simulations.study.templates import filled
 
@@ -59,7 +59,7 @@ def declared(file: Path) -> Iterator[Study]:
     for item in document:
         try:
             yield _study(file.stem, item, section(item), names)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ExperimentError(
                 f"{file}: the study {item!r} cannot be read",
                 expected="title, tasks, and of each task name and seconds",

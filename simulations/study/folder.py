@@ -12,6 +12,7 @@ from fedrec.errors import RunError
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.folder_lock import locked
 from fedrec.runtime.new_folders import require_new_folder
+from fedrec.runtime.text_files import read_json
 
 
 class StudyFolder:
@@ -61,7 +62,7 @@ class StudyFolder:
             RunError: it is damaged.
         """
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
+            return read_json(self.path / name)
         except (OSError, ValueError) as error:
             raise self.damaged(name, str(error)) from None
 

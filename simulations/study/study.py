@@ -22,6 +22,7 @@ from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.environment import commit, installed_version
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.text_files import read_json
 from server.callbacks.base import Callback
 from simulations.study.job import Job
 from simulations.study.quick import shrunk
@@ -178,7 +179,7 @@ class TaskJob(Job):
         if not file.is_file():
             return None
         try:
-            table = json.loads(file.read_text(encoding="utf-8"))
+            table = read_json(file)
             return [Found(**one) for one in table["found"]], float(table.get("seconds", 0.0))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{file} is damaged", got=str(error), fix="remove it") from None

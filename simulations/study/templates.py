@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _KEY = re.compile(r"\{([\w-]+)(?::([^{}]*))?\}")
+_WIDE = re.compile(r"\d{4}")  # a width or precision that no text needs
 
 
 def filled(value: Any, known: Mapping[str, Any], used: set[str] | None = None) -> Any:
@@ -38,4 +39,6 @@ def filled(value: Any, known: Mapping[str, Any], used: set[str] | None = None) -
 
 def _text(match: re.Match[str], known: Mapping[str, Any]) -> str:
     key, form = match.groups()
+    if _WIDE.search(form or ""):
+        raise ValueError(f"{match[0]} fills up memory")
     return format(known[key], form or "") if key in known else match[0]

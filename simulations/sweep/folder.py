@@ -13,7 +13,6 @@ An interrupted sweep continues its started runs from their checkpoints.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from shlex import quote
 
 from fedrec.errors import RunError
 from fedrec.runs.folder import RunFolder
+from fedrec.runtime.text_files import read_json
 from server.callbacks.base import Callback
 from simulations.study.folder import StudyFolder
 from simulations.study.job import Job
@@ -214,7 +214,7 @@ def values_of(run: RunFolder) -> dict[str, float]:
         RunError: its result cannot be read.
     """
     try:
-        found = json.loads((run.path / "result.json").read_text(encoding="utf-8"))
+        found = read_json(run.path / "result.json")
         if run.experiment.federated:
             epsilon = float(found.get("privacy", {}).get("epsilon", math.inf))
             return {**found["metrics"], "epsilon": epsilon}

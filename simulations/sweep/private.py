@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrec.errors import ExperimentError
+from fedrec.errors import ExperimentError, RunError
 from fedrec.evaluation.metrics import lower_is_better
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.private_choice import Law, RandomTrials
 from fedrec.rng import stream
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.text_files import read_json
 from simulations.sweep.space import Point, Space, grid, overrides
 
 if TYPE_CHECKING:
@@ -160,7 +161,15 @@ def noisy_scores(
     file = folder / SCORES
     known: dict[int, float] = {}
     if file.exists():
-        known = {int(k): v for k, v in json.loads(file.read_text(encoding="utf-8")).items()}
+        try:
+            known = {int(trial): float(score) for trial, score in read_json(file).items()}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{file} is damaged",
+                expected="a score for each trial, as fedrec wrote it",
+                got=str(error),
+                fix="restore it from a backup: other noise would be a second release",
+            ) from None
     for trial, score in scores.items():
         if trial not in known:
             drawn = choice.draws(experiment, "score", trial).standard_normal()

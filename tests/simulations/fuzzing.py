@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, settings
 
 from fedrec.errors import FedrecError
 
-TIMES = int(os.environ.get("FEDREC_FUZZ", "1"))
-"""`FEDREC_FUZZ=10` tries ten times as many inputs."""
+TIMES = float(os.environ.get("FEDREC_FUZZ", "1"))
+"""`FEDREC_FUZZ=10` tries ten times as many inputs, `FEDREC_FUZZ=.1` a tenth."""
 
 
 def fuzzed(count):
@@ -17,7 +17,7 @@ def fuzzed(count):
         deadline=None,
         derandomize=True,
         database=None,
-        max_examples=count * TIMES,
+        max_examples=max(1, round(count * TIMES)),
         suppress_health_check=[
             HealthCheck.too_slow,
             HealthCheck.function_scoped_fixture,

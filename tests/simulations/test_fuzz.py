@@ -2,7 +2,7 @@
 """Random input from users, files and attackers is accepted or refused with a reason, never with a
 traceback.
 
-Some 2,500 inputs: experiments, overrides, data and catalogues of nodes, their settings,
+2,250 inputs: experiments, overrides, data and catalogues of nodes, their settings,
 deployments, run folders and their checkpoints, and network messages.
 """
 

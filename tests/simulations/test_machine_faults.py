@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that is full or read-only, and a clock that jumps: a clear error, and a run that goes on
-to the same bits."""
+"""A disk that is full or read-only, full shared memory, killed processes of nodes, and a clock that
+jumps: a clear error, and a run that goes on to the same bits."""
 
 import errno
 import os
@@ -9,11 +9,14 @@ import time
 
 import pytest
 
-from fedrec.errors import RunError
+from fedrec.errors import EngineError, RunError
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime import atomic_files
 from server.callbacks.base import Callback
 from simulations import runner
+from simulations.engines import object_store
+from simulations.engines.object_store import ObjectStore
+from simulations.engines.ray import _reason_of
 from tests.runs import assert_close, assert_same_run, parameters_in
 
 ROUNDS = "rounds=4"
@@ -63,7 +66,12 @@ def test_a_folder_that_cannot_be_written_ends_a_run_that_can_be_resumed(
         )
     assert os.strerror(code) in error.value.text() and "fix:" in error.value.text()
     monkeypatch.undo()
-    found = runner.resume(tmp_path / "broken")
+    assert_goes_on(tmp_path / "broken", whole, system)
+
+
+def assert_goes_on(folder, whole, system):
+    """The resumed run has the bits of one without a fault."""
+    found = runner.resume(folder)
     if system == "privacy":  # a repeated round is charged again
         assert_close(parameters_in(found.folder), parameters_in(whole.folder))
         assert found.rounds["epsilon"].iloc[-1] > whole.rounds["epsilon"].iloc[-1]
@@ -101,3 +109,44 @@ def test_a_clock_that_jumps_changes_no_result(run_tiny, monkeypatch, seconds):
     found = run_tiny(ROUNDS, output="jumped", callbacks=[After(2, jump)])
     assert_same_run(found, whole)
     assert (RunFolder(found.folder).timings()["seconds"] >= 0).all()
+
+
+def test_the_error_of_a_process_that_ray_ends_for_memory_names_the_cause():
+    from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
+
+    text = _reason_of(OutOfMemoryError("Task was killed due to the node running low on memory."))
+    assert "was killed" in text and "running low on memory" in text and "engine.nodes" in text
+    assert "was killed" in _reason_of(ActorDiedError())
+    own = ActorDiedError(RayTaskError("f", "a plug-in's error", ValueError("x"), actor_id="0" * 32))
+    assert "was killed" not in _reason_of(own) and "a plug-in's error" in _reason_of(own)
+
+
+def test_an_object_store_without_room_is_refused_before_anything_is_written(monkeypatch):
+    free = [300]
+    monkeypatch.setattr(object_store, "_free", lambda: free[0])
+    put = []
+    monkeypatch.setattr("ray.put", put.append)
+    store = ObjectStore(256)
+    store.put(b"x", 200)
+    free[0] = 100
+    with pytest.raises(EngineError, match="no room") as error:
+        store.put(b"x", 101)
+    assert "--shm-size" in error.value.text() and len(put) == 1
+    # Ray has taken a disk instead, or is somebody else's
+    for other in (ObjectStore(256), ObjectStore(None)):
+        other.put(b"x", 101)
+    assert len(put) == 3
+
+
+def test_an_object_store_that_refuses_itself_is_an_error_with_a_fix(monkeypatch):
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+
+    for kind in (ObjectStoreFullError, OutOfDiskError):
+
+        def refuse(value, kind=kind):
+            raise kind("it is full")
+
+        monkeypatch.setattr("ray.put", refuse)
+        with pytest.raises(EngineError, match="no room") as error:
+            ObjectStore(None).put(b"x", 1)
+        assert kind.__name__ in error.value.text()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from fedrec.report.naming import Run
 from fedrec.report.page.charts import Line, line_chart
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
+from fedrec.runtime.text_files import read_json
 
 RELEASE = "Simulation, not a release: the noise can be recomputed from the seed."
 _UNITS = {
@@ -127,7 +127,7 @@ def _attacks(result: Result) -> list[tuple[str, str]]:
 
 def _json(result: Result, name: str) -> dict[str, Any]:
     try:
-        found = json.loads((result.folder / name).read_text(encoding="utf-8"))
+        found = read_json(result.folder / name)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -190,8 +190,7 @@ def check(
 def record(results: Annotated[list[Path], typer.Argument(help="Files of results.")]) -> None:
     """Put files of results into those that come with fedrec, in place of what these had of the same
     cells. For checkouts."""
-    import json
-
+    from fedrec.runtime.text_files import read_json
     from simulations.bench.check import refuse_unsound
     from simulations.bench.declaration import bench as declared
     from simulations.bench.results import FILE, keep
@@ -199,7 +198,7 @@ def record(results: Annotated[list[Path], typer.Argument(help="Files of results.
 
     for file in results:
         refuse_unsound(declared(), read(file))
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
         keep(found, FILE)
         typer.echo(f"{len(found)} cells of {file} are in {FILE}")
 

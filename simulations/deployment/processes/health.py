@@ -10,12 +10,13 @@ of fedrec takes a second of a core to start.
 
 from __future__ import annotations
 
-import json
 import ssl
 import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from fedrec.runtime.text_files import read_json
 
 
 def is_healthy(url: str, authority: Path) -> bool:
@@ -31,7 +32,7 @@ def is_healthy(url: str, authority: Path) -> bool:
 def are_alive(logs: Path) -> bool:
     """Whether all processes of a supervisor run, by the list in its folder."""
     try:
-        running = json.loads((logs / "processes.json").read_text())["processes"].values()
+        running = read_json(logs / "processes.json")["processes"].values()
     except (OSError, ValueError, KeyError):
         return False
     return bool(running) and all(Path(f"/proc/{entry['pid']}").exists() for entry in running)

@@ -365,6 +365,28 @@ def test_orders_carry_no_other_keys(victim):
     )
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"server-round": "1"},
+        {"server-round": 2**40},
+        {"server-round": True},
+        {"clients": [1.5]},
+        {"clients": "1"},
+        {"step": "x" * (2**20 + 1)},
+        {"protection": b"{}"},
+        {"weighting": "u" * 101},
+        {"each": 1},
+        {"proximal-mu": "1"},
+        {"proximal-mu": float("nan")},
+    ],
+)
+def test_settings_of_orders_have_types_and_limits(victim, setting):
+    node = victim()
+    text = refused(lambda: node.train(node.order(), setting), "of another type or size")
+    assert repr(next(iter(setting))) in text and len(text) < 1000
+
+
 def test_one_run_has_one_experiment(victim):
     node = victim(*ONE_UPLOAD)
     assert node.train(node.order(1)).clients > 0

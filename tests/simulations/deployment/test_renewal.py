@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Renewed certificates, and keys that are not accepted any more; without processes."""
 
+import datetime
 import shutil
+from base64 import b64encode
 from types import SimpleNamespace
 
 import pytest
 import yaml
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from typer.testing import CliRunner
 
 from clients.device.device_node import _identity
-from fedrec.errors import RunError
+from fedrec.errors import EngineError, RunError
 from simulations.cli import app
 from simulations.deployment import operator
 from simulations.deployment.client import plan_of, prepare
@@ -83,6 +88,69 @@ def test_the_certificate_between_a_nodes_processes_is_renewed_at_a_start(ending,
     kept = file.read_bytes()
     prepare(plan)
     assert file.read_bytes() == kept
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Makes a deployment whose certificates of some kind ended half an hour ago."""
+
+    def make(path, days):
+        with monkeypatch.context() as patch:
+            patch.setattr(certificates, days, -0.02)
+            return initialise(path, DeploymentConfig.parse({"nodes": 2}, at="deployment"))
+
+    return make
+
+
+def test_a_deployment_whose_certificates_have_ended_does_not_start_before_they_are_renewed(
+    ended, tmp_path, monkeypatch
+):
+    made = ended(tmp_path / "d", "_ISSUED_DAYS")
+    done = run("up", made.path)
+    assert done.exit_code != 0 and "has ended" in str(done.exception)
+    assert "fedrec deploy renew" in done.exception.fix
+    renew(made)
+    monkeypatch.setattr(operator, "local_plans", lambda deployment: 1 / 0)  # what comes next
+    with pytest.raises(ZeroDivisionError):
+        operator.up(made)
+
+
+def test_an_authority_that_has_ended_is_named_to_operator_and_client(ended, tmp_path):
+    made = ended(tmp_path / "d", "_AUTHORITY_DAYS")
+    with pytest.raises(RunError, match="has ended") as refused:
+        operator.up(made)
+    assert refused.value.fix == "create a new deployment"
+    (made.node(1) / "data.csv").write_text("user,item\na,b\n")
+    with pytest.raises(EngineError, match="has ended") as refused:
+        plan_of(made.node(1), made.gateway).check()
+    assert "set the clock" in refused.value.text()
+
+
+def test_a_node_whose_certificate_has_ended_is_no_author_for_others(ended, tmp_path):
+    made = ended(tmp_path / "d", "_ISSUED_DAYS")
+    proof = _identity(made.node(2)).proof(b"it is me")
+    with pytest.raises(ValueError):
+        _identity(made.node(1)).author(proof, b"it is me")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fault"), [(4, None), (-300, None), (6, "old"), (-306, "old"), (10**9, "old")]
+)
+def test_a_call_from_a_clock_that_is_wrong_is_refused(made, seconds, fault):
+    """By more than five seconds ahead or five minutes behind, as Flower does."""
+    key = load_ssh_private_key((made.node(1) / "node.key").read_bytes(), None)
+    now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+    timestamp = now.isoformat()
+    public = node_signatures.as_sent((made.node(1) / "node.pub").read_bytes())
+    headers = {
+        node_signatures.PUBLIC_KEY: b64encode(public).decode(),
+        node_signatures.SIGNATURE: b64encode(
+            key.sign(timestamp.encode(), ec.ECDSA(hashes.SHA256()))
+        ).decode(),
+        node_signatures.TIMESTAMP: timestamp,
+    }
+    found = node_signatures.NodeSignatures(made.path / "nodes").refusal(headers)
+    assert found is None if fault is None else fault in found
 
 
 def test_a_revoked_node_is_left_out_everywhere(made):
