@@ -100,10 +100,10 @@ def _assert_clipped(fast, slow, arrays, whole, order, subset):
         {name: factor * value for name, value in update.items()}
         for factor, update in zip(factors, updates, strict=True)
     ]
-    for node in (fast, slow):
-        for client, expected in zip(CLIENTS, clipped, strict=True):
+    for node, some in ((fast, CLIENTS), (slow, CLIENTS[::3])):
+        for client in some:
             reply, got = asked(node, arrays, protection, [client])
-            assert_same(got, expected)
+            assert_same(got, clipped[client])
             assert length(got, order) <= norm * (1 + 1e-7)
             assert (reply.clients, reply.weight) == (1, 1)
         reply, got = asked(node, arrays, protection)
