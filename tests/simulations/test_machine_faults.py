@@ -5,18 +5,19 @@ jumps: a clear error, and a run that goes on to the same bits."""
 import errno
 import os
 import resource
+import signal
 import time
 
 import pytest
 
-from fedrec.errors import EngineError, RunError
+from fedrec.errors import ClientError, EngineError, RunError
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime import atomic_files
 from server.callbacks.base import Callback
 from simulations import runner
 from simulations.engines import object_store
 from simulations.engines.object_store import ObjectStore
-from simulations.engines.ray import _reason_of
+from simulations.engines.ray import RayGrid, _reason_of
 from tests.runs import assert_close, assert_same_run, parameters_in
 
 ROUNDS = "rounds=4"
@@ -109,6 +110,48 @@ def test_a_clock_that_jumps_changes_no_result(run_tiny, monkeypatch, seconds):
     found = run_tiny(ROUNDS, output="jumped", callbacks=[After(2, jump)])
     assert_same_run(found, whole)
     assert (RunFolder(found.folder).timings()["seconds"] >= 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("shared_engine")
+@pytest.mark.parametrize("system", ["shared"])
+def test_a_node_that_is_killed_in_a_round_ends_a_run_that_can_be_resumed(
+    run_tiny, tmp_path, monkeypatch, system
+):
+    """As the kernel does when memory is short: while its node works on the third round."""
+    import ray
+
+    given = ("engine.name=ray", ROUNDS, *SYSTEMS[system])
+    whole = run_tiny(*given, output="whole")
+    submit = RayGrid._submit
+
+    def submit_and_kill(grid, batch):
+        submit(grid, batch)
+        if batch[0].content.config_records and (
+            batch[0].content["config"].get("server-round"),
+            batch[0].metadata.message_type,
+        ) == (3, "train"):
+            actor = grid._placement.actors[0]
+            os.kill(ray.get(pids[id(actor)]), signal.SIGKILL)
+
+    pids = {}
+    started = RayGrid.send_and_receive
+
+    def ask_for_pids(grid, messages, *, timeout=None):
+        for actor in grid._placement.started():
+            pids.setdefault(id(actor), actor.__ray_call__.remote(lambda node: os.getpid()))
+        return started(grid, messages, timeout=timeout)
+
+    monkeypatch.setattr(RayGrid, "_submit", submit_and_kill)
+    monkeypatch.setattr(RayGrid, "send_and_receive", ask_for_pids)
+    with pytest.raises(ClientError, match="1 of 2 nodes failed") as error:
+        run_tiny(*given, output="broken")
+    assert "the process of this node was killed" in error.value.text()
+    assert "fedrec resume" in error.value.text()
+    monkeypatch.undo()
+    assert_goes_on(tmp_path / "broken", whole, system)
 
 
 def test_the_error_of_a_process_that_ray_ends_for_memory_names_the_cause():
