@@ -12,8 +12,10 @@ from torch import Tensor
 
 from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
-from fedrec.cohort.sgd import Group, SgdSettings
+from fedrec.cohort.sgd import Group, SgdSettings, descend_all
 from fedrec.models.base import Model
+from fedrec.nn.layers import all_rows
+from fedrec.nn.table_rows import rows_at
 
 
 class Objective(Protocol):
@@ -45,7 +47,7 @@ class Recommending:
     ) -> Tensor:
         users = tuple(codes[:active] for codes in block.users)
         items = block.items[step, :active]
-        rows = torch.arange(items.shape[1], device=items.device).expand_as(items)
+        rows = all_rows(*items.shape, items.device)
         predicted = self.model.predict(parameters, users, items, rows=rows)
         return self.model.loss(predicted, block.labels[step, :active], block.weights[step, :active])
 
@@ -125,7 +127,7 @@ class _Cohort:
         dense = {}
         for name, value in start.items():
             if name in item_tables:
-                rows = own[name].clone() if name in own else value[block.touched]
+                rows = own[name].clone() if name in own else rows_at(value, block.touched)
                 tables[name] = Group(
                     rows, rows.clone() if sgd.proximal_mu else 0.0, sgd, name, block
                 )
@@ -142,7 +144,7 @@ class _Cohort:
         `[active]`."""
         places = self.block.places[step, :active].flatten()
         rows = {name: group.rows(places, active) for name, group in self.tables.items()}
-        leaves = {name: group.value[:active].detach() for name, group in self.dense.items()}
+        leaves = {name: group.active(active).detach() for name, group in self.dense.items()}
         moving = [
             name for name, group in (*self.dense.items(), *self.tables.items()) if group.moves(step)
         ]
@@ -156,8 +158,7 @@ class _Cohort:
                 loss.sum(), [given[name] for name in moving], allow_unused=True
             )
             gradients = dict(zip(moving, found, strict=True))
-        for name, group in self.dense.items():
-            group.descend(gradients.get(name), active, step)
+        descend_all(list(self.dense.values()), gradients, active, step)
         for name, group in self.tables.items():
             group.descend_rows(gradients.get(name), places, active, step)
         self.untouched.descend(None, active, step)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedrec.cohort.block import Block
 from fedrec.device import on_device
+from fedrec.nn.table_rows import add_to_rows
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class Group:
         if isinstance(self.anchor, Tensor) and self.anchor.dim() < self.value.dim():
             self.anchor = self.anchor.expand_as(self.value)
         self.rate = self.sgd.rate(self.name)
-        late = self.name in self.sgd.late
-        begins = self.block.last_epoch_begins if late else None
+        self.late = self.name in self.sgd.late
+        begins = self.block.last_epoch_begins if self.late else None
         self._first = 0 if begins is None else int(begins.min())
         self._begins = None if begins is None else on_device(begins, self.value.device)
 
@@ -95,18 +96,21 @@ class Group:
             return
         if self.sgd.plain:
             flat = self._held(gradient, step).reshape(-1, gradient.shape[-1])
-            self._flat.index_add_(0, places, flat, alpha=-self.rate)
+            add_to_rows(self._flat, places, flat, -self.rate)
             return
         whole = torch.zeros_like(self.value)
-        whole.view(-1, whole.shape[-1]).index_add_(
-            0, places, gradient.reshape(-1, gradient.shape[-1])
-        )
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        add_to_rows(whole.view(-1, whole.shape[-1]), places, flat, 1.0)
         self.descend(whole[:active], active, step)
+
+    def active(self, clients: int) -> Tensor:
+        """The values of so many clients, `[clients, ...]`, in the same memory."""
+        return self.value if clients == self.value.shape[0] else self.value[:clients]
 
     def descend(self, gradient: Tensor | None, active: int, step: int) -> None:
         """One step of the first `active` clients with the gradient `[active, ...]`; None is a
         gradient of zero."""
-        value = self.value[:active]
+        value = self.active(active)
         if self.sgd.plain:
             if gradient is not None:
                 value.sub_(self._held(gradient, step), alpha=self.rate)
@@ -130,3 +134,23 @@ class Group:
     def _flat(self) -> Tensor:
         """The rows of a table of all clients end to end, `[C * R, d]`."""
         return self.value.view(-1, self.value.shape[-1])
+
+
+def descend_all(
+    groups: Sequence[Group], gradients: Mapping[str, Tensor | None], active: int, step: int
+) -> None:
+    """`Group.descend` of many parameters, with the gradients by name; those of one rate in one
+    call."""
+    together: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
+    for group in groups:
+        gradient = gradients.get(group.name)
+        if not group.sgd.plain or group.late:
+            group.descend(gradient, active, step)
+        elif gradient is not None:
+            values, moves = together.setdefault(group.rate, ([], []))
+            values.append(group.active(active))
+            moves.append(gradient)
+    for rate, (values, moves) in together.items():
+        torch._foreach_add_(  # pyright: ignore[reportPrivateImportUsage]
+            values, moves, alpha=-rate
+        )

@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters, Users
-from fedrec.nn.layers import gather_rows
+from fedrec.nn.layers import gather_rows, single_output
 from fedrec.protocol.client_arrays import ItemRequests
 
 _HEADS = ("layer0", "layer1", "item")
@@ -114,9 +114,7 @@ class MetaMf(Model):
         low = gather_rows(parameters["item.low"], items if rows is None else rows)
         first = torch.bmm(parameters["item.rise"], parameters["layer0.weight"])
         hidden = torch.relu(torch.baddbmm(parameters["layer0.bias"].unsqueeze(1), low, first))
-        return torch.baddbmm(
-            parameters["layer1.bias"].unsqueeze(1), hidden, parameters["layer1.weight"]
-        ).squeeze(-1)
+        return single_output(hidden, parameters["layer1.weight"]) + parameters["layer1.bias"]
 
     def _generated(self) -> dict[str, int]:
         """Name and size of each generated parameter except the item table."""

@@ -24,7 +24,7 @@ from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
 from fedrec.models.base import INIT_STD, Model, Parameters, Users
 from fedrec.nn.initial import glorot, kaiming
-from fedrec.nn.layers import gather_rows, perceptron
+from fedrec.nn.layers import gather_rows, perceptron, single_output
 
 
 class NeumfConfig(Config):
@@ -91,9 +91,7 @@ class Neumf(Model):
         total = parameters["output.bias"]
         if config.factors:
             own = (parameters["user.factors"] * weight[:, : config.factors, 0]).unsqueeze(-1)
-            total = total + torch.bmm(gather_rows(parameters["item.factors"], rows), own).squeeze(
-                -1
-            )
+            total = total + single_output(gather_rows(parameters["item.factors"], rows), own)
         if config.tower:
             parts = [
                 [parameters["user.tower"].unsqueeze(1)],
@@ -102,5 +100,5 @@ class Neumf(Model):
             weights = [parameters[f"tower{layer}.weight"] for layer in self._layers]
             biases = [parameters[f"tower{layer}.bias"] for layer in self._layers]
             hidden = perceptron(parts, weights, biases, "relu").view(*rows.shape, -1).relu()
-            total = total + torch.bmm(hidden, weight[:, config.factors :]).squeeze(-1)
+            total = total + single_output(hidden, weight[:, config.factors :])
         return total

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedrec.config import Config, Width
 from fedrec.models.base import INIT_STD, Model, Parameters, Users
 from fedrec.nn.declaration import KernelModel, Layer
-from fedrec.nn.layers import gather_rows
+from fedrec.nn.layers import gather_rows, single_output
 
 
 class PfedrecConfig(Config):
@@ -46,7 +46,7 @@ class Pfedrec(Model):
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         own = gather_rows(parameters["item.id"], items if rows is None else rows)
-        return torch.bmm(own, parameters["score.weight"]).squeeze(-1) + parameters["score.bias"]
+        return single_output(own, parameters["score.weight"]) + parameters["score.bias"]
 
     def kernel(self) -> KernelModel:
         """The declaration for native code: one layer on the item's embedding."""

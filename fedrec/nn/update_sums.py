@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of clients' updates in compiled code, without large temporary tensors."""
+"""Sums of clients' updates, and steps of rows, in compiled code without large temporary tensors."""
 
 import numpy as np
 
@@ -68,6 +68,23 @@ def add_rows(totals, slots, rows, used, start, touched, counts, values, shares):
             for i in range(total.size):
                 total[i] += share * (np.float64(own[i]) - np.float64(before[i]))
     return used
+
+
+@compiled
+def add_to_rows(table, places, moves, factor):
+    """Add factor times moves to rows of a table, one after the other.
+
+    Args:
+        table: `float32 [R, d]`.
+        places: `int64 [N]`.
+        moves: `float32 [N, d]`.
+        factor: `float32`.
+    """
+    for place in range(len(places)):
+        own = table[places[place]]
+        move = moves[place]
+        for i in range(own.size):
+            own[i] += factor * move[i]
 
 
 @compiled

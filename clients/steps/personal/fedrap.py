@@ -34,7 +34,8 @@ from fedrec.cohort.results import Trained
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Parameters
 from fedrec.models.personal.fedrap import Fedrap
-from fedrec.nn.layers import weighted_cross_entropy
+from fedrec.nn.layers import single_output, weighted_cross_entropy
+from fedrec.nn.table_rows import add_to_rows, rows_at
 
 SHARED = "item.id"
 PERSONAL = "item.personal"
@@ -103,7 +104,7 @@ class FedrapStep(ShuffledStep):
             .clone(memory_format=torch.contiguous_format)
             for name in PRIVATE
         }
-        values[SHARED] = parameters[SHARED][block.touched]
+        values[SHARED] = rows_at(parameters[SHARED], block.touched)
         losses = torch.zeros(len(block.active), len(block), device=values[SHARED].device)
         for step, active in enumerate(block.active):
             losses[step, :active] = self._descend_together(values, block, step, active)
@@ -143,7 +144,7 @@ class FedrapStep(ShuffledStep):
         weights = block.weights[step, :active]
         weight = values[WEIGHT][:active]
         added = shared + personal
-        predicted = torch.bmm(added, weight).squeeze(-1) + values[BIAS][:active]
+        predicted = single_output(added, weight) + values[BIAS][:active]
         losses = weighted_cross_entropy(predicted, labels, weights)
         error = (torch.sigmoid(predicted) - labels) * weights
         fitted = error.unsqueeze(-1) * weight.transpose(1, 2)
@@ -153,11 +154,11 @@ class FedrapStep(ShuffledStep):
             SHARED: fitted + parted + config.sparse * share * shared.sign(),
             PERSONAL: fitted - parted,
         }
-        weight.sub_(torch.bmm(added.transpose(1, 2), error.unsqueeze(-1)), alpha=rates[WEIGHT])
+        weight.sub_(torch.bmm(error.unsqueeze(1), added).mT, alpha=rates[WEIGHT])
         values[BIAS][:active].sub_(error.sum(1, keepdim=True), alpha=rates[BIAS])
         for name, move in moves.items():
             if rates[name]:
-                flat[name].index_add_(0, places[name], move.flatten(0, 1), alpha=-rates[name])
+                add_to_rows(flat[name], places[name], move.flatten(0, 1), -rates[name])
         return losses
 
 

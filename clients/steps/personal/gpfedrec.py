@@ -29,6 +29,8 @@ from fedrec.cohort.block import Block
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Parameters
 from fedrec.models.personal.gpfedrec import Gpfedrec
+from fedrec.nn.layers import all_rows
+from fedrec.nn.table_rows import add_to_rows
 
 ITEMS = "item.id"
 GUIDE = "item.guide"
@@ -123,7 +125,7 @@ class GpfedrecStep(ShuffledStep):
         leaves = {n: v[:active].detach().requires_grad_() for n, v in values.items() if n != ITEMS}
         own = flat.index_select(0, places).view(active, width, -1)
         leaves[ITEMS] = own.requires_grad_()
-        rows = torch.arange(width, device=self.device).expand(active, -1)
+        rows = all_rows(active, width, flat.device)
         predicted = self.model.predict(leaves, (), block.items[step, :active], rows=rows)
         losses = self.model.loss(
             predicted, block.labels[step, :active], block.weights[step, :active]
@@ -133,7 +135,7 @@ class GpfedrecStep(ShuffledStep):
         )
         table[:active].lerp_(guide[:active], self.config.pull)
         moved = found.pop(ITEMS).flatten(0, 1)
-        flat.index_add_(0, places, moved, alpha=-self._rate(ITEMS))
+        add_to_rows(flat, places, moved, -self._rate(ITEMS))
         for name, gradient in found.items():
             values[name][:active].sub_(gradient, alpha=self._rate(name))
         return losses.detach()

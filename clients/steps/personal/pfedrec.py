@@ -23,7 +23,8 @@ from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
 from fedrec.models.base import Parameters
 from fedrec.models.pfedrec import Pfedrec
-from fedrec.nn.layers import weighted_cross_entropy
+from fedrec.nn.layers import single_output, weighted_cross_entropy
+from fedrec.nn.table_rows import add_to_rows, rows_at
 
 WEIGHT = "score.weight"
 BIAS = "score.bias"
@@ -66,7 +67,7 @@ class PfedrecStep(ShuffledStep):
             .clone()
             for name in (WEIGHT, BIAS)
         }
-        table = parameters[ITEMS][block.touched]
+        table = rows_at(parameters[ITEMS], block.touched)
         losses = torch.zeros(len(block.active), len(block), device=table.device)
         for step, active in enumerate(block.active):
             losses[step, :active] = self._turns_together(score, table, block, step, active)
@@ -88,13 +89,13 @@ class PfedrecStep(ShuffledStep):
         weights = block.weights[step, :active]
         weight = score[WEIGHT][:active]
         bias = score[BIAS][:active]
-        predicted = torch.bmm(rows, weight).squeeze(-1) + bias
+        predicted = single_output(rows, weight) + bias
         losses = weighted_cross_entropy(predicted, labels, weights)
         error = (torch.sigmoid(predicted) - labels) * weights
-        weight.sub_(torch.bmm(rows.transpose(1, 2), error.unsqueeze(-1)), alpha=rate)
+        weight.sub_(torch.bmm(error.unsqueeze(1), rows).mT, alpha=rate)
         bias.sub_(error.sum(1, keepdim=True), alpha=rate)
-        predicted = torch.bmm(rows, weight).squeeze(-1) + bias
+        predicted = single_output(rows, weight) + bias
         error = (torch.sigmoid(predicted) - labels) * weights
         moved = (error.unsqueeze(-1) * weight.transpose(1, 2)).flatten(0, 1)
-        flat.index_add_(0, places, moved, alpha=-rate * self.config.item_rate)
+        add_to_rows(flat, places, moved, -rate * self.config.item_rate)
         return losses

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedrec.config import Config, Width
 from fedrec.models.base import INIT_STD, Model, Parameters, Users
-from fedrec.nn.layers import gather_rows
+from fedrec.nn.layers import gather_rows, single_output
 
 
 class FedrapConfig(Config):
@@ -56,4 +56,4 @@ class Fedrap(Model):
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         shared = gather_rows(parameters["item.id"], items if rows is None else rows)
         added = shared + gather_rows(parameters["item.personal"], items)
-        return torch.bmm(added, parameters["score.weight"]).squeeze(-1) + parameters["score.bias"]
+        return single_output(added, parameters["score.weight"]) + parameters["score.bias"]

@@ -37,7 +37,7 @@ from fedrec.data.features import FeatureNames
 from fedrec.data.negatives import draw_negatives
 from fedrec.data.schema import Schema
 from fedrec.models.base import HistoryModel, Parameters
-from fedrec.nn.catalogue_softmax import catalogue_cross_entropy
+from fedrec.nn.catalogue_softmax import catalogue_cross_entropy, sampled_cross_entropy
 from fedrec.nn.item_vectors import ItemVectors
 from fedrec.nn.layers import gather_rows
 
@@ -197,15 +197,22 @@ class SequenceModel(HistoryModel):
         these and then of the sequence."""
         others, own = embedded.split((drawn, embedded.shape[2] - drawn), 2)
         states = self._states(parameters, own[:, :, :-1], counts, kept)
-        wanted = (states * own[:, :, 1:]).sum(-1)
+        targets = own[:, :, 1:]
         real = _real(states, counts)
         if self.config.loss == "binary":
+            wanted = (states * targets).sum(-1)
             others = others.unflatten(2, (states.shape[2], -1))
             refused = F.softplus((others * states.unsqueeze(3)).sum(-1)).mean(-1)
             return ((F.softplus(-wanted) + refused) * real).sum((1, 2))
         scale = math.log((self.schema.num_items - 1) / drawn)
-        total = torch.logaddexp(wanted, (states @ others.mT).logsumexp(3) + scale)
-        return ((total - wanted) * real).sum((1, 2))
+        losses = sampled_cross_entropy(
+            states.flatten(0, 1),
+            targets.flatten(0, 1),
+            others.flatten(0, 1),
+            scale,
+            real.flatten(0, 1).to(states),
+        )
+        return losses.view(counts.shape).sum(1)
 
     def training_loss(
         self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
@@ -271,7 +278,7 @@ class SequenceModel(HistoryModel):
 
 def padded_width(places: np.ndarray, longest: int) -> np.ndarray:
     """The width of the rectangle for sequences of so many places, `int64 [...]`; 0 without any."""
-    return np.minimum(-(-places // _WIDTH_STEP) * _WIDTH_STEP, longest).clip(min=0)
+    return np.maximum(np.minimum(-(-places // _WIDTH_STEP) * _WIDTH_STEP, longest), 0)
 
 
 def _real(states: Tensor, counts: Tensor) -> Tensor:
