@@ -19,7 +19,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +27,7 @@ import pandas as pd
 
 from fedrec.experiment.loading import load as load_experiment
 from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
 from simulations import runner
 from simulations.deployment import launch, operator
 from simulations.deployment.initialise import initialise
@@ -149,14 +150,19 @@ def experiment(nodes: int, count: int, users: int = 600, everybody: bool = False
 
 @contextmanager
 def deployed(
-    table: dict, nodes: int, port: int, wait: float = 300
+    table: dict,
+    nodes: int,
+    port: int,
+    wait: float = 300,
+    prepare: Callable[[Deployment], None] = lambda deployment: None,
 ) -> Iterator[tuple[Deployment, float]]:
     """A running deployment with shards of an experiment's dataset, and the seconds that its start
-    took."""
+    took; `prepare` may change the folders of its nodes before."""
     with tempfile.TemporaryDirectory(prefix="fedrec-measured-") as folder:
         settings = {"nodes": nodes, "port": port, "superlink-port": port + 1, "node-port": port + 2}
         deployment = initialise(Path(folder) / "d", DeploymentConfig.parse(settings))
         deployment = cut_for(deployment, load_experiment(table))
+        prepare(deployment)
         started = time.perf_counter()
         try:
             operator.up(deployment, wait=wait)
@@ -167,9 +173,13 @@ def deployed(
 
 def deployed_rounds(deployment: Deployment, table: dict) -> list[float]:
     """Seconds of each round of a run."""
+    return pd.read_csv(deployed_run(deployment, table).folder / "timings.csv")["seconds"].tolist()
+
+
+def deployed_run(deployment: Deployment, table: dict) -> Result:
+    """A run to its end; its folder is `runs/measured` of the deployment."""
     folder = RunFolder.create(launch.settled(table), deployment.path / "runs" / "measured")
-    launch.wait(deployment, folder, launch.start(deployment, folder))
-    return pd.read_csv(folder.path / "timings.csv")["seconds"].tolist()
+    return launch.wait(deployment, folder, launch.start(deployment, folder))
 
 
 def tree(pid: int) -> list[int]:
