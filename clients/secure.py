@@ -110,9 +110,12 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
     return ShareReply(mask_key, masks.commitment_of(self_seed), joined(sealed, nodes, SEALED_BYTES))
 
 
-def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> np.ndarray:
-    """Train the clients of an order; returns their masked sum and counts, `uint64 [n]`. On a real
-    node, a sum that is too large for the fixed point counts as zero.
+def masked_sum(
+    node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder
+) -> dict[str, np.ndarray]:
+    """Train the clients of an order; returns their masked sum and counts, as the parts that are
+    sent (`vector.sent_parts`). On a real node, a sum that is too large for the fixed point counts
+    as zero.
 
     Raises:
         RefusalError: the order is not one of the node's present session or has other terms, a sum
@@ -133,7 +136,7 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     mask_keys = there(pieces(secure.mask_keys, KEY_BYTES))
     counts = counts_in(secrets["counts"])
     bits = _read(secrets["bits"])
-    _refuse_other_order(node, order, counts, place, bits)
+    form = _form_of_order(node, order, counts, place, bits)
     if digest_of(order, arrays) != secrets["training"]:
         raise _unsound("a training order other than the one that the nodes agreed on")
     kept = _received(node, secure, secrets, mask_keys)
@@ -153,12 +156,13 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
             f"an order in which {reply.clients} of its clients take part: the sum would have only"
             " other nodes' clients"
         )
-    numbers = _encoded(node, reply, arrays, shapes, bits, len(counts))
+    numbers = _encoded(node, reply, arrays, shapes, form, len(counts))
     numbers += masks.own_mask(secrets["self-seed"], len(numbers))
     others = masks.without(mask_keys, place)
-    return numbers + masks.pairwise_mask(
+    numbers += masks.pairwise_mask(
         masks.key_of(secrets["mask-seed"]), place, others, secure.session, len(numbers)
     )
+    return vector.sent_parts(numbers, form.kind)
 
 
 def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
@@ -206,19 +210,19 @@ def _encoded(
     reply: TrainSum,
     arrays: Mapping[str, np.ndarray],
     shapes: vector.Shapes,
-    bits: int,
+    form: vector.Form,
     nodes: int,
 ) -> np.ndarray:
     """A reply as integers; zero where it is too large and the node must not reveal this."""
     try:
-        return vector.encoded(reply, arrays, shapes, bits, nodes)
+        return vector.encoded(reply, arrays, shapes, form, nodes)
     except ClientError as error:
         if not node.hides_failures:
             raise
         log.error("the node's sum is too large and counts as zero", exc_info=error)
         zeros: dict[str, Change] = {name: np.zeros_like(arrays[name]) for name in shapes}
         nothing = TrainSum(zeros, reply.clients, 0.0, 0, 0.0, 0)
-        return vector.encoded(nothing, arrays, shapes, bits, nodes)
+        return vector.encoded(nothing, arrays, shapes, form, nodes)
 
 
 def _received(
@@ -283,19 +287,19 @@ def _refuse_terms(node: Node, order: ShareOrder, nodes: int) -> None:
         raise _unsound(f"{order.bits} binary digits")
 
 
-def _refuse_other_order(
+def _form_of_order(
     node: Node, order: TrainOrder, counts: Sequence[int], place: int, bits: int
-) -> None:
-    """Refuse an order whose terms differ from those of the session, or do not follow from the
-    experiment."""
+) -> vector.Form:
+    """The form of the numbers of an order; refuses one whose terms differ from those of the
+    session, or do not follow from the experiment."""
     if order.clients is None or len(set(order.clients.tolist())) != counts[place]:
         raise _unsound(
             f"an order for other clients than the {counts[place]} that the other nodes were given"
         )
-    bound = vector.bound_of(order.protection, sum(counts), _settings(node).largest)
-    expected = fixed_point.bits_for(bound, len(counts))
-    if bits != expected:
-        raise _unsound(f"{bits} binary digits, where {expected} follow from the experiment")
+    form = vector.Form.of(node.experiment, _settings(node), order, counts)
+    if bits != form.bits:
+        raise _unsound(f"{bits} binary digits, where {form.bits} follow from the experiment")
+    return form
 
 
 def _terms(order: ShareOrder) -> bytes:

@@ -61,6 +61,7 @@ class DeviceNode(Node):
 
     hides_failures = True
     sums_once = True
+    sends_compressed = True
 
     def __init__(
         self,

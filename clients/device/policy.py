@@ -110,15 +110,14 @@ class Policy(Config):
         if experiment.adversary is not None:
             attack = f"attack {experiment.adversary.attack.name!r}"
             raise _simulated("malicious clients exist in simulations alone", "adversary", attack)
-        if experiment.compression is not None:
-            found = f"compression {experiment.compression.name!r}"
-            raise _simulated("nodes of deployments do not compress updates", "compression", found)
         for name in ("devices", "asynchronous"):
             if getattr(experiment, name) is not None:
                 raise _simulated("real nodes have their own time", name, f"a table [{name}]")
         self._examine("model", registry.MODEL, experiment.model)
         self._examine("split", registry.SPLIT, experiment.split)
         self._examine("step", registry.STEP, experiment.step)
+        if experiment.compression is not None:
+            self._examine("compression", registry.COMPRESSION, experiment.compression)
         if experiment.privacy is not None:
             chosen = experiment.privacy.mechanism
             table = {"name": chosen} if isinstance(chosen, str) else chosen

@@ -66,6 +66,8 @@ class Node:
     hides_failures = False
     """Whether a client whose training fails counts as zero where its update is protected or masked,
     so that the answer does not reveal the failure."""
+    sends_compressed = False
+    """Whether it sends what its clients compressed; otherwise their sum, as for a simulation."""
     identity: Identity | None = None
     """Its certificate for other nodes, and the authority that it checks theirs with."""
 

@@ -14,15 +14,14 @@ import numpy as np
 
 from clients.storage.private_state import PrivateState
 from fedrec.cohort.outcome import Outcome
-from fedrec.components.registry import COMPRESSION
-from fedrec.compression.base import Compression, bytes_of
+from fedrec.compression.codec import Codec
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import component_of
 from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.clipping import Clip
+from fedrec.protocol.compact import network_bytes
+from fedrec.protocol.orders import SentUpdate
 from fedrec.protocol.sparse_update import Change, SparseUpdate, added, dense_change, scaled
-from fedrec.rng import stream
 
 _ERROR = "compression/"  # prefix of what a client keeps of its last update
 
@@ -34,20 +33,18 @@ class CompressedUpdates:
     """Compresses the updates of clients in a round.
 
     Attributes:
-        compression: how.
-        seed: of the experiment.
-        round: the round.
+        codec: how.
         store: where clients keep what was left out; None: nowhere.
         private: names of the parameters that stay with the clients.
+        passed_on: what each client sent so far, if the node sends it on; None: it sends the sum.
         bytes: of what the clients sent so far.
         errors: what each client keeps for its next update, with names of their own.
     """
 
-    compression: Compression
-    seed: int
-    round: int
+    codec: Codec
     store: PrivateState | None
     private: Collection[str] = ()
+    passed_on: list[SentUpdate] | None = None
     bytes: int = 0
     errors: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
@@ -58,24 +55,26 @@ class CompressedUpdates:
         round_: int,
         store: PrivateState | None,
         private: Collection[str],
+        *,
+        passes_on: bool = False,
     ) -> CompressedUpdates | None:
         """The compression of an experiment; None: it has none.
 
         Raises:
             ExperimentError: clients have to keep what was left out, and there is no place for it.
         """
-        if experiment.compression is None:
+        codec = Codec.of(experiment, round_)
+        if codec is None or experiment.compression is None:
             return None
-        section = experiment.compression
-        made = component_of(COMPRESSION, section)
-        if made.keeps_error and store is None:
+        if codec.compression.keeps_error and store is None:
             raise ExperimentError(
                 "clients cannot keep what a compression leaves out",
                 expected="a run folder, for the private state of the clients",
-                got=f"compression {section.name!r} with error feedback, and no folder",
+                got=f"compression {experiment.compression.name!r} with error feedback, and no"
+                " folder",
                 fix="give the run an output folder, or set compression.error-feedback = false",
             )
-        return cls(made, experiment.seed, round_, store, private)
+        return cls(codec, store, private, [] if passes_on else None)
 
     def of_block(
         self,
@@ -116,10 +115,8 @@ class CompressedUpdates:
                     name: added(change, _in_form(before[place][name], name in tables), arrays[name])
                     for name, change in update.items()
                 }
-            decoded = self._sent(client, update, arrays)
-            if clip is not None:
-                decoded = _clipped(decoded, clip)
-            if self.compression.keeps_error and self.round:  # 0: a trial, whose reply is discarded
+            decoded = self._sent(client, update, arrays, clip, share if clip is None else 1.0)
+            if self._keeps_error and self.codec.round:  # 0: a trial, whose reply is discarded
                 left = {name: _left(update[name], decoded[name], arrays[name]) for name in names}
                 self.errors[client] = add_prefix({_ERROR: left})
             if clip is None and share != 1:
@@ -127,24 +124,31 @@ class CompressedUpdates:
             found.append({name: _in_form(one, name in tables) for name, one in decoded.items()})
         return found
 
-    def _sent(self, client: int, update: Mapping[str, Change], arrays: Arrays) -> dict[str, Change]:
+    def _sent(
+        self,
+        client: int,
+        update: Mapping[str, Change],
+        arrays: Arrays,
+        clip: Clip | None,
+        share: float,
+    ) -> dict[str, Change]:
         """What the server decodes of an update; its bytes are counted."""
-        random = stream(self.seed, "compression", client, self.round)
-        sent = {}
-        for name, change in update.items():
-            payload = self.compression.encode(change, random, self._common(name))
-            self.bytes += bytes_of(payload)
-            sent[name] = self.compression.decode(payload, arrays[name].shape, self._common(name))
-        return sent
+        shapes = {name: arrays[name].shape for name in update}
+        payloads, decoded = self.codec.encoded(client, update, shapes, clip)
+        self.bytes += sum(network_bytes(payload) for payload in payloads.values())
+        if self.passed_on is not None:
+            self.passed_on.append(SentUpdate(payloads, share))
+        return decoded
 
-    def _common(self, name: str) -> np.random.Generator:
-        return stream(self.seed, f"compression/{name}", self.round)
+    @property
+    def _keeps_error(self) -> bool:
+        return self.codec.compression.keeps_error
 
     def _errors_before(self, clients: Sequence[int]) -> list[dict[str, np.ndarray]]:
         """What each client kept of its last update, whole arrays."""
-        if not self.compression.keeps_error or self.store is None:
+        if not self._keeps_error or self.store is None:
             return [{} for _ in clients]
-        kept = self.store.load_all(clients, self.round)
+        kept = self.store.load_all(clients, self.codec.round)
         return [strip_prefix(_ERROR, one) for one in kept]
 
 
@@ -161,16 +165,6 @@ def _in_form(change: Change, table: bool) -> Change:
         return change
     rows = np.flatnonzero(change.any(axis=tuple(range(1, change.ndim))))
     return SparseUpdate(change.shape, rows, change[rows])
-
-
-def _clipped(sent: Mapping[str, Change], clip: Clip) -> dict[str, Change]:
-    """Changes scaled to the clip, which rounding may exceed."""
-    parts = {
-        name: change.values if isinstance(change, SparseUpdate) else change
-        for name, change in sent.items()
-    }
-    factor = float(clip.factors(np.array([clip.measure(parts)]))[0])
-    return dict(sent) if factor == 1 else {n: scaled(one, factor) for n, one in sent.items()}
 
 
 def _left(update: Change, sent: Change, table: np.ndarray) -> np.ndarray:

@@ -67,7 +67,13 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     private = work.step.private_names(list(work.parameters))
     if isinstance(work.step.config, PersonalNoise):
         _refuse_compression(node, "clients' own noise is on every number")
-    compressed = CompressedUpdates.of(node.experiment, order.round, node.private, private)
+    compressed = CompressedUpdates.of(
+        node.experiment,
+        order.round,
+        node.private,
+        private,
+        passes_on=node.sends_compressed and order.secure is None and order.clients is not None,
+    )
     total = UpdateSum(
         arrays,
         node.model.item_tables,

@@ -116,6 +116,7 @@ class UpdateSum:
             self.losses,
             self.unclipped,
             self.sent,
+            None if self.compressed is None else self.compressed.passed_on,
         )
 
     @property

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of a compression: what a client sends of its update, and what is made of it.
 
-Compression comes after the clip and before the sum. What is decoded is clipped once more, by a
-factor that the client puts into what it sends, so that one client moves the sum by no more than
-without compression, and the privacy of a run is the same: decoding is a function of one client's
-data and of chance. Noise of the server comes later.
+Compression comes after the clip and before the sum. An update whose decoded form has a larger norm
+than the clip is scaled down before it is encoded (`Codec`), so that one client moves the sum by no
+more than without compression, and the privacy of a run is the same: decoding is a function of one
+client's data and of chance. Noise of the server comes later.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,15 @@ from fedrec.protocol.sparse_update import Change, SparseUpdate
 
 Payload = Mapping[str, np.ndarray]
 """The arrays that are sent of one parameter; their bytes are what is counted."""
+
+
+class Grid(NamedTuple):
+    """Numbers to which all clients round alike: whole multiples of a step."""
+
+    step: float
+    """Distance of neighbouring numbers."""
+    most: int
+    """Largest multiple, on either side of zero."""
 
 
 class Compression(ABC):
@@ -43,6 +52,12 @@ class Compression(ABC):
         """Whether a client adds what was left out to its next update (error feedback), which it
         keeps with its private state; default: no."""
         return False
+
+    @property
+    def grid(self) -> Grid | None:
+        """The grid that every decoded number is on, which depends on nothing but the settings, so
+        that sums of updates are sums of small integers; default: there is none."""
+        return None
 
     @abstractmethod
     def encode(
@@ -101,8 +116,3 @@ def values_shape(payload: Payload, shape: tuple[int, ...]) -> tuple[int, ...]:
 def row_numbers(rows: np.ndarray, length: int) -> np.ndarray:
     """Row numbers `[R]` in the smallest unsigned type for a table of that length."""
     return rows.astype(np.min_scalar_type(max(0, length - 1)))
-
-
-def bytes_of(payload: Payload) -> int:
-    """Bytes that are sent."""
-    return sum(array.nbytes for array in payload.values())

@@ -3,7 +3,8 @@
 Grubic, Li, Tomioka and Vojnovic 2017, "QSGD", with the largest value of a row in place of its
 norm).
 
-With b bits there are 2^(b - 1) - 1 steps on either side of zero, so that zero is exact.
+With b bits there are 2^(b - 1) - 1 steps on either side of zero, so that zero is exact. Instead of
+a scale for each row, all rows may have one that is agreed and not sent; larger numbers are cut.
 """
 
 from __future__ import annotations
@@ -18,22 +19,33 @@ Bits = Literal[2, 4, 8, 32]
 """Bits of a number; 32: as it is."""
 
 
-def quantised(values: np.ndarray, bits: Bits, random: np.random.Generator) -> dict[str, np.ndarray]:
+def steps_of(bits: Bits) -> int:
+    """Number of steps on either side of zero, of 2, 4 or 8 bits."""
+    return 2 ** (bits - 1) - 1
+
+
+def quantised(
+    values: np.ndarray, bits: Bits, random: np.random.Generator, scale: float | None = None
+) -> dict[str, np.ndarray]:
     """Codes and scales of values `[rows, ...]`; of one dimension: of one row.
 
     Args:
         values: finite numbers.
         bits: of a number.
         random: what is rounded up.
+        scale: of all rows, not for 32 bits; None: each has its own.
 
     Returns:
-        `codes`, bytes of 8 / bits numbers each, and `scales`, `float32 [rows]`; with 32 bits
-        `values`, `float32`.
+        `codes`, bytes of 8 / bits numbers each, and `scales`, `float32 [rows]`, unless they have
+        one; with 32 bits `values`, `float32`.
     """
     if bits == 32:
         return {"values": values.astype(np.float32)}
     rows = np.asarray(values, dtype=np.float64).reshape(_rows_of(values.shape))
-    steps = 2 ** (bits - 1) - 1
+    steps = steps_of(bits)
+    if scale is not None:
+        codes = np.floor(np.clip(rows / scale, -1, 1) * steps + random.random(rows.shape)) + steps
+        return {"codes": _packed(codes.ravel().astype(np.uint8), bits)}
     largest = np.abs(rows).max(axis=1, initial=0.0)
     scales = largest.astype(np.float32)
     # rounded up, so that no value is above its scale
@@ -43,12 +55,16 @@ def quantised(values: np.ndarray, bits: Bits, random: np.random.Generator) -> di
     return {"codes": _packed(codes.ravel().astype(np.uint8), bits), "scales": scales}
 
 
-def restored(sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits) -> np.ndarray:
+def restored(
+    sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits, scale: float | None = None
+) -> np.ndarray:
     """The values `float64 [rows, ...]` of `quantised`."""
     if bits == 32:
         return sent["values"].astype(np.float64).reshape(shape)
-    steps = 2 ** (bits - 1) - 1
+    steps = steps_of(bits)
     codes = _unpacked(sent["codes"], bits)[: math.prod(shape)].astype(np.float64) - steps
+    if scale is not None:
+        return (codes * (scale / steps)).reshape(shape)
     rows = codes.reshape(_rows_of(shape))
     return (rows / steps * sent["scales"].astype(np.float64)[:, None]).reshape(shape)
 

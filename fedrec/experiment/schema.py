@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedrec.components import registry
 from fedrec.devices.devices import DevicesConfig
+from fedrec.experiment.common_grid import common_grid
 from fedrec.experiment.lateness import Lateness
 from fedrec.experiment.sections import (
     Section,
@@ -153,11 +154,6 @@ class Experiment(DataSettings):
     def _compresses_sums_alone(self) -> Self:
         if self.compression is None:
             return self
-        if self.secure_aggregation:
-            raise ValueError(
-                "[compression] without secure-aggregation, whose masks cover whole parameters: a"
-                " masked message is as large as all of them, whatever is sent"
-            )
         if self.privacy is not None and self.privacy.placement != "central":
             raise ValueError(
                 "[compression] with privacy.placement = 'central': noise that a client adds is on"
@@ -226,6 +222,8 @@ class Experiment(DataSettings):
             sections["compression"] = resolved_section(
                 registry.COMPRESSION, self.compression, seed=self.seed
             )
+            if self.secure_aggregation:
+                common_grid(self.compression)  # refuses others
         if self.privacy is not None and self.federated:
             sections["privacy"] = self.privacy.resolved()
         resolved = self.model_copy(update=sections)

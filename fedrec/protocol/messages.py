@@ -27,6 +27,8 @@ from fedrec.errors import RefusalError
 from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
+from fedrec.protocol.compact import network_bytes
+from fedrec.protocol.compressed import arrays_as_updates, updates_as_arrays
 from fedrec.protocol.orders import (
     EvaluateOrder,
     ItemQuery,
@@ -50,6 +52,7 @@ SECURE_UNMASK = "query.secure_unmask"
 _ROWS = "#rows"
 _VALUES = "#values"
 _TABLE = "#table"  # a table of which only some rows changed, in three arrays
+_SHARES = "shares"  # factors of compressed updates, which stand for their sum
 _SUM = "sum/"  # prefix of the sums over clients in the answer to an evaluation
 _SECURE = "secure-"  # prefix of the settings of a training order for secure aggregation
 OVERRIDES = ("proximal-mu",)
@@ -209,14 +212,24 @@ def pack_sum(reply: TrainSum) -> RecordDict:
     arrays = {
         key: array for name, change in reply.total.items() for key, array in _spelled(name, change)
     }
+    if reply.updates:
+        compressed = updates_as_arrays(reply.updates)
+        if network_bytes(compressed) < network_bytes(arrays):
+            arrays = compressed
+            metrics[_SHARES] = [float(one.share) for one in reply.updates]
     return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics})
 
 
 def unpack_sum(content: RecordDict) -> TrainSum:
-    """A node's sum of updates."""
+    """A node's sum of updates, or the compressed updates of which it is."""
     metrics: Any = content[METRICS]
+    arrays = read_arrays(content)
+    updates = None
+    if _SHARES in metrics:
+        updates = arrays_as_updates(arrays, list(metrics[_SHARES]))
+        arrays = {}
     return TrainSum(
-        total=_changes(read_arrays(content)),
+        total=_changes(arrays),
         clients=int(metrics["num-clients"]),
         weight=float(metrics["weight"]),
         examples=int(metrics["num-examples"]),
@@ -224,6 +237,7 @@ def unpack_sum(content: RecordDict) -> TrainSum:
         losses=int(metrics["loss-count"]),
         unclipped=int(metrics["unclipped"]),
         sent=int(metrics["bytes"]),
+        updates=updates,
     )
 
 

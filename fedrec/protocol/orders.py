@@ -109,6 +109,19 @@ class ItemQuery:
 
 
 @dataclass(frozen=True, eq=False)
+class SentUpdate:
+    """A client's compressed update.
+
+    Attributes:
+        payloads: the arrays that are sent of each parameter, by name.
+        share: factor of the update in the sum.
+    """
+
+    payloads: Mapping[str, Mapping[str, np.ndarray]]
+    share: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
 class TrainSum:
     """A node's sum over the clients that it trained.
 
@@ -124,6 +137,8 @@ class TrainSum:
             it.
         sent: bytes that its clients would send, each as a device of its own (`compact`); 0 if that
             is not told.
+        updates: the compressed updates of which it is the sum, which are sent in its place if they
+            are shorter; None: it is sent.
     """
 
     total: dict[str, Change]
@@ -134,6 +149,7 @@ class TrainSum:
     losses: int
     unclipped: int = 0
     sent: int = 0
+    updates: Sequence[SentUpdate] | None = None
 
 
 @dataclass(frozen=True, eq=False)

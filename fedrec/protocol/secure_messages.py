@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -18,22 +19,30 @@ _MOST_PROOF = 8192  # bytes
 AnyWords = TypeVar("AnyWords", bound=Words)
 
 
-def pack_masked(numbers: np.ndarray) -> RecordDict:
-    """The answer to a training message under secure aggregation: only the masked sum, `uint64
-    [n]`."""
-    return RecordDict({ARRAYS: to_record({"masked": numbers})})
+def pack_masked(parts: Mapping[str, np.ndarray]) -> RecordDict:
+    """The answer to a training message under secure aggregation: only the masked sum, as its parts
+    (`fedrec.secure.vector.sent_parts`)."""
+    return RecordDict({ARRAYS: to_record(parts)})
 
 
-def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
+def unpack_masked(content: RecordDict, like: Mapping[str, np.ndarray]) -> np.ndarray:
     """A node's masked sum, `uint64 [length]`, which is untrusted input.
 
+    Args:
+        content: the answer.
+        like: parts of the expected types and lengths.
+
     Raises:
-        ValueError: it is not `uint64` of that length.
+        ValueError: its parts are others.
     """
-    numbers = read_arrays(content)["masked"]
-    if numbers.dtype != np.uint64 or numbers.shape != (length,):
-        raise ValueError(f"expected uint64 [{length}], got {numbers.dtype} {list(numbers.shape)}")
-    return numbers
+    arrays = read_arrays(content)
+    for name, one in like.items():
+        part = arrays[name]
+        if part.dtype != one.dtype or part.shape != one.shape:
+            raise ValueError(
+                f"expected {one.dtype} {list(one.shape)}, got {part.dtype} {list(part.shape)}"
+            )
+    return np.concatenate([arrays[name].astype(np.uint64) for name in like])
 
 
 def pack_words(words: Words) -> RecordDict:

@@ -55,7 +55,7 @@ class DeployedFederation(Federation):
         )
         super().__init__(experiment, grid)
         self._deployed = grid
-        self.validator = ReplyValidator(self.dropped)
+        self.validator = ReplyValidator(self.dropped, experiment)
 
     def refresh_roster(self) -> bool:
         """Look for new nodes; whether `roster` has changed."""

@@ -68,16 +68,21 @@ class DeployedGrid(WrappedGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         return self._push(list(messages), None)
 
-    def _push(self, messages: list[Message], timeout: float | None) -> list[str]:
-        """Push messages with a time to live in seconds; repeated while the server is offline."""
+    def _push(self, messages: list[Message], deadline: float | None) -> list[str]:
+        """Push messages that live until a deadline; repeated while the server is offline. For those
+        that are left when it has come, the identifier is empty."""
         packed: dict[int, ArrayRecord] = {}
         for message in messages:
             for_the_network(message.content, packed)
 
         pushed: list[str] = []
         for first in range(0, len(messages), _AT_ONCE):
+            left = None if deadline is None else deadline - self._clock()
+            if left is not None and left <= 0:
+                log.warning("%d messages were not sent before the deadline", len(messages) - first)
+                return [*pushed, *[""] * (len(messages) - first)]
             pushed += self._patiently(
-                partial(self._push_some, messages[first : first + _AT_ONCE], timeout)
+                partial(self._push_some, messages[first : first + _AT_ONCE], left)
             )
         return pushed
 
@@ -102,7 +107,8 @@ class DeployedGrid(WrappedGrid):
         timeout: float | None = None,
         enough: Callable[[Sequence[Message]], bool] | None = None,
     ) -> Iterable[Message]:
-        """The replies that arrive before the deadline, at most one per message. A message to an
+        """The replies that arrive before the deadline, at most one per message; sending the
+        messages is part of the time. A message to an
         offline node is not sent and counts as unanswered. A node that missed a deadline gets no
         message the next 1, 2, 4, ... up to 16 times, because every round would wait for it.
 
@@ -117,12 +123,12 @@ class DeployedGrid(WrappedGrid):
             return []
         self._there = self._present(timeout)
         sent = [message for message in messages if self._asks(message.metadata.dst_node_id)]
+        deadline = None if timeout is None else self._clock() + timeout
         # With a time to live: a node that comes online later must not work on an expired message.
-        pushed = zip(self._push(sent, timeout), sent, strict=True) if sent else ()
+        pushed = zip(self._push(sent, deadline), sent, strict=True) if sent else ()
         waiting = {
             identifier: message.metadata.dst_node_id for identifier, message in pushed if identifier
         }
-        deadline = None if timeout is None else self._clock() + timeout
         replies: list[Message] = []
         silent: list[int] = []
         pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)

@@ -22,10 +22,18 @@ import pandas as pd
 from flwr.app import Message
 
 from fedrec.evaluation.metrics import ROWS
-from fedrec.protocol.messages import pack_each, unpack_each, unpack_parameters, unpack_sum
+from fedrec.experiment.schema import Experiment
+from fedrec.protocol.messages import (
+    pack_each,
+    unpack_each,
+    unpack_parameters,
+    unpack_sum,
+    unpack_train_order,
+)
 from fedrec.protocol.orders import TrainEach, TrainSum
 from fedrec.protocol.sparse_update import Change, SparseUpdate
 from fedrec.secure.vector import shapes_of, vector_bytes
+from server.deployed.decompression import decompressed
 from server.deployed.each_validation import (
     LARGEST_LOSS,
     norms_of,
@@ -66,9 +74,13 @@ class ReplyValidator:
 
     Args:
         dropped: records the rejected and the scaled ones.
+        experiment: whose compression nodes use; None: they send sums.
     """
 
-    def __init__(self, dropped: DroppedReplies | None = None) -> None:
+    def __init__(
+        self, dropped: DroppedReplies | None = None, experiment: Experiment | None = None
+    ) -> None:
+        self._experiment = experiment
         self._dropped = dropped or DroppedReplies()
         # by step, because updates of one phase say nothing about those of another
         self._norms: defaultdict[str, UsualSize] = defaultdict(UsualSize)
@@ -85,6 +97,7 @@ class ReplyValidator:
             theta: the parameters that were sent.
         """
         asked = {message.metadata.dst_node_id: _asked(message) for message in sent}
+        orders = {message.metadata.dst_node_id: message.content for message in sent}
         good: dict[int, Message] = {}
         unprotected: dict[int, tuple[float, float]] = {}
         apart: dict[int, TrainEach] = {}
@@ -98,6 +111,9 @@ class ReplyValidator:
                     apart[node] = self._sound(reply, clients, theta)
                     good[node] = reply
                     continue
+                if self._experiment is not None and self._experiment.compression is not None:
+                    order = unpack_train_order(orders[node])
+                    reply.content = decompressed(reply.content, self._experiment, order, theta)
                 size = _inspected(reply, asked[node], theta)
             except Exception as error:  # untrusted input may be anything
                 reason = "not asked for" if node not in asked else _reason(error)

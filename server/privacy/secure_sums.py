@@ -46,12 +46,12 @@ from fedrec.protocol.messages import (
     pack_train,
     unpack_train_order,
 )
-from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.records import ARRAYS
 from fedrec.protocol.secure import KEY_BYTES, SEALED_BYTES, SEED_BYTES, ShareReply, UnmaskReply
 from fedrec.protocol.secure_messages import pack_words, unpack_channel, unpack_masked, unpack_words
 from fedrec.protocol.zero_copy import zero_copy_arrays
-from fedrec.secure import fixed_point, vector
+from fedrec.secure import vector
 from fedrec.secure.common_order import digest_of
 from fedrec.secure.session import Session
 from server.cohorts.roster import Roster
@@ -165,11 +165,11 @@ class SecureSums:
         channels, proofs = (
             zip(*(self._channels[node] for node in nodes), strict=True) if nodes else ((), ())
         )
-        bits = self._bits(order, counts)
+        form = vector.Form.of(self.experiment, self.settings, order, counts)
         session = Session(
             channels,
             self.settings.quorum(len(nodes)),
-            bits,
+            form.bits,
             counts,
             digest_of(order, theta),
             proofs if any(proofs) else (),
@@ -179,11 +179,12 @@ class SecureSums:
             place: pack_train(record, replace(order, clients=groups[nodes[place]], secure=masking))
             for place, masking in session.mask_orders().items()
         }
+        like = vector.sent_parts(np.zeros(vector.length(shapes), dtype=np.uint64), form.kind)
         masked, replies = self._ask(
             nodes,
             orders,
             MessageType.TRAIN,
-            lambda found: unpack_masked(found, vector.length(shapes)),
+            lambda found: unpack_masked(found, like),
         )
         most = self.experiment.engine.max_failures
         answers([*heard, *replies], sent=list(groups), max_failures=most, dropped=self.dropped)
@@ -200,12 +201,7 @@ class SecureSums:
                 session.quorum,
             )
             return _nothing(shapes)
-        return vector.decoded(total, shapes, bits)
-
-    def _bits(self, order: TrainOrder, counts: Sequence[int]) -> int:
-        """Number of fractional bits, which every node computes from the same numbers."""
-        bound = vector.bound_of(order.protection, max(1, sum(counts)), self.settings.largest)
-        return fixed_point.bits_for(bound, max(len(counts), 1))
+        return vector.decoded(total, shapes, form)
 
     def _present(self, nodes: Sequence[int]) -> list[int]:
         """The online ones of some nodes; if they are too few for a sum, this waits for more, up to

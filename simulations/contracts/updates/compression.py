@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedrec.components.registry import COMPRESSION
-from fedrec.compression.base import Compression, Payload, bytes_of
+from fedrec.compression.base import Compression, Payload
+from fedrec.protocol.compact import network_bytes
 from fedrec.protocol.sparse_update import Change, SparseUpdate, dense_change
 from fedrec.rng import stream
 from simulations.contracts.base import RunContract, assert_equal, assert_that, same_bits, unchanged
@@ -44,8 +45,21 @@ class CompressionContract(RunContract):
         """No more bytes than rows and numbers as they are."""
         change = _changes()["rows"]
         plain = change.rows.nbytes + change.values.astype(np.float32).nbytes
-        sent = bytes_of(self._encoded(change))
+        sent = network_bytes(self._encoded(change))
         assert_that(0 < sent <= plain, f"{sent} bytes, where the update has {plain}")
+
+    def test_a_common_grid_has_all_numbers(self) -> None:
+        """Whole multiples of its step, and not too large ones; without a grid nothing is tested."""
+        grid = self._made().grid
+        if grid is None:
+            return
+        for name, change in _changes().items():
+            whole = dense_change(self._decoded(self._encoded(change), change.shape), np.zeros(0))
+            multiples = whole / grid.step
+            apart = float(np.abs(multiples - np.rint(multiples)).max(initial=0.0))
+            assert_that(apart < 1e-6, f"a number of {name} is off the grid")
+            most = float(np.abs(multiples).max(initial=0.0))
+            assert_that(most < grid.most + 0.5, f"{most:.0f} steps of {name}, above {grid.most}")
 
     def test_it_is_a_function_of_its_streams(self) -> None:
         """The same streams give the same bits, and the update is not changed in place."""

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from fedrec.compression.base import bytes_of
 from fedrec.compression.members.low_rank import LowRank
 from fedrec.compression.members.rounding import Rounding
 from fedrec.compression.members.top_k import TopK
 from fedrec.compression.quantiser import quantised, restored
+from fedrec.protocol.compact import network_bytes
 from fedrec.protocol.sparse_update import SparseUpdate, dense_change
 
 ROWS = np.array([0, 3, 4, 9, 250])
@@ -72,7 +72,7 @@ def test_no_bits_are_lost_with_32():
         wanted = dense_change(change, np.zeros(0))
         assert np.array_equal(dense_change(found, np.zeros(0)), wanted)
     sent = made(Rounding, bits=32).encode(table(), generator(), generator())
-    assert bytes_of(sent) == 5 * 16 * 4 + 5 * 2  # rows of a table of 300 fit two bytes
+    assert network_bytes(sent) == 5 * 16 * 4 + 5 * 2  # rows of a table of 300 fit two bytes
 
 
 def test_the_largest_rows_are_sent():
@@ -125,4 +125,4 @@ def test_low_rank_sends_what_is_narrow_as_it_is():
 )
 def test_bytes_are_those_that_are_sent(cls, settings, numbers):
     sent = made(cls, **settings).encode(table(), generator(), generator())
-    assert bytes_of(sent) == numbers == sum(len(array.tobytes()) for array in sent.values())
+    assert network_bytes(sent) == numbers == sum(len(array.tobytes()) for array in sent.values())

@@ -9,6 +9,7 @@ from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.sparse_update import SparseUpdate
 from fedrec.secure import vector
+from fedrec.secure.vector import Form
 
 
 @pytest.fixture
@@ -30,9 +31,9 @@ def answer(theta, number):
 def test_the_sum_of_vectors_is_the_sum_of_answers(theta):
     shapes = vector.shapes_of(theta, None)
     answers = [answer(theta, number) for number in (1, 2, 3)]
-    encoded = [vector.encoded(one, theta, shapes, 30, 3) for one in answers]
+    encoded = [vector.encoded(one, theta, shapes, Form(30), 3) for one in answers]
     assert {len(one) for one in encoded} == {vector.length(shapes)} == {6 + 1 + 6}
-    found = vector.decoded(np.sum(encoded, axis=0, dtype=np.uint64), shapes, 30)
+    found = vector.decoded(np.sum(encoded, axis=0, dtype=np.uint64), shapes, Form(30))
     for name, value in theta.items():
         expected = sum(one.total[name] for one in answers)
         assert found.total[name].shape == value.shape
@@ -52,7 +53,9 @@ def test_a_table_of_few_rows_is_sent_whole(theta):
     shapes = vector.shapes_of({"w": theta["w"]}, None)
     rows = SparseUpdate((2, 3), np.array([1]), np.ones((1, 3)), drift=-0.5)
     found = vector.decoded(
-        vector.encoded(TrainSum({"w": rows}, 1, 1.0, 1, 0.0, 0), theta, shapes, 40, 1), shapes, 40
+        vector.encoded(TrainSum({"w": rows}, 1, 1.0, 1, 0.0, 0), theta, shapes, Form(40), 1),
+        shapes,
+        Form(40),
     )
     np.testing.assert_allclose(
         found.total["w"], -0.5 * theta["w"].astype(float) + [[0] * 3, [1] * 3], atol=2**-40
@@ -80,4 +83,4 @@ def test_too_large_is_refused(theta, where):
     else:
         found = TrainSum(found.total, 1, 1.0, 1, 1e14, 1)
     with pytest.raises(ClientError, match="too large"):
-        vector.encoded(found, theta, vector.shapes_of(theta, None), 30, 3)
+        vector.encoded(found, theta, vector.shapes_of(theta, None), Form(30), 3)

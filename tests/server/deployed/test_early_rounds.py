@@ -105,6 +105,22 @@ def test_a_round_closes_at_its_deadline_and_the_late_are_counted(federation):
     assert nodes.now < 20
 
 
+def test_sending_is_part_of_the_time_and_messages_left_at_the_deadline_are_not_sent(federation):
+    """Four messages are announced at a time; each time takes 7 of the 10 seconds."""
+    found, nodes = federation(dict.fromkeys(range(1, 15), 0.5), "closing={deadline=10.0}")
+    push = nodes.push_messages
+
+    def slowly(messages):
+        nodes.now += 7
+        return push(messages)
+
+    nodes.push_messages = slowly
+    assert a_round(found) == [1, 2, 3, 4] and nodes.now == 14
+    assert nodes.asked == list(range(1, 9))  # the second four were sent, and let it pass
+    nodes.push_messages = push
+    assert a_round(found, 2) == [1, 2, 3, 4, *range(9, 15)]
+
+
 def test_a_round_closes_when_enough_have_answered(federation):
     """Four cohorts' clients are asked for three; whoever is late has missed no deadline."""
     found, nodes = federation(DELAYS, "closing={deadline=60.0, enough=0.6}")

@@ -18,7 +18,7 @@ from fedrec.protocol.messages import (
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder, TrainSum
 from fedrec.protocol.sparse_update import SparseUpdate, dense_change
 from fedrec.protocol.zero_copy import to_record
-from fedrec.secure.vector import decoded, encoded, shapes_of
+from fedrec.secure.vector import Form, decoded, encoded, shapes_of
 from server.deployed.reply_validation import ReplyValidator, evaluated, of_usual_size
 from server.exchange.dropped_replies import DroppedReplies
 
@@ -72,8 +72,8 @@ def test_honest_sums_pass_dense_and_by_rows():
 def test_a_sum_of_masked_answers_passes():
     """It says that every client sent the whole vector, counts included."""
     shapes = shapes_of(THETA, None)
-    vector = encoded(total(), THETA, shapes, 16, nodes=2)
-    found = decoded(vector, shapes, 16)
+    vector = encoded(total(), THETA, shapes, Form(16), nodes=2)
+    found = decoded(vector, shapes, Form(16))
     assert found.sent == 2 * vector.nbytes
     assert through(ReplyValidator(), found) == [2]
 

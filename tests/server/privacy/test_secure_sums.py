@@ -53,6 +53,7 @@ from fedrec.secure import masks, vector
 from fedrec.secure.common_order import digest_of
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
 from fedrec.secure.session import Session
+from fedrec.secure.vector import Form
 from server.cohorts.roster import Roster, call_roster
 from server.privacy.secure_sums import FEDERATION, secure_sums
 from server.strategy_checks import refuse_non_additive
@@ -299,7 +300,7 @@ def test_what_a_node_answers_is_masked_and_nothing_else(federation):
     made.secure()
     first, second = [
         [
-            zero_copy_arrays(reply.content["arrays"])["masked"]
+            np.concatenate(list(zero_copy_arrays(reply.content["arrays"]).values()))
             for _, step, reply in made.grid.heard
             if step == "train"
         ][turn : turn + 3]
@@ -307,20 +308,24 @@ def test_what_a_node_answers_is_masked_and_nothing_else(federation):
     ]
     shapes = vector.shapes_of(made.theta, None)
     for place, part in enumerate(made.sums_of(range(3))):
-        bare = vector.encoded(part, made.theta, shapes, made.sums._bits(made.order(), [6, 6, 6]), 3)
+        form = Form.of(made.experiment, made.sums.settings, made.order(), [6, 6, 6])
+        bare = vector.encoded(part, made.theta, shapes, form, 3)
         assert (first[place] != bare).mean() > 0.99
         assert (first[place] != second[place]).mean() > 0.99
         counts = np.bincount((first[place] - bare).view(np.uint8), minlength=256)
         assert counts.std() < 3 * np.sqrt(counts.mean())
     for _, step, reply in made.grid.heard:
         if step == "train":
-            assert list(reply.content) == ["arrays"] and list(reply.content["arrays"]) == ["masked"]
+            assert list(reply.content) == ["arrays"]
+            assert list(reply.content["arrays"]) == ["masked", "counts"]
 
 
 FORGERIES = {
     "a masked sum of another length": (
         "train",
-        lambda content: pack_masked(np.zeros(3, np.uint64)),
+        lambda content: pack_masked(
+            {"masked": np.zeros(3, np.uint64), "counts": np.zeros(6, np.uint64)}
+        ),
     ),
     "a bare sum": ("train", lambda content: pack_sum(TrainSum({}, 1, 1.0, 1, 0.0, 0))),
     "keys of another length": ("shares", lambda content: pack_words(ShareReply(b"", b"", b""))),
@@ -423,7 +428,7 @@ class Dialogue:
         channels, proofs = zip(*(secure.channel_key(node) for node in self.nodes), strict=True)
         counts = [len(made.groups[FIRST_NODE_ID + place]) for place in range(len(channels))]
         quorum = made.experiment.secure_aggregation.quorum(len(channels))
-        bits = made.sums._bits(made.order(), counts)
+        bits = Form.of(made.experiment, made.sums.settings, made.order(), counts).bits
         training = digest_of(made.order(), made.theta)
         self.session = Session(
             channels, quorum, bits, counts, training, proofs if certified else ()
@@ -447,7 +452,8 @@ class Dialogue:
         clients = self.made.groups[FIRST_NODE_ID + place]
         masking = masking or self.mask_orders[place]
         order = replace(self.made.order(), clients=clients, secure=masking, **changes)
-        return secure.masked_sum(self.nodes[place], theta or self.made.theta, order)
+        parts = secure.masked_sum(self.nodes[place], theta or self.made.theta, order)
+        return np.concatenate(list(parts.values()))
 
     def unmask(self, place, *survivors):
         flags = bytes(other in survivors for other in range(len(self.nodes)))

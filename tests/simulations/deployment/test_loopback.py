@@ -10,6 +10,7 @@ import stat
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.runs import assert_close
@@ -54,6 +55,20 @@ def test_a_robust_rule_over_the_clients_of_nodes_that_host_many(federation, tmp_
     simulated = federation.simulated(tmp_path / "simulated", *rule)
     assert_close(federation.parameters("trimmed"), simulated, rtol=1e-5, atol=1e-6)
     assert federation.clients("trimmed") == [18, 18]
+
+
+def test_compressed_updates_are_those_of_a_simulation(federation, tmp_path):
+    """With what clients keep of their updates: a client takes part in two rounds of three."""
+    top = ("compression={name='top-k', share=0.1, bits=4}",)
+    until(lambda: federation.online() >= 2, what="the nodes")
+    federation.must_run("compressed", *top)
+    simulated = federation.simulated(tmp_path / "simulated", *top)
+    assert_close(federation.parameters("compressed"), simulated, rtol=1e-5, atol=1e-6)
+    found, expected = (
+        pd.read_csv(folder / "rounds.csv")["bytes-up"].tolist()
+        for folder in (federation.folder("compressed"), tmp_path / "simulated")
+    )
+    assert found == expected and min(found) > 0
 
 
 def test_files_that_hold_secrets_are_the_owners_alone(federation):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.runs import assert_close
@@ -131,6 +132,26 @@ def test_the_server_learns_numbers_of_clients_under_opaque_ids(recorded):
         file.read_bytes() for file in recorded.folder("traffic").rglob("*") if file.is_file()
     )
     assert not any(user.encode() in everything for user in USERS)
+
+
+def test_compressed_bytes_are_counted_as_they_are_on_the_wire(recorded):
+    """The arrays in all messages that name a client's codes, whose table of contents says how long
+    each is."""
+    before = set(recorded.records.glob("*.request"))
+    recorded.must_run("compressed", *OVERRIDES, "compression={name='rounding', bits=2}")
+    lengths = []
+    for file in sorted(set(recorded.records.glob("*.request")) - before):
+        body = file.read_bytes()
+        start = body.find(b'[["0#')
+        if start >= 0:
+            size = int.from_bytes(body[start - 8 : start], "little")
+            table = json.loads(body[start : start + size])
+            assert any(name.endswith("#codes") for name, *_ in table)
+            lengths.append(sum(length for *_, length in table))
+    rounds = pd.read_csv(recorded.folder("compressed") / "rounds.csv")
+    plain = pd.read_csv(recorded.folder("traffic") / "rounds.csv")
+    assert len(lengths) == 6 and sum(lengths) == rounds["bytes-up"].sum()
+    assert rounds["bytes-up"].sum() < plain["bytes-up"].sum() / 4
 
 
 def test_replayed_messages_change_nothing(recorded):
