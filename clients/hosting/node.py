@@ -147,6 +147,10 @@ class Node:
         """`int64 [clients]`, number of training rows of each hosted training client; None if other
         nodes must not train it, because private state of a client stays on its node."""
         keeps = any(self.step(section).keeps for section in self.steps)
+        section = self.experiment.compression
+        keeps = keeps or (
+            section is not None and component_of(registry.COMPRESSION, section).keeps_error
+        )
         return None if keeps else self.population.learned_counts(self.training)
 
     @property

@@ -51,6 +51,18 @@ def test_bytes_are_those_of_the_rows_that_clients_change(run_tiny, monkeypatch):
     assert seen and result.rounds["bytes-up"].sum() == sum(seen)
 
 
+def test_what_is_left_out_is_found_on_any_number_of_nodes(run_tiny):
+    """The work is not balanced between nodes: a client's next update is made where it is kept."""
+    top = "compression={name='top-k', share=0.1, bits=32}"
+    alone, divided = (
+        run_tiny(top, "rounds=3", "engine.name=serial", f"engine.nodes={nodes}", output=str(nodes))
+        for nodes in (1, 3)
+    )
+    assert divided.rounds["bytes-up"].tolist() == alone.rounds["bytes-up"].tolist()
+    for name, value in alone.parameters.items():
+        assert np.allclose(divided.parameters[name], value, rtol=1e-4, atol=1e-6), name
+
+
 def test_what_is_left_out_is_sent_later(run_tiny, monkeypatch):
     """Over all rounds of a client, what was sent and what is left are what its updates were."""
     updates: dict = {}
