@@ -139,8 +139,8 @@ class Group:
 def descend_all(
     groups: Sequence[Group], gradients: Mapping[str, Tensor | None], active: int, step: int
 ) -> None:
-    """`Group.descend` of many parameters, with the gradients by name; those of one rate in one
-    call."""
+    """`Group.descend` of many parameters, with the gradients `[active, ...]` by name; those of one
+    rate in one call."""
     together: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
     for group in groups:
         gradient = gradients.get(group.name)

@@ -188,7 +188,9 @@ def bench(*further: Path) -> Bench:
 
 
 def _refuse_other_tables(file: Path, more: dict[str, Any], taken: dict[str, Any]) -> None:
-    named = more.get("systems", {})
+    named = more.get("systems")
+    if not isinstance(named, dict) or not all(isinstance(one, dict) for one in named.values()):
+        named = {}
     strange = sorted(more.keys() - {"systems"})
     twice = sorted(named.keys() & taken.keys())
     if strange or twice or not named:

@@ -4,6 +4,7 @@ the disk."""
 
 from __future__ import annotations
 
+import errno
 import shutil
 import stat
 import tarfile
@@ -15,8 +16,15 @@ from typing import IO
 
 from fedrec.errors import DataError
 
-# RuntimeError: the zip is encrypted, or packed with an unknown method.
-_UNREADABLE = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, RuntimeError)
+# RuntimeError: the zip is encrypted, or packed with an unknown method. UnicodeDecodeError: a name.
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    EOFError,
+    zlib.error,
+    RuntimeError,
+    UnicodeDecodeError,
+)
 _PIECE = 1 << 20
 _LARGER = 200
 _AT_LEAST = 1 << 30
@@ -74,8 +82,19 @@ def _zip_members(path: Path) -> Iterator[_Member]:
             kind = stat.S_IFMT(info.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise _refused(path, info.filename, "a link or a special file")
+            if not info.filename:
+                raise _refused(path, info.filename, "a file without a name")
             if not info.is_dir():
-                yield info.filename, lambda info=info: archive.open(info)
+                yield info.filename, lambda info=info: _of_zip(archive, info)
+
+
+def _of_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
+    try:
+        return archive.open(info)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise zipfile.BadZipFile(f"{info.filename!r} begins before the archive") from None
 
 
 def _tar_members(path: Path) -> Iterator[_Member]:
