@@ -49,7 +49,7 @@ def _read(file: Path) -> np.ndarray:
     try:
         lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
         return np.array([str(one) for one in json.loads(f"[{','.join(lines)}]")], dtype=object)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"{file} cannot be read",
             expected="one JSON text per line",

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from fedrec.errors import RunError
 from fedrec.runs.folder import RunFolder
@@ -217,9 +218,9 @@ def values_of(run: RunFolder) -> dict[str, float]:
         found = read_json(run.path / "result.json")
         if run.experiment.federated:
             epsilon = float(found.get("privacy", {}).get("epsilon", math.inf))
-            return {**found["metrics"], "epsilon": epsilon}
+            return {**_numbers(found["metrics"]), "epsilon": epsilon}
         own = found["baselines"].items()
-        return {f"{label} {name}": value for label, ms in own for name, value in ms.items()}
+        return {f"{label} {name}": one for label, ms in own for name, one in _numbers(ms).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{run.path / 'result.json'} cannot be read",
@@ -227,3 +228,16 @@ def values_of(run: RunFolder) -> dict[str, float]:
             got=f"{type(error).__name__}: {error}",
             fix=f"remove {run.path} and run the same command again: that run is done again",
         ) from None
+
+
+def _numbers(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The metrics.
+
+    Raises:
+        TypeError: one is no number.
+    """
+    kinds = (int, float, type(None))  # None: of no user
+    wrong = [name for name, value in metrics.items() if type(value) not in kinds]
+    if wrong:
+        raise TypeError(f"{wrong[0]} = {metrics[wrong[0]]!r} is no number")
+    return metrics

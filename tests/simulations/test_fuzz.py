@@ -210,7 +210,8 @@ def damage(file, before, data):
         file.write_bytes(before[: data.draw(st.integers(0, len(before)))])
     elif how == "value" and file.suffix == ".json":
         table = json.loads(before)
-        path = data.draw(st.sampled_from(sorted(paths_in(table)))) if table else ()
+        nested = isinstance(table, dict) and bool(table)
+        path = data.draw(st.sampled_from(sorted(paths_in(table)))) if nested else ()
         file.write_text(json.dumps(changed(table, path, data.draw(VALUES)) if path else 5))
     elif how == "json":
         file.write_text(json.dumps(data.draw(VALUES)))

@@ -166,7 +166,8 @@ def recognise(
     nested = (
         [name for name, kind in parquet_columns(path) if kind] if path.suffix in PARQUET else []
     )
-    names = [name for name in column_names(path, layout) if name not in nested]
+    # a column without a name cannot be asked for
+    names = [name for name in column_names(path, layout) if name and name not in nested]
     _require_two(path, names)
     needed = _needed(path, names, layout, given, time_format)
     frame = read_table(path, replace(layout, columns=_types(needed, given)))

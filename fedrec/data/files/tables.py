@@ -185,7 +185,7 @@ def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str
 
 
 def _read_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.DataFrame:
-    """Columns with one value per row.
+    """Columns with one value per row. Bytes are read as text in UTF-8, others as `\\x80`.
 
     Raises:
         DataError: a column has nested values, the file is damaged, or pyarrow is missing.
@@ -198,7 +198,11 @@ def _read_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.Da
                 got=nested,
                 fix="write one row per value, or name another column",
             )
-    return read_parquet(path, columns, rows)
+    frame = read_parquet(path, columns, rows)
+    for name in frame.columns:
+        if pd.api.types.infer_dtype(frame[name], skipna=True) == "bytes":
+            frame[name] = frame[name].str.decode("utf-8", errors="backslashreplace")
+    return frame
 
 
 def read_parquet(

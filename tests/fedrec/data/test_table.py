@@ -133,6 +133,15 @@ def test_times_are_numbers_or_iso_dates(tmp_path, times, expected):
     assert read(write(tmp_path, text), time="t").times.tolist() == expected
 
 
+def test_bytes_of_parquet_are_text(tmp_path):
+    ids = ["ü", "b", None]
+    frame = pd.DataFrame({"user": ids, "item": ["x", "y", "z"]})
+    frame["user"] = [None if one is None else one.encode() for one in ids]
+    frame.loc[2, "user"] = b"\x80"
+    frame.to_parquet(tmp_path / "t.parquet")
+    assert set(read(tmp_path / "t.parquet").user_ids) == {"ü", "b", "\\x80"}
+
+
 def test_dates_of_parquet(tmp_path):
     frame = pd.DataFrame(
         {"user": ["u"], "item": ["i"], "t": pd.to_datetime(["1970-01-02 00:00:01"])}

@@ -130,3 +130,21 @@ def test_an_archive_that_fills_the_disk_is_refused(tmp_path, target, make, monke
     monkeypatch.setattr(archives, "_AT_LEAST", 1 << 30)
     with pytest.raises(DataError, match="more than 1 files"):
         unpack(path, target)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (b"one.txt", b"\xa0ne.txt", "is damaged"),  # marked as UTF-8, which it is not
+        (b"\x07\x00", b"\x00\x00", "is not safe to unpack|is damaged"),  # no name
+    ],
+)
+def test_a_member_without_a_readable_name_is_refused(tmp_path, target, old, new, told):
+    file = make_zip(tmp_path / "a.zip", {"one.txt": "1"})
+    content = file.read_bytes()
+    directory = content.rindex(b"PK\x01\x02")
+    entry = bytearray(content[directory:])
+    entry[9] |= 8  # the name is UTF-8
+    file.write_bytes(content[:directory] + bytes(entry).replace(old, new, 1))
+    with pytest.raises(DataError, match=told):
+        unpack(file, target)
