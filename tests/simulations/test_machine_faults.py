@@ -3,10 +3,14 @@
 jumps: a clear error, and a run that goes on to the same bits."""
 
 import errno
+import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -114,9 +118,8 @@ def test_a_clock_that_jumps_changes_no_result(run_tiny, monkeypatch, seconds):
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("shared_engine")
-@pytest.mark.parametrize("system", ["shared"])
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_a_node_that_is_killed_in_a_round_ends_a_run_that_can_be_resumed(
     run_tiny, tmp_path, monkeypatch, system
 ):
@@ -151,7 +154,8 @@ def test_a_node_that_is_killed_in_a_round_ends_a_run_that_can_be_resumed(
     assert "the process of this node was killed" in error.value.text()
     assert "fedrec resume" in error.value.text()
     monkeypatch.undo()
-    assert_goes_on(tmp_path / "broken", whole, system)
+    # its sum was never made, so the round is charged once
+    assert_same_run(runner.resume(tmp_path / "broken"), whole)
 
 
 def test_the_error_of_a_process_that_ray_ends_for_memory_names_the_cause():
@@ -193,3 +197,70 @@ def test_an_object_store_that_refuses_itself_is_an_error_with_a_fix(monkeypatch)
         with pytest.raises(EngineError, match="no room") as error:
             ObjectStore(None).put(b"x", 1)
         assert kind.__name__ in error.value.text()
+
+
+IN_A_FULL_MEMORY = """
+import json, sys
+from pathlib import Path
+from fedrec.errors import FedrecError
+from server.callbacks.base import Callback
+from simulations import runner
+from simulations.engines import ray as engine
+
+def fill():
+    try:
+        with open("/dev/shm/filler", "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+    except OSError as error:
+        print(error.strerror, flush=True)
+
+class After(Callback):
+    def after_round(self, row, seconds):
+        if when == "round" and row["round"] == 2:
+            fill()
+        return False
+
+table, when, output = json.loads(sys.argv[1])
+connect = engine.connect
+engine.connect = lambda *given: (connect(*given), when == "start" and fill())
+try:
+    runner.run(table, output=Path(output), callbacks=[After()])
+except FedrecError as error:
+    print(error.text())
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("shared_engine")
+@pytest.mark.parametrize("when", ["start", "round"])
+def test_a_run_whose_shared_memory_fills_up_can_be_resumed(
+    run_tiny, tiny_experiment, tmp_path, when
+):
+    """A small `/dev/shm` of its own, of which Ray sees that its store fits before others fill
+    it. Parameters and replies are not in it, so that a full one does no harm to later rounds."""
+    alone = ["unshare", "--mount", "sh", "-c"]
+    mount = "mount -t tmpfs -o size=300m none /dev/shm"
+    if subprocess.run([*alone, mount], capture_output=True).returncode:
+        pytest.skip("no right to mount a small /dev/shm here")
+    table = tiny_experiment()
+    table = {**table, "rounds": 4, "engine": {**table["engine"], "name": "ray"}}
+    given = json.dumps([table, when, str(tmp_path / "broken")])
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [*alone, f'{mount} && exec "$0" -c "$1" "$2"', sys.executable, IN_A_FULL_MEMORY, given],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    text = done.stdout + done.stderr
+    assert "No space left on device" in text
+    if when == "start":
+        assert done.returncode == EngineError.exit_code and "no room for the data" in text, text
+    else:
+        assert done.returncode == 0, text
+    whole = run_tiny("engine.name=ray", ROUNDS, output="whole")
+    assert_same_run(runner.resume(tmp_path / "broken"), whole)
