@@ -166,8 +166,9 @@ def recognise(
     nested = (
         [name for name, kind in parquet_columns(path) if kind] if path.suffix in PARQUET else []
     )
+    every = column_names(path, layout)
     # a column without a name cannot be asked for
-    names = [name for name in column_names(path, layout) if name and name not in nested]
+    names = [name for name in every if name and name not in nested]
     _require_two(path, names)
     needed = _needed(path, names, layout, given, time_format)
     frame = read_table(path, replace(layout, columns=_types(needed, given)))
@@ -194,7 +195,7 @@ def recognise(
         items=int(items.max()) + 1,
         divisible=_at_least_twice(pairs // (items.max() + 1)),
         shared=_at_least_twice(pairs % (items.max() + 1)),
-        ignored=tuple(name for name in [*names, *nested] if name not in columns.values()),
+        ignored=tuple(name for name in every if name not in columns.values()),
         unfit=_unfit(names, columns, roles),
         header=header,
         time_format=time_format,
