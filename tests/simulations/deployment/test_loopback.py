@@ -84,9 +84,9 @@ def test_files_that_hold_secrets_are_the_owners_alone(federation):
 
 def test_a_node_that_comes_late_is_used_from_the_next_round_on(federation, tmp_path):
     until(lambda: federation.online() >= 2, what="the nodes")
-    run = federation.start_run("late", "rounds=400", "sampler.cohort=18", "engine.nodes=2")
-    until(lambda: federation.rounds("late") >= 1, what="the first round")
-    before = federation.roster("late")
+    run = federation.start_run("newcomer", "rounds=400", "sampler.cohort=18", "engine.nodes=2")
+    until(lambda: federation.rounds("newcomer") >= 1, what="the first round")
+    before = federation.roster("newcomer")
     number = federation.add_node()
     node = federation.deployment.node(number)
     items = json.loads((node / "catalogue.json").read_text())["items"]
@@ -97,14 +97,14 @@ def test_a_node_that_comes_late_is_used_from_the_next_round_on(federation, tmp_p
     ]
     (tmp_path / "own.csv").write_text("\n".join(["user,item,rating,time,part", *lines]) + "\n")
     client = federation.client(number, "--data", str(tmp_path / "own.csv"))
-    until(lambda: "joined with 2 clients" in federation.log("late"), what="the late node")
-    joined_after = federation.rounds("late")
-    until(lambda: federation.rounds("late") >= joined_after + 4, what="further rounds")
+    until(lambda: "joined with 2 clients" in federation.log("newcomer"), what="the late node")
+    joined_after = federation.rounds("newcomer")
+    until(lambda: federation.rounds("newcomer") >= joined_after + 4, what="further rounds")
     federation.stop_runs()
     federation.wait_for(run)
     client.terminate()
     client.wait(timeout=60)
-    roster = federation.roster("late")
+    roster = federation.roster("newcomer")
     (new,) = [clients for node_id, clients in roster.items() if node_id not in before]
     # opaque, not 0 and 1
     assert len(new) == 2 and all(number > 2**32 for number in new)
