@@ -146,12 +146,11 @@ class Node:
     def work(self) -> np.ndarray | None:
         """`int64 [clients]`, number of training rows of each hosted training client; None if other
         nodes must not train it, because private state of a client stays on its node."""
-        keeps = any(self.step(section).keeps for section in self.steps)
-        section = self.experiment.compression
-        keeps = keeps or (
-            section is not None and component_of(registry.COMPRESSION, section).keeps_error
-        )
-        return None if keeps else self.population.learned_counts(self.training)
+        kept = self.experiment.compression
+        left_out = kept is not None and component_of(registry.COMPRESSION, kept).keeps_error
+        if left_out or any(self.step(section).keeps for section in self.steps):
+            return None
+        return self.population.learned_counts(self.training)
 
     @property
     def paths(self) -> dict[str, str]:

@@ -169,7 +169,7 @@ class PartialUpdates(Outcome):
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        for name in {name: None for own in self.changes for name in own if name in totals}:
+        for name in dict.fromkeys(name for own in self.changes for name in own if name in totals):
             with summed_on_processor(totals[name]) as total:
                 for own, share in zip(self.changes, shares.tolist(), strict=True):
                     if name in own and share:

@@ -43,16 +43,15 @@ def quantised(
         return {"values": values.astype(np.float32)}
     rows = np.asarray(values, dtype=np.float64).reshape(_rows_of(values.shape))
     steps = steps_of(bits)
-    if scale is not None:
-        codes = np.floor(np.clip(rows / scale, -1, 1) * steps + random.random(rows.shape)) + steps
-        return {"codes": _packed(codes.ravel().astype(np.uint8), bits)}
-    largest = np.abs(rows).max(axis=1, initial=0.0)
-    scales = largest.astype(np.float32)
-    # rounded up, so that no value is above its scale
-    scales = np.where(scales < largest, np.nextafter(scales, np.float32(np.inf)), scales)
-    units = np.divide(rows, scales[:, None], out=np.zeros_like(rows), where=scales[:, None] > 0)
+    if scale is None:
+        own = _scales_of(rows)
+        units = np.divide(rows, own[:, None], out=np.zeros_like(rows), where=own[:, None] > 0)
+    else:
+        own = None
+        units = np.clip(rows / scale, -1, 1)
     codes = np.floor(units * steps + random.random(rows.shape)).astype(np.int64) + steps
-    return {"codes": _packed(codes.ravel().astype(np.uint8), bits), "scales": scales}
+    sent = {"codes": _packed(codes.ravel().astype(np.uint8), bits)}
+    return sent if own is None else {**sent, "scales": own}
 
 
 def restored(
@@ -67,6 +66,13 @@ def restored(
         return (codes * (scale / steps)).reshape(shape)
     rows = codes.reshape(_rows_of(shape))
     return (rows / steps * sent["scales"].astype(np.float64)[:, None]).reshape(shape)
+
+
+def _scales_of(rows: np.ndarray) -> np.ndarray:
+    """The largest value of each row, `float32 [rows]`, rounded up, so that none is above it."""
+    largest = np.abs(rows).max(axis=1, initial=0.0)
+    scales = largest.astype(np.float32)
+    return np.where(scales < largest, np.nextafter(scales, np.float32(np.inf)), scales)
 
 
 def _rows_of(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -8,6 +8,7 @@ ids/items.txt      the same of items
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from fedrec.data.interactions import Interactions
 from fedrec.errors import RunError
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.text_files import parse_json
 
 
 def write_ids(folder: Path, interactions: Interactions) -> None:
@@ -48,8 +50,9 @@ def read_ids(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
 def _read(file: Path) -> np.ndarray:
     try:
         lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        return np.array([str(one) for one in json.loads(f"[{','.join(lines)}]")], dtype=object)
-    except (OSError, ValueError, RecursionError) as error:
+        ids = parse_json(f"[{','.join(lines)}]", math.inf)  # as many as there are users
+        return np.array(list(map(str, ids)), dtype=object)
+    except (OSError, ValueError) as error:
         raise RunError(
             f"{file} cannot be read",
             expected="one JSON text per line",

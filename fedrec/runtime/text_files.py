@@ -57,14 +57,14 @@ def read_json(file: Path) -> Any:
     return _parsed(_text_of(file, MOST_JSON))
 
 
-def parse_json(text: str) -> Any:
-    """The content of JSON in a message.
+def parse_json(text: str, most: float = MOST_TEXT) -> Any:
+    """The content of JSON, of so many characters at most; by default of a message.
 
     Raises:
-        ValueError: it is not JSON, nested too deeply, or longer than `MOST_TEXT`.
+        ValueError: it is not JSON, nested too deeply, or longer.
     """
-    if len(text) > MOST_TEXT:
-        raise ValueError(f"{len(text)} characters of JSON, of at most {MOST_TEXT}")
+    if len(text) > most:
+        raise ValueError(f"{len(text)} characters of JSON, of at most {most}")
     return _parsed(text)
 
 

@@ -95,6 +95,16 @@ def answer(node, kind, content):
     return form, zero_copy_arrays(from_the_network(reply.content)["arrays"])
 
 
+def of_both(made, monkeypatch, how, *overrides):
+    """Two nodes in turn, of which the second has other rows of a user, and that user."""
+    nodes = made(*overrides), made(*overrides)
+    user = vary(nodes[1].folder, how)
+    for node in nodes:
+        if how == "failing" and node is nodes[1]:
+            fail_for(monkeypatch, user)
+        yield node, user
+
+
 SYSTEMS = {
     "gaussian": ((LOCAL, "sampler.name=full"), local),
     "laplace": (
@@ -112,13 +122,9 @@ SYSTEMS = {
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_answers_with_noise_have_one_form(victim, monkeypatch, system, how):  # noqa: F811
     overrides, protection = SYSTEMS[system]
-    nodes = victim(*overrides), victim(*overrides)
-    user = vary(nodes[1].folder, how)
     found = []
-    for node in nodes:
+    for node, user in of_both(victim, monkeypatch, how, *overrides):
         theta = node.theta()
-        if how == "failing" and node is nodes[1]:
-            fail_for(monkeypatch, user)
         order = node.order(protection=protection(names=theta))
         for number, clients in ((1, np.arange(24)), (2, np.array([user]))):
             own = replace(order, round=number, clients=clients)
@@ -134,13 +140,9 @@ def test_answers_with_noise_have_one_form(victim, monkeypatch, system, how):  # 
 @pytest.mark.parametrize("how", VARIANTS)
 def test_refusals_have_one_text(victim, monkeypatch, how):  # noqa: F811
     """Of orders that the policy refuses, of parameters, and of malformed ones."""
-    nodes = victim(LOCAL, "sampler.name=full"), victim(LOCAL, "sampler.name=full")
-    user = vary(nodes[1].folder, how)
     found = []
-    for node in nodes:
+    for node, _ in of_both(victim, monkeypatch, how, LOCAL, "sampler.name=full"):
         theta = node.theta()
-        if how == "failing" and node is nodes[1]:
-            fail_for(monkeypatch, user)
         good = node.order(protection=local(names=theta))
         table = next(name for name in theta if name.startswith("item"))
         broken = {**theta, table: np.where(np.arange(len(theta[table]))[:, None] == 3, np.nan, 0)}
