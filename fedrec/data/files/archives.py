@@ -5,6 +5,8 @@ the disk."""
 from __future__ import annotations
 
 import errno
+import gzip
+import lzma
 import shutil
 import stat
 import tarfile
@@ -16,15 +18,14 @@ from typing import IO
 
 from fedrec.errors import DataError
 
-# RuntimeError: the zip is encrypted, or packed with an unknown method. UnicodeDecodeError: a name.
 _UNREADABLE = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
+    *(zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError),
     EOFError,
-    zlib.error,
-    RuntimeError,
-    UnicodeDecodeError,
+    RuntimeError,  # the zip is encrypted, or packed with an unknown method
+    UnicodeDecodeError,  # a name
+    *(FileExistsError, IsADirectoryError, NotADirectoryError),  # a member is a folder of another
 )
+_LONGEST_NAME = 255  # bytes
 _PIECE = 1 << 20
 _LARGER = 200
 _AT_LEAST = 1 << 30
@@ -36,7 +37,10 @@ _Member = tuple[str, Callable[[], IO[bytes] | None]]
 
 def is_archive(path: Path) -> bool:
     """Whether a file is a zip or a tar (compressed or not), by content."""
-    return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
+    try:
+        return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
+    except _UNREADABLE:  # compressed and damaged, which `unpack` says
+        return True
 
 
 def unpack(path: Path, folder: Path) -> None:
@@ -109,6 +113,9 @@ def _tar_members(path: Path) -> Iterator[_Member]:
 def _inside(name: str, path: Path) -> PurePosixPath:
     """The member's path, which must stay below the folder on every system."""
     inner = PurePosixPath(name)
+    longest = max((len(part.encode(errors="surrogateescape")) for part in inner.parts), default=0)
+    if "\0" in name or longest > _LONGEST_NAME:
+        raise _refused(path, name[:100], "a name that no file can have")
     if inner.is_absolute() or ".." in inner.parts or "\\" in name or ":" in name or not inner.parts:
         raise _refused(path, name, "a path that leads out of the folder")
     return inner

@@ -148,3 +148,23 @@ def test_a_member_without_a_readable_name_is_refused(tmp_path, target, old, new,
     file.write_bytes(content[:directory] + bytes(entry).replace(old, new, 1))
     with pytest.raises(DataError, match=told):
         unpack(file, target)
+
+
+@pytest.mark.parametrize("left", [11, 40])
+def test_a_cut_archive_is_damaged(tmp_path, target, left):
+    file = make_tar(tmp_path / "a.tar.gz", {"one.txt": "1"})
+    file.write_bytes(file.read_bytes()[:left])
+    with pytest.raises(DataError, match="is damaged"):
+        unpack(file, target)
+
+
+@pytest.mark.parametrize("members", [["a", "a/b"], ["a/b", "a"]])
+def test_a_file_that_is_a_folder_of_another_is_damage(tmp_path, target, members):
+    with pytest.raises(DataError, match="is damaged"):
+        unpack(make_zip(tmp_path / "a.zip", dict.fromkeys(members, "1")), target)
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "x/" + "é" * 128])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, target, name):
+    with pytest.raises(DataError, match="not safe to unpack"):
+        unpack(make_tar(tmp_path / "a.tar.gz", {name: "1"}), target)
