@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from fedrec.attacks.leaky_negatives import marked
+from fedrec.errors import RunError
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 
@@ -31,7 +32,18 @@ def system_rows(result: Result) -> dict[str, dict[str, Any]]:
 
 
 def baseline_epsilon(result: Result, label: str) -> float | None:
-    """Epsilon of a private centralised system; None of any other."""
+    """Epsilon of a private centralised system; None of any other.
+
+    Raises:
+        RunError: the result lacks the system.
+    """
+    if label not in result.baselines:
+        raise RunError(
+            f"{result.folder / 'result.json'} is damaged",
+            expected=f"metrics of {label!r}, of which there is a table",
+            got=", ".join(result.baselines) or "no centralised system",
+            fix="restore it from a backup, or start the run anew",
+        )
     kept = RunFolder(result.folder).read_baseline(label) or {}
     epsilon = kept.get("privacy", {}).get("epsilon", result.baselines[label].get("epsilon"))
     return None if epsilon is None else float(epsilon)

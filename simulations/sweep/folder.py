@@ -139,8 +139,8 @@ class SweepFolder(StudyFolder):
     def trials(self) -> list[Point]:
         """The settings tried so far."""
         found = self.read("trials.json") if (self.path / "trials.json").exists() else []
-        if not isinstance(found, list):
-            raise self.damaged("trials.json", type(found).__name__)
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise self.damaged("trials.json", "no list of settings")
         return found
 
     def add_trial(self, point: Point) -> int:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import pandas as pd
@@ -72,7 +73,7 @@ def _npy(path: Path) -> tuple[pd.Index, np.ndarray]:
     try:
         values = np.load(path, allow_pickle=False)
         lines = _ids_of(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SyntaxError, TokenError) as error:  # the latter two: of its header
         expected = f"an array of numbers, and {_ids_of(path).name} with the id of each row"
         raise _wrong(path, expected, str(error), "write both files again") from None
     if len(lines) != len(np.atleast_1d(values)) or not np.issubdtype(values.dtype, np.number):
