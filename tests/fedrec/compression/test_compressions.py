@@ -108,8 +108,34 @@ def test_low_rank_is_an_orthogonal_projection_that_all_clients_share(rank):
     assert not np.allclose(third, found[0])  # another round
 
 
-def test_low_rank_sends_what_is_narrow_as_it_is():
-    compression = made(LowRank, rank=16)
+@pytest.mark.parametrize("rank", [1, 4])
+def test_no_update_of_a_rank_is_nearer_than_that_in_the_own_subspace(rank):
+    change = table(3)
+    found = decoded(made(LowRank, rank=rank, subspace="own"), change).values
+    left, sizes, right = np.linalg.svd(change.values, full_matrices=False)
+    best = left[:, :rank] * sizes[:rank] @ right[:rank]
+    assert np.allclose(found, best, atol=5e-3)  # the basis has 11 bits
+    assert np.linalg.norm(change.values - best) > 1
+    few = SparseUpdate((300, 16), ROWS[:2], change.values[:2])
+    assert np.allclose(
+        decoded(made(LowRank, rank=4, subspace="own"), few).values, few.values, atol=5e-3
+    )
+
+
+def test_coordinates_in_the_own_subspace_have_a_scale_each():
+    """The second is far smaller than the first, and is rounded by steps of its own."""
+    directions = np.linalg.qr(generator(4).normal(size=(16, 2)))[0].T
+    values = np.outer(np.linspace(1, 2, 5), directions[0])
+    values += 1e-3 * np.outer(np.linspace(-1, 1, 5), directions[1])
+    compression = made(LowRank, rank=2, bits=8, subspace="own")
+    found = decoded(compression, SparseUpdate((300, 16), ROWS, values)).values
+    second = (found - values) @ directions[1]
+    assert np.abs(second).max() < 2e-3  # of the basis; steps of the first would be .016
+
+
+@pytest.mark.parametrize("subspace", ["common", "own"])
+def test_low_rank_sends_what_is_narrow_as_it_is(subspace):
+    compression = made(LowRank, rank=16, subspace=subspace)
     assert np.array_equal(decoded(compression, table()).values, table().values)
     assert np.array_equal(decoded(compression, table().values[0]), table().values[0])
 
@@ -121,6 +147,7 @@ def test_low_rank_sends_what_is_narrow_as_it_is():
         (TopK, {"share": 0.2, "bits": 8}, 1 * (16 + 4 + 2)),
         (LowRank, {"rank": 2}, 5 * (2 * 4 + 2)),
         (LowRank, {"rank": 4, "bits": 8}, 5 * (4 + 4 + 2)),
+        (LowRank, {"rank": 4, "bits": 8, "subspace": "own"}, 5 * (4 + 2) + 4 * (4 + 16 * 2)),
     ],
 )
 def test_bytes_are_those_that_are_sent(cls, settings, numbers):
