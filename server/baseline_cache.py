@@ -36,6 +36,7 @@ from fedrec.runs.environment import environment
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.compilation import cache_folder
 from fedrec.runtime.content_digest import content_digest, source_digest
+from fedrec.runtime.text_files import read_json
 
 LARGEST = 2**29
 """Bytes of the files that are kept."""
@@ -106,7 +107,7 @@ class BaselineCache:
 def read_kept(file: Path) -> dict[str, str] | None:
     """Texts by file name; None if nothing is kept, or something damaged."""
     try:
-        found = json.loads(file.read_bytes())
+        found = read_json(file)
         file.touch()  # the most recently used are kept
     except (OSError, ValueError):
         return None

@@ -35,6 +35,7 @@ from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.runs.changed_rows import with_unchanged, without_unchanged
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import open_atomically
+from fedrec.runtime.text_files import MOST_JSON, parse_json
 
 log = logging.getLogger("fedrec")
 _DAMAGE = (
@@ -264,7 +265,7 @@ def _content(file: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What the file says of the state, and its arrays."""
     with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
-    about = json.loads(arrays.pop("about").tobytes())
+    about = parse_json(arrays.pop("about").tobytes(), MOST_JSON)
     if not isinstance(about, dict):
         raise ValueError("no description of the state")
     return about, arrays
@@ -274,7 +275,7 @@ def _base_of(file: Path) -> int | None:
     """Round of the checkpoint that a file is a difference from; None: of none, or it is damaged."""
     try:
         with np.load(file, allow_pickle=False) as archive:
-            changes = json.loads(archive["about"].tobytes()).get("changes")
+            changes = parse_json(archive["about"].tobytes(), MOST_JSON).get("changes")
         return None if changes is None else int(changes["base"])
     except _DAMAGE:
         return None

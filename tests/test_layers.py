@@ -31,6 +31,14 @@ PUBLIC_FLWR = {
     "flwr.serverapp.exception",
     "flwr.clientapp",
 }
+PARSERS = {
+    "fedrec/runtime/text_files.py",
+    "fedrec/experiment/overrides.py",  # a value on the command line
+    "simulations/sweep/space.py",  # likewise
+    "fedrec/privacy/mechanisms/base.py",  # what it has written itself
+    "simulations/contracts/attack.py",  # what the attack under test has written
+    "simulations/export/score.py",  # scores without fedrec
+}
 FLWR_IN_CORE = Path("fedrec/protocol")
 FLWR_PRIVATE = (Path("simulations/engines/flwr_private.py"), Path("simulations/deployment/flower"))
 
@@ -201,6 +209,17 @@ def test_no_two_statements_are_packed_into_one_tuple():
     assert not [
         ast.unparse(one) for source in sources for one in packed_assignments(nodes(source)[0])
     ]
+
+
+def test_files_and_messages_are_parsed_in_one_place():
+    """Where sizes and depths are limited."""
+    parsing = re.compile(r"\b(?:json|tomllib|toml)\.loads?\(")
+    found = {
+        file.as_posix()
+        for file in modules().values()
+        if parsing.search((ROOT / file).read_text(encoding="utf-8"))
+    }
+    assert found == PARSERS
 
 
 def test_data_know_no_perturbation():

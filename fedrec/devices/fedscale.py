@@ -14,7 +14,6 @@ a class is refused, because it could run any code.
 from __future__ import annotations
 
 import io
-import json
 import math
 import pickle
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ import numpy as np
 
 from fedrec.devices.availability import Intervals, Traced
 from fedrec.errors import DataError
+from fedrec.runtime.text_files import parse_json
 
 _LARGEST = 2**30  # bytes of a file
 _TRAINING = 3.0  # a step's time as a multiple of inference (FedScale's own factor)
@@ -89,7 +89,8 @@ def _entries(path: Path) -> Mapping[object, Any]:
     if len(content) > _LARGEST:
         raise _wrong(path, f"more than {_LARGEST} bytes")
     try:
-        found = json.loads(content) if content[:1] == b"{" else _Plain(io.BytesIO(content)).load()
+        text = content[:1] == b"{"
+        found = parse_json(content, _LARGEST) if text else _Plain(io.BytesIO(content)).load()
     except _FAULTS as error:
         raise _wrong(path, f"{type(error).__name__}: {error}") from None
     if not isinstance(found, dict) or not found:

@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fedrec.runtime.text_files import MOST_JSON, parse_json
+
 _LENGTH_BYTES = 8
 
 
@@ -44,7 +46,7 @@ def opened(data: bytes) -> list[PackedArray]:
     """
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     parts: list[PackedArray] = []
-    for name, dtype, shape, stype, length in json.loads(data[_LENGTH_BYTES:start]):
+    for name, dtype, shape, stype, length in parse_json(data[_LENGTH_BYTES:start], MOST_JSON):
         if not isinstance(length, int) or not 0 <= length <= len(data) - start:
             raise ValueError(
                 f"array {name!r} is cut off: expected {length} bytes, got {len(data) - start}"

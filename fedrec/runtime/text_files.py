@@ -57,15 +57,16 @@ def read_json(file: Path) -> Any:
     return _parsed(_text_of(file, MOST_JSON))
 
 
-def parse_json(text: str, most: float = MOST_TEXT) -> Any:
-    """The content of JSON, of so many characters at most; by default of a message.
+def parse_json(text: str | bytes, most: float = MOST_TEXT) -> Any:
+    """The content of JSON, of so many characters or bytes of UTF-8 at most; by default of a
+    message.
 
     Raises:
         ValueError: it is not JSON, nested too deeply, or longer.
     """
     if len(text) > most:
         raise ValueError(f"{len(text)} characters of JSON, of at most {most}")
-    return _parsed(text)
+    return _parsed(text if isinstance(text, str) else text.decode("utf-8"))
 
 
 def _parsed(text: str) -> Any:

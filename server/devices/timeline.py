@@ -23,6 +23,7 @@ from fedrec.data.cache import POPULATIONS
 from fedrec.devices.devices import Devices, DevicesConfig
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
+from fedrec.runtime.text_files import parse_json
 from server.cohorts.selection import SampledCohorts
 from server.extension import RunExtension
 
@@ -82,7 +83,7 @@ class Timeline(RunExtension):
     def restore(self, memory: dict[str, np.ndarray]) -> None:
         """Restore what `memory` returned."""
         self.clock = float(memory["clock"])
-        self._counts = Counter(json.loads(memory["counts"].tobytes()))
+        self._counts = Counter(parse_json(memory["counts"].tobytes()))
 
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """The simulated time, and how many answers came late."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrec.runtime.text_files import MOST_JSON, parse_json
 from server.extension import RunExtension
 
 _TOLD = 300  # characters of a reason
@@ -76,7 +77,9 @@ class DroppedReplies(RunExtension):
     def restore(self, memory: dict[str, np.ndarray]) -> None:
         """Restore what `memory` returned."""
         if "totals" in memory:
-            self._counts, self._nodes = map(Counter, json.loads(memory["totals"].tobytes()))
+            self._counts, self._nodes = map(
+                Counter, parse_json(memory["totals"].tobytes(), MOST_JSON)
+            )
 
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """A sentence with the totals, the final evaluation included; none without such replies."""

@@ -28,6 +28,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
+from fedrec.runtime.text_files import parse_json
 from simulations.deployment.flower.control import Control, RunState
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki.keys import private_folder, write_private
@@ -97,7 +98,7 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
         environment = environment_of(Process("run", command, home))
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=scratch)
     try:
-        return int(json.loads(done.stdout)["run-id"])
+        return int(parse_json(done.stdout)["run-id"])
     except (ValueError, KeyError):
         raise EngineError(
             "the SuperLink did not accept the run",

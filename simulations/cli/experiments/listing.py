@@ -238,13 +238,13 @@ def _components(kind: Kind) -> list[Entry]:
 
 
 def _experiments() -> list[Entry]:
-    import tomllib
-
+    from fedrec.errors import ExperimentError
     from fedrec.experiment.loading import shipped_experiments
+    from fedrec.runtime.text_files import read_toml
 
     entries = []
     for name, file in shipped_experiments().items():
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = read_toml(file, ExperimentError)
         about = table.get("title", "")
         paper = table.get("paper", "")
         entries.append({"name": name, "about": about, "paper": paper, "file": _relative(str(file))})

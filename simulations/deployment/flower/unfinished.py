@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from fedrec.runtime.text_files import read_json
 from simulations.deployment.pki.keys import private_folder, write_private
 
 UNFINISHED = "FEDREC_UNFINISHED"
@@ -47,7 +48,7 @@ class UnfinishedTasks:
         found = []
         for file in [] if self._folder is None else sorted(self._folder.glob("*.json")):
             with suppress(OSError, ValueError, TypeError):
-                found.append(SimpleNamespace(**json.loads(file.read_text())))
+                found.append(SimpleNamespace(**read_json(file)))
             file.unlink(missing_ok=True)
         return found
 

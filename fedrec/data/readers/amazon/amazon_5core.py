@@ -9,7 +9,6 @@ file is streamed; only the distinct ids are kept as text.
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from fedrec.data.files.tables import malformed_line
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
 from fedrec.errors import DataError
+from fedrec.runtime.text_files import parse_json
 
 _EXPECTED = "a JSON object with reviewerID, asin, overall and unixReviewTime"
 
@@ -75,7 +75,7 @@ def _read_reviews(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     times = array("q")
     for number, line in enumerate(_lines(path), start=1):
         try:
-            review = json.loads(line)
+            review = parse_json(line)
             users.append(intern(review["reviewerID"]))
             items.append(intern(review["asin"]))
             ratings.append(review["overall"])
