@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from clients.hosting.node import Node
 from clients.training.round import train_clients
 from fedrec.errors import ClientError, RefusalError
+from fedrec.experiment.phases import symmetric_of
 from fedrec.experiment.tables import SecureAggregationConfig
 from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.secure import (
@@ -149,7 +150,7 @@ def masked_sum(
         kept |= {"round": _number(order.round), "group": group}
     # before anything is masked: a node killed after this has dropped out
     node.session_secrets.masked(secure.session, kept)
-    shapes = vector.shapes_of(arrays, order.protection)
+    shapes = vector.shapes_of(arrays, order.protection, symmetric_of(node.experiment, order.step))
     reply = train_clients(node, arrays, accepted)
     if reply.clients < node.least_clients:
         raise _unsound(

@@ -64,6 +64,9 @@ class Step(ABC):
             `non-negative` only if any two clients' updates have an inner product of at least 0 by
             construction, for all data (`fedrec.privacy.adjacency`). A subclass with other batches
             or training is `signed` unless it declares otherwise.
+        symmetric: names of the parameters that every client changes by a symmetric matrix, for all
+            data, so that one half is sent. A subclass with other batches or training has none
+            unless it declares otherwise.
         trains: class of the models that it trains.
         tasks: their tasks.
         private: patterns of the parameters that stay on the device between rounds and are never
@@ -75,6 +78,7 @@ class Step(ABC):
     Config: ClassVar[type[StepConfig]] = StepConfig
     paper: ClassVar[str] = ""
     contributions: ClassVar[Contributions] = "signed"
+    symmetric: ClassVar[tuple[str, ...]] = ()
     trains: ClassVar[type[Model]] = Model
     tasks: ClassVar[tuple[str, ...]] = ("ranking", "rating")
     private: ClassVar[tuple[str, ...]] = ()
@@ -85,6 +89,7 @@ class Step(ABC):
         super().__init_subclass__(**rest)
         if not {"batches", "block", "train_block"}.isdisjoint(vars(cls)):
             cls.contributions = vars(cls).get("contributions", "signed")
+            cls.symmetric = vars(cls).get("symmetric", ())
         if "update" in vars(cls) and "train_block" not in vars(cls):
             raise ExperimentError(
                 f"{named('step', cls)} defines `update`, which is not called",

@@ -25,6 +25,8 @@ from clients.local.sufficient_statistics import SufficientStatistics, Sufficient
 from fedrec.errors import ExperimentError
 from fedrec.factors.chosen_items import BIAS, ItemScaleConfig, chosen_items, item_scale
 from fedrec.models.base import Model
+from fedrec.models.fold_in import PRODUCTS
+from fedrec.models.item_weights import WEIGHTS
 
 
 class GramStepConfig(SufficientStatisticsConfig, ItemScaleConfig):
@@ -40,6 +42,7 @@ class GramStep(SufficientStatistics):
 
     Config = GramStepConfig
     contributions = "non-negative"
+    symmetric = (WEIGHTS, PRODUCTS)
     paper = "EASE (Steck 2019), equation 8: X^T X as a sum over users"
     outer: ClassVar[bool] = True
     config: GramStepConfig

@@ -33,6 +33,7 @@ from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
 from fedrec.components.registry import MODEL, STEP, ours, resolve
 from fedrec.errors import ClientError, ExperimentError
+from fedrec.experiment.phases import symmetric_of
 from fedrec.experiment.sections import Section
 from fedrec.privacy.personal.noise import PersonalNoise
 from fedrec.protocol.client_arrays import ClientArrays
@@ -83,6 +84,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
         order.round,
         node.device,
         compressed,
+        symmetric_of(node.experiment, order.step),
     )
     covered = order.protection is not None or order.secure is not None
     hides = node.hides_failures and (covered or isinstance(work.step.config, PersonalNoise))

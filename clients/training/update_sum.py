@@ -18,6 +18,7 @@ from clients.training.compressed import CompressedUpdates
 from fedrec.cohort.outcome import Outcome
 from fedrec.privacy.noise_source import NoiseSource
 from fedrec.privacy.protection import Protection
+from fedrec.protocol.compact import bytes_of_triangle
 from fedrec.protocol.orders import TrainSum, Weighting
 from fedrec.protocol.sparse_update import Change, SparseAccumulator, SparseUpdate
 
@@ -34,6 +35,7 @@ class UpdateSum:
         round_: the round, which noise is drawn for.
         device: where trained blocks are; None: the processor.
         compressed: compresses the update of each client after its clip; None: nothing does.
+        symmetric: names of parameters that clients change by symmetric matrices.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class UpdateSum:
         round_: int,
         device: torch.device | None = None,
         compressed: CompressedUpdates | None = None,
+        symmetric: Collection[str] = (),
     ) -> None:
         self.arrays = arrays
         self.weighting = weighting
@@ -53,6 +56,7 @@ class UpdateSum:
         self.source = source
         self.round = round_
         self.compressed = compressed
+        self.symmetric = symmetric
         sent = arrays if protection is None else protection.names
         self._noisy = protection is not None and protection.noise_scale > 0  # noise is on every row
         tables = [] if self._noisy else [name for name in sent if name in item_tables]
@@ -84,7 +88,7 @@ class UpdateSum:
         )
         shares = self._shares(examples, norms)
         if self._noisy:
-            self.sent += len(clients) * sum(self.arrays[name].nbytes for name in self._sent)
+            self.sent += len(clients) * sum(map(self._whole_bytes, self._sent))
             for place, client in enumerate(clients):
                 whole = trained.changes_of(place)
                 own = {name: whole[name].double().numpy(force=True) for name in self._sent}
@@ -100,7 +104,7 @@ class UpdateSum:
         """The sums so far, in the type of the parameters; for a table with less than half of its
         rows changed, only these rows."""
         found: dict[str, Change] = {
-            name: self._with_noise(name, value.cpu().numpy()).astype(self.arrays[name].dtype)
+            name: self._dense_sum(name, value.cpu().numpy()).astype(self.arrays[name].dtype)
             for name, value in self.dense.items()
         }
         found |= {name: table.change(self.arrays[name]) for name, table in self.tables.items()}
@@ -135,6 +139,19 @@ class UpdateSum:
         if self.protection.counted:
             self.unclipped += int((norms <= self.protection.clip_norm).sum())
         return self.protection.clip.factors(norms).tolist()
+
+    def _dense_sum(self, name: str, total: np.ndarray) -> np.ndarray:
+        """The sum of a parameter. The noise of clients is independent on every number; of symmetric
+        matrices the symmetric part is sent, which is what the server would keep of the whole."""
+        noisy = self._with_noise(name, total)
+        return (noisy + noisy.T) / 2 if self._noisy and name in self.symmetric else noisy
+
+    def _whole_bytes(self, name: str) -> int:
+        """Bytes of a client's update of a parameter whose numbers all change."""
+        array = self.arrays[name]
+        if name not in self.symmetric:
+            return array.nbytes
+        return int(bytes_of_triangle(np.array([len(array)]), array.itemsize, array.nbytes)[0])
 
     def _with_noise(self, name: str, total: np.ndarray) -> np.ndarray:
         """The sum of a parameter with the noise that the blocks left out."""

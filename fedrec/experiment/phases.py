@@ -57,6 +57,20 @@ def contributions_of(step: Mapping[str, Any]) -> Contributions:
     return getattr(component_settings(registry.STEP, section), "contributions", own)
 
 
+def symmetric_of(experiment: Experiment, step: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Names of the parameters of which a step changes one half as the other, so that one is sent;
+    none under `[compression]`, which rounds each half by itself.
+
+    Args:
+        experiment: the experiment.
+        step: name and settings of a step; None: the experiment's own.
+    """
+    if experiment.compression is not None:
+        return ()
+    name = experiment.step.name if step is None else step["name"]
+    return getattr(registry.resolve(registry.STEP, name), "symmetric", ())
+
+
 def phases_of(experiment: Experiment, *, nested: bool = True) -> tuple[Phase, ...]:
     """The phases of a resolved experiment, the first one first.
 

@@ -19,6 +19,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from fedrec.protocol.triangle import mirrored, numbers_of, upper
+
 ROW_BYTES = 8
 """Bytes of the number of a row."""
 MOST_EXPANDED = 2**29
@@ -71,7 +73,7 @@ def compacted(array: np.ndarray) -> tuple[str, bytes]:
         return form, np.ascontiguousarray(array).tobytes()
     some = array[rows]
     if form == TRIANGLE:
-        some = some[:, rows][np.triu_indices(len(rows))]
+        some = upper(some[:, rows])
     return form, rows.astype("<i8").tobytes() + np.ascontiguousarray(some).tobytes()
 
 
@@ -106,9 +108,7 @@ def expanded(form: str, data: bytes, kind: np.dtype, shape: tuple[int, ...]) -> 
         return found
     if shape != (shape[0], shape[0]):
         raise ValueError(f"a triangle of a matrix with shape {shape}")
-    one, other = (rows[places] for places in np.triu_indices(count))
-    found[one, other] = values
-    found[other, one] = values
+    found[np.ix_(rows, rows)] = mirrored(values, count)
     return found
 
 
@@ -136,7 +136,7 @@ def _rows_length(rows: _Number, row: int) -> _Number:
 
 
 def _triangle_length(rows: _Number, number: int) -> _Number:
-    return rows * ROW_BYTES + rows * (rows + 1) // 2 * number
+    return rows * ROW_BYTES + numbers_of(rows) * number
 
 
 def _sparse(array: np.ndarray) -> bool:

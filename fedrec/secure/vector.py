@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's complete reply, sums of updates and counts, as one vector of integers for masking.
 
-Tables are whole, because the rows touched by a node's clients must stay hidden. Counts and the loss
-are included, so that the whole answer is masked.
+Tables are whole, because the rows touched by a node's clients must stay hidden; of parameters that
+every client changes by a symmetric matrix, the triangle. Counts and the loss are included, so that
+the whole answer is masked.
 
 Clients that round to a common grid send small integers. Their sum over all clients of a round fits
 a smaller type than 64 bits; masked numbers are then sent modulo 2^16, for example, and masks cancel
@@ -12,7 +13,7 @@ modulo 2^16 as they do modulo 2^64.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedrec.experiment.tables import SecureAggregationConfig
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.sparse_update import dense_change
+from fedrec.protocol.triangle import mirrored, numbers_of, upper
 from fedrec.secure import fixed_point
 
 _COUNTED = ("clients", "weight", "examples", "loss", "losses", "unclipped")
@@ -33,7 +35,34 @@ _KINDS = ("u1", "u2", "u4", "u8")
 _EXACT = 2**22  # multiples of a step that survive the rounding of a sum to float32
 _FAR = 64.0  # standard deviations that noise practically never exceeds
 
-Shapes = Mapping[str, tuple[int, ...]]
+
+@dataclass(frozen=True)
+class SentShape:
+    """What is sent of a parameter.
+
+    Attributes:
+        shape: its shape.
+        symmetric: whether every client changes it by a symmetric matrix.
+    """
+
+    shape: tuple[int, ...]
+    symmetric: bool = False
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers are sent."""
+        return numbers_of(self.shape[0]) if self.symmetric else math.prod(self.shape)
+
+    def flat(self, change: np.ndarray) -> np.ndarray:
+        """What is sent of a whole change `[...]`, `[numbers]`."""
+        return upper(change) if self.symmetric else change.ravel()
+
+    def whole(self, flat: np.ndarray) -> np.ndarray:
+        """The change `[...]` from what was sent, `[numbers]`."""
+        return mirrored(flat, self.shape[0]) if self.symmetric else flat.reshape(self.shape)
+
+
+Shapes = Mapping[str, SentShape]
 
 
 @dataclass(frozen=True)
@@ -98,16 +127,24 @@ def _smallest_kind(most: int) -> np.dtype:
 
 
 def shapes_of(
-    theta: Mapping[str, np.ndarray], protection: Protection | None
-) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters that are sent, by name."""
+    theta: Mapping[str, np.ndarray],
+    protection: Protection | None,
+    symmetric: Collection[str] = (),
+) -> dict[str, SentShape]:
+    """What is sent of each parameter, by name, in order.
+
+    Args:
+        theta: the parameters.
+        protection: names those that may be sent; None: all.
+        symmetric: names of those that every client changes by a symmetric matrix.
+    """
     names = theta if protection is None else protection.names
-    return {name: tuple(theta[name].shape) for name in sorted(names)}
+    return {name: SentShape(tuple(theta[name].shape), name in symmetric) for name in sorted(names)}
 
 
 def length(shapes: Shapes) -> int:
     """Number of integers in the vector."""
-    return sum(math.prod(shape) for shape in shapes.values()) + len(_COUNTED)
+    return sum(one.numbers for one in shapes.values()) + len(_COUNTED)
 
 
 def vector_bytes(shapes: Shapes, kind: np.dtype = _LONGEST) -> int:
@@ -153,8 +190,8 @@ def encoded(
     Raises:
         ClientError: a number is too large or not finite.
     """
-    whole = [dense_change(reply.total[name], arrays[name]).ravel() for name in shapes]
-    numbers = np.concatenate([*whole, np.empty(0)]) / form.step
+    sent = [one.flat(dense_change(reply.total[name], arrays[name])) for name, one in shapes.items()]
+    numbers = np.concatenate([*sent, np.empty(0)]) / form.step
     updates = fixed_point.encoded(numbers, form.bits, nodes)
     counts = np.array([getattr(reply, name) for name in _COUNTED], dtype=np.float64)
     return np.concatenate([updates, fixed_point.encoded(counts, _COUNT_BITS, nodes)])
@@ -163,7 +200,7 @@ def encoded(
 def decoded(vector: np.ndarray, shapes: Shapes, form: Form) -> TrainSum:
     """The reply of all nodes together, from the sum of their vectors, `uint64 [numbers]`; updates
     are float64."""
-    sizes = [math.prod(shape) for shape in shapes.values()]
+    sizes = [one.numbers for one in shapes.values()]
     signed = vector[: len(vector) - len(_COUNTED)].astype(form.kind).view(f"i{form.kind.itemsize}")
     updates = fixed_point.decoded(signed.astype(np.int64).view(np.uint64), form.bits) * form.step
     parts = np.split(updates, np.cumsum(sizes))
@@ -171,8 +208,7 @@ def decoded(vector: np.ndarray, shapes: Shapes, form: Form) -> TrainSum:
     found = dict(zip(_COUNTED, counts.tolist(), strict=True))
     return TrainSum(
         total={
-            name: part.reshape(shape)
-            for (name, shape), part in zip(shapes.items(), parts, strict=False)
+            name: one.whole(part) for (name, one), part in zip(shapes.items(), parts, strict=False)
         },
         clients=round(found["clients"]),
         weight=found["weight"],

@@ -36,6 +36,7 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedrec.errors import ExperimentError
+from fedrec.experiment.phases import symmetric_of
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import SecureAggregationConfig
 from fedrec.protocol.messages import (
@@ -156,7 +157,8 @@ class SecureSums:
             )
         record = content.array_records[ARRAYS]
         theta = zero_copy_arrays(record)  # before the record is sent, and converted to bytes
-        shapes = vector.shapes_of(theta, order.protection)
+        symmetric = symmetric_of(self.experiment, order.step)
+        shapes = vector.shapes_of(theta, order.protection, symmetric)
         groups = dict(self.roster.for_training(order.clients))
         present = self._present(list(groups))
         heard = self._meet(present)
@@ -328,4 +330,4 @@ def _seeds(content: RecordDict, nodes: int) -> UnmaskReply:
 
 def _nothing(shapes: vector.Shapes) -> TrainSum:
     """The sum of a round without replies."""
-    return TrainSum({name: np.zeros(shape) for name, shape in shapes.items()}, 0, 0.0, 0, 0.0, 0)
+    return TrainSum({name: np.zeros(one.shape) for name, one in shapes.items()}, 0, 0.0, 0, 0.0, 0)

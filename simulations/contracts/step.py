@@ -143,6 +143,13 @@ class StepContract(RunContract):
             within = moved <= most * (1 + 1e-4)
             assert_that(within, f"{what} moves the sum by {moved / CLIP_NORM} S")
 
+    def test_symmetric_parameters_change_by_symmetric_matrices(self, tmp_path: Path) -> None:
+        """Of what the step declares `symmetric`, only one half is sent."""
+        node = self.node(private=tmp_path)
+        sums = self._sums(node, node.training[:FEW])
+        halves = {name: one for name, one in sums.items() if name in self.cls.symmetric}
+        assert_close({name: one.T for name, one in halves.items()}, halves, "the two halves")
+
     def test_private_parameters_are_kept_and_never_sent(self, tmp_path: Path) -> None:
         """They are zero in the update, and stored in a file that only its owner can read."""
         node = self.node(private=tmp_path)

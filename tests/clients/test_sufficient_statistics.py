@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of many clients at once: the same updates, norms and sums as client by client."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,10 @@ from clients.training.one_client import update_of
 from clients.training.round import train_clients
 from fedrec.experiment.loading import load
 from fedrec.privacy.protection import Protection
+from fedrec.protocol.compact import network_bytes
+from fedrec.protocol.messages import pack_sum
 from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.records import read_arrays
 from fedrec.protocol.sparse_update import SparseAccumulator, dense_change
 from fedrec.rng import stream, torch_stream
 
@@ -57,6 +62,34 @@ def whole(node, parameters):
     ((places, outcome),) = found
     assert places == list(range(len(node.training)))
     return outcome
+
+
+def test_noise_of_clients_on_products_is_the_symmetric_part_of_noise_on_squares(node, parameters):
+    """A function of squares that have noise on every number, and of no more than these. An entry
+    beside the diagonal is the mean of two of them; without products the sum has them all."""
+    arrays = {name: value.numpy() for name, value in parameters.items()}
+    names = tuple(name for name in arrays if arrays[name].ndim == 2)
+    protection = Protection(2.0, 2, names, noise_scale=0.5)
+    order = TrainOrder(1, node.training, protection=protection)
+    reply = train_clients(node, arrays, order)
+    clipped = train_clients(
+        node, arrays, replace(order, protection=replace(protection, noise_scale=0.0))
+    )
+    noise = {name: np.zeros(arrays[name].shape) for name in names}
+    for client in node.training.tolist():
+        own = protection.noisy(
+            {name: np.zeros_like(one) for name, one in noise.items()}, node.noise, 1, client
+        )
+        noise = {name: one + own[name] for name, one in noise.items()}
+    expected = {
+        name: dense_change(clipped.total[name], arrays[name]) + one for name, one in noise.items()
+    }
+    products = expected["item.weights"]
+    if node.experiment.step.name == "gram":
+        expected["item.weights"] = (products + products.T) / 2
+    for name, one in expected.items():
+        np.testing.assert_allclose(reply.total[name], one, rtol=0, atol=1e-4)
+    assert network_bytes(read_arrays(pack_sum(reply))) * reply.clients == reply.sent
 
 
 def test_each_update_is_the_reference(node, parameters):

@@ -38,6 +38,8 @@ CLIPS = "parameters=['item.products'], clip-norm=3.0, phases={popularity={"
 PHASE = "parameters=['item.bias'], clip-norm=2.0, noise-factor=2.0}}"
 CLIPPED = f"privacy={{noise-multiplier=0.0, {CLIPS}{PHASE}}}"
 PRIVATE = f"privacy={{epsilon=3.0, delta=1e-5, {CLIPS}{PHASE}}}"
+DISTRIBUTED = PRIVATE.replace("epsilon=3.0", "epsilon=3.0, placement='distributed'")
+SECURE = "secure-aggregation=true"
 
 
 @pytest.fixture
@@ -121,21 +123,31 @@ def test_only_what_is_above_the_noise_is_learned(run_fold_in):
     assert np.isfinite(noisy.scores().to_numpy()).all()
 
 
-@pytest.mark.parametrize("privacy", [(), (PRIVATE,)], ids=["plain", "private"])
+@pytest.mark.parametrize(
+    "privacy", [(), (PRIVATE,), (DISTRIBUTED,)], ids=["plain", "private", "distributed"]
+)
 def test_secure_aggregation_gives_the_same(run_fold_in, privacy):
     three = "engine.nodes=3"
     plain = run_fold_in(*privacy, three, output="plain")
-    secure = run_fold_in(*privacy, three, "secure-aggregation=true", output="secure")
+    secure = run_fold_in(*privacy, three, SECURE, output="secure")
     # Steps of the fixed point are magnified where eigenvectors are divided by rare items' profile.
     assert np.abs(differences(secure.scores().to_numpy(), plain.scores().to_numpy())).max() < 1e-2
     np.testing.assert_allclose(
         secure.parameters["item.bias"], plain.parameters["item.bias"], rtol=1e-5, atol=1e-6
     )
+    products = secure.rounds["bytes-up"].iloc[1] / 18
+    items, embeddings = 12 * 13 // 2, sum(value.size for value in secure.parameters.values())
+    assert products == 8 * (items + (0 if privacy else embeddings - 12 * 12) + 6)
 
 
-def test_a_run_that_broke_off_between_both_uploads_goes_on(run_fold_in):
-    whole = run_fold_in(PRIVATE, output="whole")
-    assert_same_run(resumed(run_fold_in, PRIVATE, after=1), whole)
+@pytest.mark.parametrize(
+    "settings",
+    [(PRIVATE,), (DISTRIBUTED, SECURE, "engine.nodes=3")],
+    ids=["central", "masked with distributed noise"],
+)
+def test_a_run_that_broke_off_between_both_uploads_goes_on(run_fold_in, settings):
+    whole = run_fold_in(*settings, output="whole")
+    assert_same_run(resumed(run_fold_in, *settings, after=1), whole)
 
 
 def test_low_rated_items_of_a_users_history_count_on_the_device(run_fold_in):

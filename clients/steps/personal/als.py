@@ -120,6 +120,7 @@ class Als(Step):
     Config = AlsConfig
     trains = Ials
     private = ("user.factors",)
+    symmetric = ("user.gram",)
     whole_tables = False
     paper = "FCF (Ammad-ud-din et al. 2019), section 4"
     config: AlsConfig

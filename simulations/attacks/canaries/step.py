@@ -3,7 +3,8 @@
 
 Sampler, clip, sum and noise treat a canary like any other client, and these are what an audit
 tests. The other clients do exactly the same as without an audit, in blocks if their step supports
-it.
+it. Symmetric matrices are summed as whole squares, as their noise is measured in the antisymmetric
+part (`fedrec.attacks.audit.directions`).
 """
 
 from __future__ import annotations

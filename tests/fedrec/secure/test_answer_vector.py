@@ -9,7 +9,7 @@ from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.sparse_update import SparseUpdate
 from fedrec.secure import vector
-from fedrec.secure.vector import Form
+from fedrec.secure.vector import Form, SentShape
 
 
 @pytest.fixture
@@ -62,8 +62,27 @@ def test_a_table_of_few_rows_is_sent_whole(theta):
     )
 
 
+def test_of_a_symmetric_parameter_one_half_is_sent():
+    theta = {"p": np.zeros((4, 4), np.float32), "w": np.zeros((2, 3), np.float32)}
+    shapes = vector.shapes_of(theta, None, symmetric=("p", "other"))
+    assert [one.symmetric for one in shapes.values()] == [True, False]
+    assert vector.length(shapes) == 10 + 6 + 6
+    assert vector.vector_bytes(shapes, np.dtype("u4")) == 4 * (10 + 6) + 8 * 6
+    generator = np.random.default_rng(0)
+    drawn = generator.normal(size=(2, 4, 4))
+    totals = [{"p": one + one.T, "w": generator.normal(size=(2, 3))} for one in drawn]
+    sent = [
+        vector.encoded(TrainSum(one, 1, 1.0, 1, 0.0, 0), theta, shapes, Form(40), 2)
+        for one in totals
+    ]
+    found = vector.decoded(sent[0] + sent[1], shapes, Form(40)).total
+    for name in theta:
+        expected = totals[0][name] + totals[1][name]
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=2**-40)
+
+
 def test_only_protected_parameters_are_sent(theta):
-    assert vector.shapes_of(theta, Protection(1.0, 2, ("w",))) == {"w": (2, 3)}
+    assert vector.shapes_of(theta, Protection(1.0, 2, ("w",))) == {"w": SentShape((2, 3))}
     assert list(vector.shapes_of(dict(reversed(theta.items())), None)) == ["b", "e", "w"]
 
 

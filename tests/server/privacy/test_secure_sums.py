@@ -18,6 +18,7 @@ from clients.storage.session_secrets import SessionSecrets
 from fedrec.errors import ClientError, ExperimentError, RefusalError
 from fedrec.experiment.loading import load
 from fedrec.privacy.protection import Protection
+from fedrec.protocol.compact import network_bytes
 from fedrec.protocol.messages import (
     INITIAL,
     SECURE_SHARES,
@@ -292,6 +293,48 @@ def test_under_distributed_noise_the_sum_has_the_same_noise(federation):
     assert found.losses == found.examples == 0 and found.clients == 18
     spread = np.concatenate([value.ravel() for value in found.total.values()]).std()
     assert spread > 0.3 * np.sqrt(18) * 0.8
+
+
+PRODUCTS = {
+    "gram": (
+        "item.weights",
+        {"model": {"name": "item-weights", "items": 20}, "step": {"name": "gram"}},
+    ),
+    "als": ("user.gram", {"model": {"name": "ials", "factors": 5}, "step": {"name": "als"}}),
+}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("system", PRODUCTS)
+def test_of_products_one_half_is_masked(tiny_experiment, tmp_path, system, noise):
+    """The same sum as without masks, from half of the numbers, which are the bytes counted."""
+    name, table = PRODUCTS[system]
+    made = Federation({**tiny_experiment(), **table}, tmp_path, 3)
+    shapes = {name: value.shape for name, value in made.theta.items()}
+    names = tuple(other for other in shapes if other != "user.factors")
+    protection = Protection(2.0, 2, names, noise_scale=noise) if noise else None
+    order = made.order(protection)
+    found = made.secure(order)
+    for other, expected in _sums(made, order).items():
+        np.testing.assert_allclose(found.total[other], expected, rtol=0, atol=1e-5)
+    side = shapes[name][0]
+    rest = sum(np.prod(shapes[other], dtype=int) for other in found.total if other != name)
+    numbers = side * (side + 1) // 2 + rest
+    sent = [
+        network_bytes(zero_copy_arrays(reply.content["arrays"]))
+        for _, step, reply in made.grid.heard
+        if step == "train"
+    ]
+    assert sent == [8 * (numbers + 6)] * 3
+    assert found.sent == found.clients * sent[0]
+
+
+def _sums(made, order):
+    parts = made.sums_of(range(3), order)
+    return {
+        name: sum(dense_change(part.total[name], made.theta[name]) for part in parts)
+        for name in parts[0].total
+    }
 
 
 def test_what_a_node_answers_is_masked_and_nothing_else(federation):
