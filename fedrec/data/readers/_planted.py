@@ -184,10 +184,14 @@ def _means(feature: Feature, rank: int, generator: np.random.Generator) -> np.nd
 
 
 def _mixed(explained: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
-    """Factors of which `share` of the variance is explained; their products have standard deviation
-    near 1."""
-    own = generator.standard_normal(explained.shape, dtype=np.float32)
-    explained = explained - explained.mean(axis=0)
-    explained /= max(float(np.sqrt(np.square(explained).mean())), 1e-6)
-    mixed = np.sqrt(share) * explained + np.sqrt(1 - share) * own
-    return (mixed / explained.shape[1] ** 0.25).astype(np.float32)
+    """Factors of which `share` of the variance is explained, in place; their products have standard
+    deviation near 1."""
+    mixed = generator.standard_normal(explained.shape, dtype=np.float32)
+    explained -= explained.mean(axis=0)
+    scale = max(float(np.sqrt(np.square(explained).mean())), 1e-6)
+    for start in range(0, len(mixed), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        explained[part] /= scale
+        own = np.sqrt(share) * explained[part] + np.sqrt(1 - share) * mixed[part]
+        mixed[part] = own / explained.shape[1] ** 0.25
+    return mixed
