@@ -66,10 +66,11 @@ gpu-check: $(VENV)/.installed-test  ## What a GPU changes: tests, steps, large c
 
 MILLION := --set dataset.users=1000000 --set dataset.items=100000 --set dataset.mean-interactions=20 \
 	--set 'evaluation.baselines=[]' --set evaluation.every=0 --set evaluation.final-users=50 --set rounds=40
-bench-costs: $(VENV)/.installed-test  ## What is not training, what privacy costs, a million users
+bench-costs: $(VENV)/.installed-test  ## What is not training, parts of whole commands, what privacy costs, a million users
 	$(BIN)/python benchmarks/overhead.py --cohort 100 --rounds 20
 	$(BIN)/python benchmarks/privacy_cost.py --cohort 100 --rounds 25 --repeats 8
 	$(BIN)/python benchmarks/ranking.py
+	$(BIN)/python benchmarks/command_parts.py
 	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run privrec-synthetic $(MILLION)
 
 benchmark-venvs: benchmarks/.venvs/pfl/.installed benchmarks/.venvs/fedjax/.installed  ## Environments of other simulators, for benchmarks
