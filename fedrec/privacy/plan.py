@@ -35,7 +35,6 @@ from fedrec.privacy.accounting.sampling import Full, Sampling, Scheduled
 from fedrec.privacy.adjacency import Contributions
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import Mix, PrivacyConfig
-from fedrec.privacy.mechanisms._least_cost import refuse_understated
 from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.privacy.noise_multiplier import (
     count_multiplier,
@@ -142,6 +141,9 @@ class Plan:
             server_lr=server_lr,
             factor=factor,
         )
+        # pulls in scipy.linalg
+        from fedrec.privacy.mechanisms._least_cost import refuse_understated
+
         own = rounds if phase_rounds is None else phase_rounds
         population = sampling, clients, rounds, own, denominator
         plan = cls(config, mechanism, *population, clip, noise, delta)
