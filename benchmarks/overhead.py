@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The share of a round that is not local training.
+"""The share of a round that is not local training, with one node and with two.
 
     python benchmarks/overhead.py --cohort 100 --items 3706 --rounds 20 [--json OUT]
 
 The work of `benchmarks/simulation.py` on the Ray engine, with a local step that measures each
 node's training time: drawing batches, building blocks and training. A round takes at least the
 training time of its slowest node; the rest is overhead, including all other work of the node.
-Medians over all rounds except the first.
+Medians over all rounds except the first. The overhead of the server does not get smaller with more
+nodes: if all of it is serial, however many nodes train, a round is at most round / overhead times
+as fast as with one (Amdahl's law).
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from fedrec.cohort.batches import Batches  # noqa: E402
 from fedrec.cohort.block import Block, UserCodes  # noqa: E402
 from fedrec.cohort.results import Trained  # noqa: E402
 from fedrec.data.client_data import ClientData  # noqa: E402
+from fedrec.experiment.tables import EngineConfig  # noqa: E402
 from simulations.runner import run  # noqa: E402
 
 NOTES = "FEDREC_OVERHEAD_NOTES"  # names the file that the nodes, processes of their own, write to
@@ -88,17 +91,19 @@ class TimedSgd(Sgd):
 TimedSgd.__module__ = Sgd.__module__
 
 
-def measure(cohort: int, items: int, rounds: int) -> dict[str, float]:
+def measure(cohort: int, items: int, rounds: int, nodes: int) -> dict[str, float]:
     """Median seconds of a round and of its slowest node's training, and the share that is
     overhead."""
     work = experiment(cohort, items, rounds, "ray")
+    engine = EngineConfig.parse({**work.engine.table(), "nodes": nodes}, at="engine")
     clock = RoundEnds()
     step = work.step.model_copy(update={"name": "benchmarks.overhead:TimedSgd"})
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
         os.environ[NOTES] = str(notes)
         os.environ["PYTHONPATH"] = str(ROOT)
-        run(work.model_copy(update={"step": step}), output=Path(folder) / "run", callbacks=[clock])
+        timed = work.model_copy(update={"step": step, "engine": engine})
+        run(timed, output=Path(folder) / "run", callbacks=[clock])
         lines = [line.split() for line in notes.read_text().splitlines()]
     whole = []
     training = []
@@ -127,15 +132,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    found = measure(given.cohort, given.items, given.rounds)
-    print(
-        f"M={given.cohort}, {given.items:,} items, {given.rounds - 1} rounds:"
-        f" {found['round_seconds']:.3f} s a round, {found['training_seconds']:.3f} s of local"
-        f" training on the slowest node, {found['overhead']:.1%} overhead"
-    )
+    found = {}
+    for nodes in (1, 2):
+        found[nodes] = own = measure(given.cohort, given.items, given.rounds, nodes)
+        overhead = own["round_seconds"] - own["training_seconds"]
+        print(
+            f"M={given.cohort}, {given.items:,} items, {nodes} nodes, {given.rounds - 1} rounds:"
+            f" {own['round_seconds']:.3f} s a round, {own['training_seconds']:.3f} s of local"
+            f" training on the slowest node, {own['overhead']:.1%} overhead;"
+            f" {found[1]['round_seconds'] / own['round_seconds'] / nodes:.0%} of the speed of"
+            f" {nodes} nodes without overhead, at most {found[1]['round_seconds'] / overhead:.0f}"
+            " times one node's with any number"
+        )
     if given.json:
         given.json.write_text(
-            json.dumps({"cohort": given.cohort, "items": given.items, **found}) + "\n"
+            json.dumps({"cohort": given.cohort, "items": given.items, "nodes": found}) + "\n"
         )
 
 
