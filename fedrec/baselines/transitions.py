@@ -8,15 +8,13 @@ not fitted to. Sums are kept sparse; a block of users is scored from the rows of
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from scipy import sparse
 
-from fedrec.baselines.base import Baseline, Histories
+from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.data.time_weighting import RecencyConfig, recent_weights
-from fedrec.factors.transitions import SmoothingConfig, multipliers, transitions
-
-_USERS_AT_ONCE = 20_000
+from fedrec.factors.transition_sums import scale, transition_sums
+from fedrec.factors.transitions import SmoothingConfig, multipliers
 
 
 class TransitionsConfig(RecencyConfig, SmoothingConfig):
@@ -36,22 +34,13 @@ class TransitionsBaseline(Baseline):
 
     def fit(self, histories: Histories) -> None:
         """Sum the transitions of all users, and normalise them."""
-        config = self.config
         own = histories.in_order()
-        size = own.num_items
-        total = sparse.csr_array((size, size))
-        for start in range(0, own.num_users, _USERS_AT_ONCE):
-            part = own.block(start, start + _USERS_AT_ONCE)
-            found = transitions(part.offsets, part.items, size, config)
-            places = (found.first, found.second)
-            total += sparse.coo_array((found.weights, places), shape=(size, size)).tocsr()
-        left, right = multipliers(total.sum(1), total.sum(0), config)
-        weights = sparse.diags_array(left) @ total @ sparse.diags_array(right)
-        self._weights = weights.tocsr()
+        found, rows, columns = transition_sums(own.offsets, own.items, own.num_items, self.config)
+        scale(found.data, found.indices, found.indptr, *multipliers(rows, columns, self.config))
+        self._weights: Sparse = found
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights from each user's last items, `float32 [users, items]`."""
         own = histories.in_order()
         recent = recent_weights(own.offsets, own.items, own.num_items, self.config)
-        scores = (sparse.csr_array(recent.astype(np.float64)) @ self._weights).toarray()
-        return torch.from_numpy(scores.astype(np.float32))
+        return torch.from_numpy((sparse.csr_array(recent) @ self._weights).toarray())

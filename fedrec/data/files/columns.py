@@ -30,11 +30,20 @@ def ids_of(column: pd.Series, path: Path) -> np.ndarray:
     Raises:
         DataError: an id is missing.
     """
+    if whole_numbers(column):
+        return column.to_numpy().astype(np.int64, copy=False)
     codes, names = pd.factorize(column)
     _require_all(column, codes >= 0, path, "an id")
     texts = np.array([str(name) for name in names], dtype=object)
     whole = all(name.isdecimal() and str(int(name)) == name and len(name) < 19 for name in texts)
     return (texts.astype(np.int64) if whole else texts)[codes]
+
+
+def whole_numbers(column: pd.Series) -> bool:
+    """Whether a column `[rows]` has nothing but whole numbers from 0 on, of at most 63 bits."""
+    if not isinstance(column.dtype, np.dtype) or column.dtype.kind not in "iu" or not len(column):
+        return False
+    return column.min() >= 0 and int(column.max()) < 10**18
 
 
 def numbers_of(column: pd.Series, path: Path) -> np.ndarray:

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedrec.data.files.columns import dates_of, ids_of, numbers_of, typed
+from fedrec.data.files.columns import dates_of, ids_of, numbers_of, typed, whole_numbers
+from fedrec.data.files.indexing import dense_index
 from fedrec.data.files.tables import (
     PARQUET,
     Columns,
@@ -171,7 +172,9 @@ def recognise(
     names = [name for name in every if name and name not in nested]
     _require_two(path, names)
     needed = _needed(path, names, layout, given, time_format)
-    frame = read_table(path, replace(layout, columns=_types(needed, given)))
+    types = _types(needed, given)
+    ids = tuple(name for name, kind in types.items() if kind is str and _is_id(name, given))
+    frame = read_table(path, replace(layout, columns=types, ids=ids))
     roles = tuple(role for role in ROLES if rated or role != "rating")
     columns, reasons = _assigned(path, needed, frame, given, roles, time_format, header=header)
     _require_times(path, columns, time_format)
@@ -238,6 +241,8 @@ def _require_times(path: Path, columns: Mapping[str, str], time_format: str | No
 
 
 def _codes(column: pd.Series, path: Path) -> np.ndarray:
+    if whole_numbers(column):
+        return dense_index(column.to_numpy())[1]
     codes = pd.factorize(column)[0].astype(np.int64)
     if (codes < 0).any():
         ids_of(column, path)  # raises the error that names the row
@@ -347,6 +352,11 @@ def _types(names: Sequence[str], given: Mapping[str, str]) -> dict[str, type | N
     numbers = [name for role, name in given.items() if role in ("rating", "time")]
     numbers += [name for name in names if _named("rating", name) or _named("time", name)]
     return {name: None if name in numbers and name not in ids else str for name in names}
+
+
+def _is_id(name: str, given: Mapping[str, str]) -> bool:
+    """Whether a column is that of users or items by its name or as given."""
+    return any(name == given.get(role) or _named(role, name) for role in ("user", "item"))
 
 
 def _require_two(path: Path, names: list[str]) -> None:

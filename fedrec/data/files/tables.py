@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from fedrec.config import did_you_mean
+from fedrec.data.files.plain_numbers import all_plain
 from fedrec.errors import DataError
 
 Types: TypeAlias = Mapping[str, type | None]
@@ -48,6 +49,7 @@ class TableLayout:
         quoted: whether values may stand in double quotes.
         gaps: whether values may be missing.
         encoding: of the whole file.
+        ids: columns of type `str` that are read as numbers if all are the texts of whole numbers.
     """
 
     columns: Types
@@ -58,6 +60,7 @@ class TableLayout:
     quoted: bool = False
     gaps: bool = False
     encoding: str = "utf-8-sig"
+    ids: tuple[str, ...] = ()
 
     @classmethod
     def own(
@@ -257,6 +260,8 @@ def _read_text(
     unique = [
         f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names)
     ]
+    if rows is None and _plain_ids(path, layout, names):
+        kinds |= dict.fromkeys(layout.ids, np.int64)
     # If columns are selected, the parser accepts lines with too many values, so this is done only
     # if it saves memory.
     some = list(wanted) if set(names) != set(wanted) else None
@@ -271,7 +276,8 @@ def _read_text(
                 names=unique,
                 usecols=some,  # pyright: ignore[reportArgumentType]
                 dtype=kinds,
-                encoding=layout.encoding,
+                # the parser leaves out the mark itself, from bytes and not from decoded text
+                encoding=layout.encoding.removesuffix("-sig"),
                 keep_default_na=False,
                 na_values=[""] if layout.gaps else None,
                 na_filter=layout.gaps,
@@ -284,6 +290,15 @@ def _read_text(
         raise _unreadable(path, error) from None
     except (ValueError, OverflowError, pd.errors.ParserWarning) as error:
         raise _first_fault(path, layout, names, error) from None
+
+
+def _plain_ids(path: Path, layout: TableLayout, names: list[str]) -> bool:
+    """Whether numbers are as good as the texts of all columns of ids."""
+    if not layout.ids or not layout.separator.isascii() or not path.stat().st_size:
+        return False
+    header = layout.names == "first line"
+    places = [names.index(name) for name in layout.ids]
+    return all_plain(path, layout.separator, places, header=header, quoted=layout.quoted)
 
 
 def _what(path: Path) -> str:

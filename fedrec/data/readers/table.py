@@ -124,9 +124,10 @@ class Table(Reader):
         settings = self._columns(self._path())
         numbers = (config.rating, config.time)
         columns = {name: None if name in numbers else str for name in settings}
-        return TableLayout.own(
+        layout = TableLayout.own(
             columns, settings=settings, separator=config.separator, header=config.header
         )
+        return replace(layout, ids=(config.user, config.item))
 
     def _columns(self, path: Path) -> dict[str, str]:
         """The columns to read from the main table, and the setting that names each."""
