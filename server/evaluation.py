@@ -167,7 +167,7 @@ class Evaluator:
             sent=list(sent),
             max_failures=engine.max_failures,
             dropped=self.dropped,
-            may_be_late=self.untrusted and self.experiment.closing is not None,
+            may_be_late=self.untrusted and self.experiment.lateness.leaves_late,
         )
         if not self.untrusted:
             # in a fixed order, because sums depend on it

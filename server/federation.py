@@ -9,11 +9,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.messages import INITIAL, unpack_parameters
 from fedrec.runtime.heap import release_free_heap
 from server.cohorts.roster import Roster, call_roster
+from server.devices.choice import timeline_of
+from server.devices.late_devices import LateDevices
 from server.exchange.dropped_replies import DroppedReplies
 from server.exchange.replies import answers
 from server.privacy.secure_sums import secure_sums
@@ -59,6 +62,18 @@ class Federation:
         """Look for new nodes; whether `roster` has changed."""
         return False
 
+    def late_devices(self, strategy: Strategy) -> LateDevices | None:
+        """What decides, beside the sampler, who takes part in rounds; None: nothing.
+
+        Args:
+            strategy: makes the orders.
+
+        Raises:
+            ExperimentError: the tables of late devices do not fit the nodes, the strategy or each
+                other.
+        """
+        return timeline_of(self.experiment, strategy)
+
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """Initial parameters from one node, because the server need not have the catalogue; every
         node returns the same.
@@ -93,22 +108,25 @@ class Federation:
         Raises:
             ClientError: more nodes failed than `engine.max-failures` allows.
         """
-        replies = self._exchange(messages) if messages else ()
-        nodes = [message.metadata.dst_node_id for message in messages]
+        sent, replies = self._exchange(messages)
+        nodes = [message.metadata.dst_node_id for message in sent]
         most = self.experiment.engine.max_failures
-        late = self.untrusted and self.experiment.closing is not None
+        late = self.untrusted and self.experiment.lateness.leaves_late
         good = answers(
             replies, sent=nodes, max_failures=most, dropped=self.dropped, may_be_late=late
         )
-        good = self._valid(messages, good, theta)
+        good = self._valid(sent, good, theta)
         place = {node: place for place, node in enumerate(self.roster.nodes)}
         return sorted(good, key=lambda one: place.get(one.metadata.src_node_id, len(place)))
 
-    def _exchange(self, messages: Sequence[Message]) -> Iterable[Message]:
-        """The replies to training messages."""
+    def _exchange(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Iterable[Message]]:
+        """Send training messages; the messages of which the round has or misses a reply, and the
+        replies."""
+        if not messages:
+            return (), ()
         if self.secure is not None:
-            return self.secure.send_and_receive(messages)
-        return self.grid.send_and_receive(messages, timeout=self.timeout)
+            return messages, self.secure.send_and_receive(messages)
+        return messages, self.grid.send_and_receive(messages, timeout=self.timeout)
 
     def _first_roster(self) -> Roster:
         return call_roster(self.grid, timeout=self.timeout)

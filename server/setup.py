@@ -12,7 +12,6 @@ from fedrec.runs.folder import RunFolder
 from server.central import refuse_central
 from server.cohorts.selection import SampledCohorts
 from server.deployed.federation import federation_of
-from server.devices.choice import timeline_of
 from server.early_stopping import early_stopping_of
 from server.evaluation import Evaluator
 from server.extension import RunExtension
@@ -59,7 +58,9 @@ class Setup:
             refuse_non_additive(strategy)
         guards = (guard_of(run, strategy), accounts_of(run, strategy, cohorts))
         refuse_to_wait(strategy, len(federation.roster.nodes))
-        timeline = timeline_of(experiment, federation, cohorts, strategy)
+        late = federation.late_devices(strategy)
+        if late is not None:
+            cohorts.follow(late)
         generating = strategy if isinstance(strategy, GeneratingStrategy) else None
         roster = federation.roster
         untrusted = federation.untrusted
@@ -71,6 +72,6 @@ class Setup:
             untrusted=untrusted,
             dropped=federation.dropped,
         )
-        parts = (early_stopping_of(experiment, evaluator), *guards, federation.dropped, timeline)
+        parts = (early_stopping_of(experiment, evaluator), *guards, federation.dropped, late)
         extensions = tuple(part for part in parts if part is not None)
         return cls(federation, cohorts, strategy, evaluator, extensions)

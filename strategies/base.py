@@ -89,21 +89,24 @@ class Part:
         clients: `int64 [clients]`, ascending.
         arrays: the parameters.
         weight: of their updates in the sum.
+        sent: whether their messages were sent in an earlier round.
     """
 
     clients: np.ndarray
     arrays: ArrayRecord
     weight: float = 1.0
+    sent: bool = False
 
 
 class Staleness(Protocol):
-    """Which of a round's clients start from parameters of earlier rounds."""
+    """Which of a round's clients start, or started, from parameters of earlier rounds."""
 
     def parts(
         self, round_number: int, clients: np.ndarray, arrays: ArrayRecord
     ) -> Mapping[str, Part]:
-        """The cohort of a round, `int64 [clients]`, by the parameters that they start from; the
-        present ones are `arrays`, and their key is empty. Keys are texts for the messages."""
+        """The cohort of a round, `int64 [clients]`, by the parameters that they start from, and
+        those whose messages were sent before and may be answered in it. The present parameters are
+        `arrays`. Keys are texts for the messages."""
         ...
 
 
@@ -182,6 +185,8 @@ class CohortStrategy(Strategy):
         self.config = config
         self.cohorts = cohorts
         self.step = step
+        self._round = 0
+        self._arrays = to_record({})
         self._theta: dict[str, np.ndarray] = {}
         self._asked: dict[tuple[int, str], int] = {}  # number of clients, by node and part
         self._parts: dict[str, Part] = {}
@@ -306,8 +311,9 @@ class CohortStrategy(Strategy):
     ) -> Iterable[Message]:
         """One message per node that hosts a member of the round's cohort; several if these start
         from different parameters."""
+        self._round = server_round
+        self._arrays = arrays
         self._theta = zero_copy_arrays(arrays)
-        self._asked = {}
         self._open = set()
         self._whole = network_bytes(self._theta)
         self._down = 0
@@ -318,14 +324,23 @@ class CohortStrategy(Strategy):
             if self.staleness is None
             else dict(self.staleness.parts(server_round, cohort, arrays))
         )
+        sent = {key for key, part in self._parts.items() if part.sent}
+        self._asked = {sender: asked for sender, asked in self._asked.items() if sender[1] in sent}
         for key, part in self._parts.items():
-            yield from self._messages_to(server_round, key, part)
+            if not part.sent:
+                yield from self._messages_to(key, part)
 
-    def _messages_to(self, server_round: int, key: str, part: Part) -> Iterator[Message]:
+    def more_messages(self, key: str, clients: np.ndarray) -> Iterator[Message]:
+        """Messages of the present round to more clients, `int64 [clients]`, ascending, who start
+        from the present parameters; `key` is that of a new part."""
+        self._parts[key] = Part(clients, self._arrays)
+        yield from self._messages_to(key, self._parts[key])
+
+    def _messages_to(self, key: str, part: Part) -> Iterator[Message]:
         """The messages to the clients of a part, whose key they carry as Flower's group."""
         protection = None if self.privacy is None else self.privacy.protection(list(self._theta))
         groups = dict(self.cohorts.by_node(part.clients))
-        for node, clients, sent in self._sent(server_round, groups, part.arrays):
+        for node, clients, sent in self._sent(self._round, groups, part.arrays):
             self._asked[node, key] = len(clients)
             self._open.update(clients.tolist())  # each may answer once
             if sent is part.arrays:
@@ -336,7 +351,7 @@ class CohortStrategy(Strategy):
                 self._requested += ItemRequests.read(own).items.nbytes
             each = self.reply == "each"
             order = TrainOrder(
-                server_round, clients, self.weighting, self.step, protection=protection, each=each
+                self._round, clients, self.weighting, self.step, protection=protection, each=each
             )
             yield Message(pack_train(sent, order), node, MessageType.TRAIN, group_id=key)
 
@@ -396,7 +411,7 @@ class CohortStrategy(Strategy):
         found = unpack_sum(reply.content)
         _, key = _sender(reply)
         part = self._parts.get(key)
-        if part is None or not key:
+        if part is None or part.arrays is self._arrays:
             return found
         # what is relative to the parameters is so to those of the part
         start = zero_copy_arrays(part.arrays)

@@ -110,9 +110,8 @@ class Policy(Config):
         if experiment.adversary is not None:
             attack = f"attack {experiment.adversary.attack.name!r}"
             raise _simulated("malicious clients exist in simulations alone", "adversary", attack)
-        for name in ("devices", "asynchronous"):
-            if getattr(experiment, name) is not None:
-                raise _simulated("real nodes have their own time", name, f"a table [{name}]")
+        if experiment.devices is not None:
+            raise _simulated("real nodes have their own time", "devices", "a table [devices]")
         self._examine("model", registry.MODEL, experiment.model)
         self._examine("split", registry.SPLIT, experiment.split)
         self._examine("step", registry.STEP, experiment.step)

@@ -23,7 +23,12 @@ class Lateness:
         """Whether the speed or availability of devices decides who takes part in a round, so that
         nothing is gained by sampling."""
         away = self.devices is not None and self.devices.sometimes_away
-        return away or self.closing is not None or self.asynchronous is not None
+        return away or self.leaves_late
+
+    @property
+    def leaves_late(self) -> bool:
+        """Whether rounds end without the clients that are late, which are no failures."""
+        return self.closing is not None or self.asynchronous is not None
 
     def refuse_others(self, sampler: str, *, secure: bool, privacy: PrivacyConfig | None) -> None:
         """Refuse settings with which late answers cannot be left out or weighted, or of which a
@@ -67,8 +72,6 @@ class Lateness:
                 "[asynchronous] without [closing]: a round ends when its buffer is full, and no"
                 " answer is too late"
             )
-        if self.devices is None:
-            raise ValueError("[devices] with [asynchronous], which is for simulated devices")
         if sampler != "fixed-size":
             raise ValueError(
                 "sampler.name = 'fixed-size' with [asynchronous], whose buffer has as many answers"

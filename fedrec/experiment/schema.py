@@ -84,8 +84,8 @@ class Experiment(DataSettings):
     closing: ClosingConfig | None = None
     """Rounds that close before all clients have answered; default: a round waits for all."""
     asynchronous: AsynchronousConfig | None = None
-    """Rounds that do not wait for slow devices, in simulations; default: all clients of a round
-    start from the same parameters."""
+    """Rounds that do not wait for slow devices; default: all clients of a round start from the same
+    parameters."""
     early_stopping: EarlyStoppingConfig | None = None
     """Early stopping; default: none, and the parameters of the last round are kept."""
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -55,7 +55,7 @@ class Roster:
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Group clients by the node that hosts them: (node id, `int64 [clients]`) in node
         order, no empty groups."""
-        places = self._places_of(clients)
+        places = self.places_of(clients)
         for place, node in enumerate(self.nodes):
             group = clients[places == place]
             if len(group):
@@ -85,8 +85,9 @@ class Roster:
         order = np.argsort(np.concatenate([presence.training for presence in self.presences]))
         return np.concatenate(said)[order]
 
-    def _places_of(self, clients: np.ndarray) -> np.ndarray:
-        """Index of the node that hosts each client, -1 for none; ids may be any integers."""
+    def places_of(self, clients: np.ndarray) -> np.ndarray:
+        """Index in `nodes` of the node that hosts each client `int64 [n]`, -1 for none; ids may be
+        any integers."""
         ids, places = self._hosts
         if not len(ids):
             return np.full(len(clients), -1)

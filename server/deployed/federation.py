@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
@@ -18,6 +19,7 @@ from server.cohorts.roster import Roster
 from server.deployed.discovery import MOST_CLIENTS, Discovery
 from server.deployed.grid import DeployedGrid
 from server.deployed.initial import most_common_parameters
+from server.deployed.order_buffer import OrderBuffer, order_buffer_of
 from server.deployed.reply_validation import ReplyValidator
 from server.federation import Federation
 
@@ -43,6 +45,8 @@ class DeployedFederation(Federation):
     """
 
     untrusted = True
+    buffer: OrderBuffer | None = None
+    """Orders whose answers may come in later rounds; None: a round waits for its own."""
 
     def __init__(self, run: RunFolder, grid: DeployedGrid) -> None:
         experiment = run.experiment
@@ -66,6 +70,11 @@ class DeployedFederation(Federation):
             self.secure.roster = self.roster
         return True
 
+    def late_devices(self, strategy: Strategy) -> OrderBuffer | None:
+        """As in `Federation`: the orders in flight."""
+        self.buffer = order_buffer_of(self.experiment, self._deployed, strategy)
+        return self.buffer
+
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """The parameters that the majority of a few nodes return.
 
@@ -84,18 +93,22 @@ class DeployedFederation(Federation):
         _refuse_several_messages(messages)
         return super().train(messages, theta)
 
-    def _exchange(self, messages: Sequence[Message]) -> Iterable[Message]:
-        """As in `Federation`; with `[closing]`, those that come before the round closes."""
+    def _exchange(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Iterable[Message]]:
+        """As in `Federation`; with `[closing]`, those that come before the round closes, and with
+        `[asynchronous]` those that fill its buffer."""
+        if self.buffer is not None:
+            return self.buffer.exchange(messages)
         closing = self.experiment.closing
-        if closing is None:
+        if closing is None or not messages:
             return super()._exchange(messages)
         asked = {one.metadata.dst_node_id: _clients_in(one) for one in messages}
         needed = closing.needed(sum(asked.values()))
-        return self._deployed.send_and_receive(
+        replies = self._deployed.send_and_receive(
             messages,
             timeout=self.timeout if closing.deadline is None else closing.deadline,
             enough=lambda good: sum(asked[one.metadata.src_node_id] for one in good) >= needed,
         )
+        return messages, replies
 
     def _first_roster(self) -> Roster:
         return self.discovery.wait_for(self.experiment.engine.nodes or 1)
@@ -106,7 +119,8 @@ class DeployedFederation(Federation):
         replies: list[Message],
         theta: Mapping[str, np.ndarray],
     ) -> list[Message]:
-        return self.validator.trained(messages, replies, theta)
+        earlier = {} if self.buffer is None else self.buffer.versions
+        return self.validator.trained(messages, replies, theta, earlier)
 
 
 def _refuse_unregistered(experiment: Experiment, grid: DeployedGrid) -> None:

@@ -9,10 +9,11 @@ be offline until its message expires.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from flwr.app import ArrayRecord, Message, Metadata
@@ -33,7 +34,22 @@ it is announced, and a hundred polling nodes keep the SuperLink from receiving t
 _EXPIRED = (3, 4)
 """Flower's error codes for a message or reply that did not arrive in time; errors of a node have
 other codes."""
+OFFLINE = 5
+"""Flower's error code for a message to a node that has gone offline."""
 _SERVER_PATIENCE = 120.0  # seconds for which failing calls to the SuperLink are repeated
+
+
+class Waiting(NamedTuple):
+    """A message that has no reply so far."""
+
+    message: Message
+    deadline: float
+    """When nobody waits for the reply any more, by the grid's clock; infinity: never."""
+
+    @property
+    def node(self) -> int:
+        """Flower's id of the node."""
+        return self.message.metadata.dst_node_id
 
 
 class DeployedGrid(WrappedGrid):
@@ -57,7 +73,6 @@ class DeployedGrid(WrappedGrid):
         self.most_clients = most_clients
         self._clock = clock
         self._sleep = sleep
-        self._there: set[int] = set()
         self._missed: dict[int, int] = {}
         self._pauses: dict[int, int] = {}
 
@@ -66,9 +81,9 @@ class DeployedGrid(WrappedGrid):
         return self._patiently(lambda: list(self._grid.get_node_ids()))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._push(list(messages), None)
+        return self._push(list(messages), math.inf)
 
-    def _push(self, messages: list[Message], deadline: float | None) -> list[str]:
+    def _push(self, messages: list[Message], deadline: float) -> list[str]:
         """Push messages that live until a deadline; repeated while the server is offline. For those
         that are left when it has come, the identifier is empty."""
         packed: dict[int, ArrayRecord] = {}
@@ -77,8 +92,8 @@ class DeployedGrid(WrappedGrid):
 
         pushed: list[str] = []
         for first in range(0, len(messages), _AT_ONCE):
-            left = None if deadline is None else deadline - self._clock()
-            if left is not None and left <= 0:
+            left = deadline - self._clock()
+            if left <= 0:
                 log.warning("%d messages were not sent before the deadline", len(messages) - first)
                 return [*pushed, *[""] * (len(messages) - first)]
             pushed += self._patiently(
@@ -86,8 +101,8 @@ class DeployedGrid(WrappedGrid):
             )
         return pushed
 
-    def _push_some(self, messages: list[Message], timeout: float | None) -> list[str]:
-        if timeout is not None:
+    def _push_some(self, messages: list[Message], timeout: float) -> list[str]:
+        if timeout < math.inf:
             for message in messages:
                 _live(message.metadata, timeout)
         return list(self._grid.push_messages(messages))
@@ -121,47 +136,83 @@ class DeployedGrid(WrappedGrid):
         messages = list(messages)
         if not messages:
             return []
-        self._there = self._present(timeout)
-        sent = [message for message in messages if self._asks(message.metadata.dst_node_id)]
-        deadline = None if timeout is None else self._clock() + timeout
-        # With a time to live: a node that comes online later must not work on an expired message.
-        pushed = zip(self._push(sent, deadline), sent, strict=True) if sent else ()
-        waiting = {
-            identifier: message.metadata.dst_node_id for identifier, message in pushed if identifier
-        }
+        ready = self.ready([message.metadata.dst_node_id for message in messages], timeout)
+        sent = [message for message in messages if message.metadata.dst_node_id in ready]
+        waiting = self.send(sent, timeout)
         replies: list[Message] = []
-        silent: list[int] = []
+        for arrived in self.arriving(waiting):
+            replies += arrived
+            good = [reply for reply in replies if not reply.has_error()]
+            if enough is not None and enough(good):
+                break
+        return replies
+
+    def ready(self, nodes: Iterable[int], timeout: float | None) -> set[int]:
+        """Those of the nodes that get a message this time: they are online, and have not just
+        missed a deadline.
+
+        Args:
+            nodes: Flower's ids.
+            timeout: seconds to wait for a node while none is online.
+        """
+        there = self._present(timeout)
+        return {node for node in dict.fromkeys(nodes) if self._asks(node, there)}
+
+    def send(self, messages: Sequence[Message], timeout: float | None) -> dict[str, Waiting]:
+        """Send messages; those that were sent before their deadline, by identifier.
+
+        Args:
+            messages: for nodes that are online.
+            timeout: seconds until their deadline, sending included; None: they have none.
+        """
+        deadline = math.inf if timeout is None else self._clock() + timeout
+        # With a time to live: a node that comes online later must not work on an expired message.
+        pushed = zip(self._push(list(messages), deadline), messages, strict=True)
+        return {
+            identifier: Waiting(message, deadline) for identifier, message in pushed if identifier
+        }
+
+    def arriving(self, waiting: dict[str, Waiting]) -> Iterator[list[Message]]:
+        """The replies that each poll finds, until no message waits for one. What has been answered
+        or let its deadline pass is taken out of `waiting`, to which the caller may add.
+
+        Yields:
+            Replies, which may be errors of nodes. Each has the group of its message, whatever the
+            node said.
+        """
         pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
         while waiting:
-            # Poll once more after the deadline: pulling one reply in pieces may have delayed
-            # others.
-            late = deadline is not None and self._clock() >= deadline
+            # Poll once more after a deadline: pulling one reply in pieces may have delayed others.
+            now = self._clock()
+            late = [name for name, one in waiting.items() if one.deadline <= now]
+            arrived = []
             for reply in self.pull_messages(list(waiting)):
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is None:  # a second reply to a message is ignored
+                asked = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if asked is None:  # a second reply to a message is ignored
                     continue
                 if reply.has_error() and reply.error.code in _EXPIRED:
-                    silent.append(node)
+                    self._missed_by(asked)
                     continue
-                replies.append(reply)
-                self._missed[node] = 0
+                reply.metadata.group_id = asked.message.metadata.group_id
+                arrived.append(reply)
+                self._missed[asked.node] = 0
                 pauses.restart()
-            good = [reply for reply in replies if not reply.has_error()]
-            if waiting and not late and enough is not None and enough(good):
-                waiting = {}
-            if not waiting or late:
-                break
-            pause = pauses.next()
-            self._sleep(
-                pause if deadline is None else max(0.0, min(pause, deadline - self._clock()))
-            )
-        for node in (*silent, *waiting.values()):
-            self._missed[node] = self._missed.get(node, 0) + 1
-            self._pauses[node] = min(2 ** (self._missed[node] - 1), _LONGEST_PAUSE)
-            log.warning(
-                "node %d let the deadline pass; it is not asked %d times", node, self._pauses[node]
-            )
-        return replies
+            for name in late:
+                if name in waiting:
+                    self._missed_by(waiting.pop(name))
+            yield arrived
+            if waiting:
+                nearest = min(one.deadline for one in waiting.values())
+                self._sleep(max(0.0, min(pauses.next(), nearest - self._clock())))
+
+    def _missed_by(self, asked: Waiting) -> None:
+        """A node has let a deadline pass."""
+        node = asked.node
+        self._missed[node] = self._missed.get(node, 0) + 1
+        self._pauses[node] = min(2 ** (self._missed[node] - 1), _LONGEST_PAUSE)
+        log.warning(
+            "node %d let the deadline pass; it is not asked %d times", node, self._pauses[node]
+        )
 
     def _present(self, timeout: float | None) -> set[int]:
         """The nodes that are online. If there are none, or none replied recently, the server was
@@ -191,12 +242,10 @@ class DeployedGrid(WrappedGrid):
                 log.warning("the SuperLink failed (%s); asking again", error)
             self._sleep(pauses.next())
 
-    def _asks(self, node: int) -> bool:
-        """Whether a node gets a message this time: it is online, and has not just missed a
-        deadline."""
+    def _asks(self, node: int, there: set[int]) -> bool:
         left = self._pauses.get(node, 0)
         self._pauses[node] = max(0, left - 1)
-        return left == 0 and node in self._there
+        return left == 0 and node in there
 
 
 def _live(metadata: Metadata, seconds: float) -> None:

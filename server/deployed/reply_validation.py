@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 
 from fedrec.evaluation.metrics import ROWS
 from fedrec.experiment.schema import Experiment
@@ -51,10 +51,16 @@ _FAR_ROWS = 100.0
 _LARGEST = 1e9  # of metrics without a bound
 
 
+Sender = tuple[int, str]
+"""Flower's id of a node, and the part of a round that its order was for."""
+
+
 class Asked(NamedTuple):
     """What a training message asked for.
 
     Attributes:
+        content: the order.
+        theta: the parameters that it was sent with.
         clients: how many clients it named, 0 for all.
         unprotected: whether their updates come without clip and noise.
         weighting: how they count in the sum.
@@ -62,6 +68,8 @@ class Asked(NamedTuple):
         each: the clients, if the update of each is asked for; None: their sum.
     """
 
+    content: RecordDict
+    theta: Mapping[str, np.ndarray]
     clients: int
     unprotected: bool
     weighting: str
@@ -87,43 +95,58 @@ class ReplyValidator:
         self._examples: defaultdict[str, UsualSize] = defaultdict(UsualSize)
 
     def trained(
-        self, sent: Sequence[Message], replies: Sequence[Message], theta: Mapping[str, np.ndarray]
+        self,
+        sent: Sequence[Message],
+        replies: Sequence[Message],
+        theta: Mapping[str, np.ndarray],
+        earlier: Mapping[int, Mapping[str, np.ndarray]] | None = None,
     ) -> list[Message]:
         """The accepted replies to training messages, in their order.
 
         Args:
             sent: the messages.
             replies: the answers, none of them an error.
-            theta: the parameters that were sent.
+            theta: the parameters of the round.
+            earlier: those that orders of earlier rounds were sent with, by the number of rounds
+                that made them.
         """
-        asked = {message.metadata.dst_node_id: _asked(message) for message in sent}
-        orders = {message.metadata.dst_node_id: message.content for message in sent}
-        good: dict[int, Message] = {}
-        unprotected: dict[int, tuple[float, float]] = {}
-        apart: dict[int, TrainEach] = {}
+        asked = {
+            (message.metadata.dst_node_id, message.metadata.group_id): _asked(
+                message, theta, earlier or {}
+            )
+            for message in sent
+        }
+        good: dict[Sender, Message] = {}
+        unprotected: dict[Sender, tuple[float, float]] = {}
+        apart: dict[Sender, TrainEach] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
+            sender = (node, reply.metadata.group_id)
             try:
-                if node in good:
+                if sender in good:
                     raise ValueError("a second answer")
-                clients = asked[node].each
-                if clients is not None:
-                    apart[node] = self._sound(reply, clients, theta)
-                    good[node] = reply
+                order = asked[sender]
+                if order.each is not None:
+                    apart[sender] = self._sound(reply, order.each, order.theta)
+                    good[sender] = reply
                     continue
                 if self._experiment is not None and self._experiment.compression is not None:
-                    order = unpack_train_order(orders[node])
-                    reply.content = decompressed(reply.content, self._experiment, order, theta)
-                size = _inspected(reply, asked[node], theta)
+                    reply.content = decompressed(
+                        reply.content,
+                        self._experiment,
+                        unpack_train_order(order.content),
+                        order.theta,
+                    )
+                size = _inspected(reply, order)
             except Exception as error:  # untrusted input may be anything
-                reason = "not asked for" if node not in asked else _reason(error)
+                reason = "not asked for" if sender not in asked else _reason(error)
                 log.warning("node %d: the answer is left out: %s", node, reason)
                 self._dropped.dropped(node, reason)
                 continue
-            good[node] = reply
-            if asked[node].unprotected:
-                unprotected[node] = size
-        self._bound({node: good[node] for node in unprotected}, unprotected, asked, theta)
+            good[sender] = reply
+            if order.unprotected:
+                unprotected[sender] = size
+        self._bound({sender: good[sender] for sender in unprotected}, unprotected, asked)
         self._bound_each(good, apart, asked)
         return list(good.values())
 
@@ -141,48 +164,48 @@ class ReplyValidator:
 
     def _bound_each(
         self,
-        replies: Mapping[int, Message],
-        apart: Mapping[int, TrainEach],
-        asked: Mapping[int, Asked],
+        replies: Mapping[Sender, Message],
+        apart: Mapping[Sender, TrainEach],
+        asked: Mapping[Sender, Asked],
     ) -> None:
         """Scale down, in place, updates of single clients that are much larger than usual."""
         if not apart:
             return
         norms = {client: norm for one in apart.values() for client, norm in norms_of(one).items()}
         factors = self._norms[asked[next(iter(apart))].step].factors(norms)
-        for node, found in apart.items():
+        for sender, found in apart.items():
             for client in sorted(factors.keys() & set(found.clients.tolist())):
                 size = (norms[client], 0.0)
                 reason = f"client {client}: {_words(size, factors[client], 1.0)}"
-                log.warning("node %d: %s", node, reason)
-                self._dropped.bounded(node, reason)
-            replies[node].content = pack_each(scaled_clients(found, factors))
+                log.warning("node %d: %s", sender[0], reason)
+                self._dropped.bounded(sender[0], reason)
+            replies[sender].content = pack_each(scaled_clients(found, factors))
 
     def _bound(
         self,
-        replies: Mapping[int, Message],
-        sizes: Mapping[int, tuple[float, float]],
-        asked: Mapping[int, Asked],
-        theta: Mapping[str, np.ndarray],
+        replies: Mapping[Sender, Message],
+        sizes: Mapping[Sender, tuple[float, float]],
+        asked: Mapping[Sender, Asked],
     ) -> None:
         """Scale down, in place, replies of unusual size: norm per unit of weight, and number of
         examples per client."""
         if not replies:
             return
         step = asked[next(iter(replies))].step
-        norms = self._norms[step].factors({node: norm for node, (norm, _) in sizes.items()})
-        counts = self._examples[step].factors({node: count for node, (_, count) in sizes.items()})
-        for node in sorted({*norms, *counts}):
-            update = norms.get(node, 1.0)
-            examples = counts.get(node, 1.0)
-            reason = _words(sizes[node], update, examples)
-            log.warning("node %d: %s", node, reason)
-            self._dropped.bounded(node, reason)
-            reply = replies[node]
-            if not asked[node].clients:
-                bound_mean(reply, theta, update=update, examples=examples)
+        norms = self._norms[step].factors({one: norm for one, (norm, _) in sizes.items()})
+        counts = self._examples[step].factors({one: count for one, (_, count) in sizes.items()})
+        for sender in sorted({*norms, *counts}):
+            update = norms.get(sender, 1.0)
+            examples = counts.get(sender, 1.0)
+            reason = _words(sizes[sender], update, examples)
+            log.warning("node %d: %s", sender[0], reason)
+            self._dropped.bounded(sender[0], reason)
+            reply = replies[sender]
+            order = asked[sender]
+            if not order.clients:
+                bound_mean(reply, order.theta, update=update, examples=examples)
                 continue
-            weighted = asked[node].weighting == "examples"
+            weighted = order.weighting == "examples"
             reply.content = bounded_sum(
                 unpack_sum(reply.content), update=update, examples=examples, weighted=weighted
             )
@@ -254,12 +277,18 @@ def of_usual_size(table: pd.DataFrame, ranges: Mapping[str, tuple[float, float]]
     return table.iloc[np.flatnonzero(kept)]
 
 
-def _asked(message: Message) -> Asked:
+def _asked(
+    message: Message,
+    theta: Mapping[str, np.ndarray],
+    earlier: Mapping[int, Mapping[str, np.ndarray]],
+) -> Asked:
     config: Any = next(iter(message.content.config_records.values()), {})
     clients = config.get("clients")
     weighting = str(config.get("weighting", "uniform"))
     each = list(clients) if clients is not None and config.get("each") else None
     return Asked(
+        message.content,
+        earlier.get(int(config.get("server-round", 0)) - 1, theta),
         0 if clients is None else len(clients),
         "protection" not in config,
         weighting,
@@ -268,14 +297,13 @@ def _asked(message: Message) -> Asked:
     )
 
 
-def _inspected(
-    reply: Message, asked: Asked, theta: Mapping[str, np.ndarray]
-) -> tuple[float, float]:
+def _inspected(reply: Message, asked: Asked) -> tuple[float, float]:
     """Norm of an answer per unit of weight, and its number of examples per client.
 
     Raises:
         ValueError: it is not what was asked for.
     """
+    theta = asked.theta
     if not asked.clients:
         return _norm_of_mean(reply, theta)
     found = unpack_sum(reply.content)

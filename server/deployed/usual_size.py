@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -22,6 +23,7 @@ from fedrec.protocol.records import read_arrays
 from fedrec.protocol.sparse_update import scaled
 from fedrec.protocol.zero_copy import to_record
 
+K = TypeVar("K")
 LARGER = 10.0
 """How many times the usual size a reply may have."""
 _ENOUGH = 3  # replies whose median one of them cannot determine
@@ -39,7 +41,7 @@ class UsualSize:
         self._larger = larger
         self._known: deque[float] = deque(maxlen=_REMEMBERED)
 
-    def factors(self, sizes: Mapping[int, float]) -> dict[int, float]:
+    def factors(self, sizes: Mapping[K, float]) -> dict[K, float]:
         """Factors in (0, 1) for the replies above the bound, which they are to be scaled by.
 
         The bound is `larger` times the median of the positive sizes of this round; where these are

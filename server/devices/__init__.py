@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated time: which answers of a round come in time, and rounds that wait for nobody."""
+"""Late devices: simulated time, which answers of a round come in time, and rounds that wait for
+nobody."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +32,10 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import AsynchronousConfig
 from fedrec.prefixes import strip_prefix
-from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from fedrec.protocol.zero_copy import zero_copy_arrays
 from server.cohorts.selection import SampledCohorts
+from server.devices.staleness import StartingParameters, stale_columns, stale_words
+from server.devices.starters import Starters, refuse_small
 from server.devices.timeline import SECONDS, Timeline
 from strategies.base import Part
 
@@ -65,10 +68,9 @@ class BufferedTimeline(Timeline):
     ) -> None:
         super().__init__(experiment, config)
         self.config = asynchronous
-        self.versions: dict[int, dict[str, np.ndarray]] = {}
+        self.versions = StartingParameters(asynchronous.staleness_exponent)
         self._queue: list[InFlight] = []
-        self._draws = 0  # of the sampler
-        self._next: list[int] = []  # drawn clients that have not started, the last one first
+        self._starters = Starters()
         self._answers: list[InFlight] = []
         self._ended = 0.0
         self._lost = 0
@@ -76,7 +78,7 @@ class BufferedTimeline(Timeline):
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
         """Nothing; keeps the first parameters."""
         if not self.versions:
-            self.versions[0] = {name: np.array(value) for name, value in theta.items()}
+            self.versions.keep(0, theta)
         return super().announce(theta)
 
     def parts(
@@ -89,20 +91,17 @@ class BufferedTimeline(Timeline):
         found: dict[str, Part] = {}
         for version in np.unique(versions)[::-1].tolist():
             own = clients[versions == version]
-            stale = round_number - 1 - version
-            weight = (1 + stale) ** -self.config.staleness_exponent
-            if stale:
-                found[str(version)] = Part(own, to_record(self.versions[version]), weight)
-            else:
+            if version == round_number - 1:
                 found[""] = Part(own, arrays)
+            else:
+                found[str(version)] = self.versions.part(version, own, round_number)
         return found
 
     def memory(self) -> dict[str, np.ndarray]:
         """Time and totals, the queue, who starts next, and the parameters of those in the queue."""
         queue = sorted(self._queue)
         own = {
-            "draws": np.asarray(self._draws),
-            "next": np.array(self._next, dtype=np.int64),
+            **self._starters.memory(),
             "queue/end": np.array([one.end for one in queue], dtype=np.float64),
             "queue/client": np.array([one.client for one in queue], dtype=np.int64),
             "queue/version": np.array([one.version for one in queue], dtype=np.int64),
@@ -115,18 +114,17 @@ class BufferedTimeline(Timeline):
     def restore(self, memory: dict[str, np.ndarray]) -> None:
         """Restore what `memory` returned."""
         super().restore(memory)
-        self._draws = int(memory["draws"])
-        self._next = memory["next"].tolist()
+        self._starters.restore(memory)
         columns = (memory[f"queue/{name}"].tolist() for name in InFlight._fields)
         self._queue = [InFlight(*row) for row in zip(*columns, strict=True)]
-        self.versions = {}
+        self.versions.clear()
         for key, value in strip_prefix("version/", memory).items():
             version, _, name = key.partition("/")
             self.versions.setdefault(int(version), {})[name] = value
 
     def _plan(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
         buffer = int(cohorts.section.options["cohort"])
-        self._refuse_small(len(cohorts.clients), buffer)
+        refuse_small(len(cohorts.clients), buffer, self.config.concurrency)
         self._answers = []
         self._lost = 0
         now = self.clock
@@ -151,57 +149,27 @@ class BufferedTimeline(Timeline):
         if not self._queue and self.devices.config.sometimes_away:
             idle = cohorts.clients[~np.isin(cohorts.clients, list(busy))]
             now = self._when_present(idle, 1, now)
-        starting = []
-        while len(self._queue) + len(starting) < self.config.concurrency:
-            client = self._drawn(now, cohorts, busy)
-            if client is None:
-                break
-            starting.append(client)
-            busy.add(client)
-        clients = np.array(starting, dtype=np.int64)
+        free = self.config.concurrency - len(self._queue)
+        clients = self._starters.start(free, cohorts, busy, partial(self._present, at=now))
         ends, lost = self._ends(clients, now)
-        for end, client, gone in zip(ends.tolist(), starting, lost.tolist(), strict=True):
+        starting = zip(ends.tolist(), clients.tolist(), lost.tolist(), strict=True)
+        for end, client, gone in starting:
             heapq.heappush(self._queue, InFlight(end, client, round_number - 1, gone))
         return now
-
-    def _drawn(self, now: float, cohorts: SampledCohorts, busy: set[int]) -> int | None:
-        """The next client to start, not one of those who train or whose answers are in the buffer;
-        None: everybody else is away."""
-        while True:
-            while self._next:
-                client = self._next.pop()
-                if client not in busy and len(self._present(np.array([client]), now)):
-                    return client
-            present = self._present(cohorts.clients, now)
-            if np.isin(present, list(busy)).all():
-                return None
-            self._draws += 1
-            self._next = cohorts.drawn(self._draws).tolist()[::-1]
 
     def _complete(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
         self.clock = self._ended
         stale = [round_number - 1 - one.version for one in self._answers]
-        needed = {one.version for one in self._queue}
-        self.versions = {n: value for n, value in self.versions.items() if n in needed}
-        copied = {name: np.array(value) for name, value in zero_copy_arrays(arrays).items()}
-        self.versions[round_number] = copied
-        late = sum(one > 0 for one in stale)
-        self._counts.update({"answers": len(stale), "late": late, "lost": self._lost})
-        self._counts["stale rounds"] += sum(stale)
-        return {
-            SECONDS: self.clock,
-            "late-clients": late,
-            "late-bytes": self._lost * self._bytes,
-            "staleness": sum(stale) / len(stale),
-        }
+        self.versions.forget_others({one.version for one in self._queue})
+        self.versions.keep(round_number, zero_copy_arrays(arrays))
+        columns = stale_columns(stale, self._counts)
+        self._counts["lost"] += self._lost
+        return {SECONDS: self.clock, **columns, "late-bytes": self._lost * self._bytes}
 
     def _in_words(self) -> str:
-        counts = self._counts
-        mean = counts["stale rounds"] / max(1, counts["answers"])
-        lost = f", and {counts['lost']} clients did not answer" if counts["lost"] else ""
-        return (
-            f"{counts['late']} of {counts['answers']} answers were to parameters of earlier rounds,"
-            f" on average {mean:.3g} rounds old{lost}."
+        lost = self._counts["lost"]
+        return stale_words(self._counts) + (
+            f", and {lost} clients did not answer." if lost else "."
         )
 
     def _refuse_lost(self, buffer: int) -> None:
@@ -212,16 +180,4 @@ class BufferedTimeline(Timeline):
                 expected=f"at least one answer of {_MOST_LOST} clients",
                 got=f"{self._lost} clients that did not answer in one round",
                 fix="set shorter times of devices, or more hours in devices.nightly",
-            )
-
-    def _refuse_small(self, clients: int, buffer: int) -> None:
-        """Refuse more clients at a time than there are, beside those in the buffer."""
-        most = clients - buffer + 1
-        if self.config.concurrency > max(most, buffer):
-            raise ExperimentError(
-                "wrong value for 'asynchronous.concurrency'",
-                expected=f"at most {most}: the {clients} clients without those whose answers are in"
-                " the buffer",
-                got=str(self.config.concurrency),
-                fix="set a smaller number, or a smaller sampler.cohort",
             )

@@ -9,45 +9,38 @@ from fedrec.components import registry
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.personal.noise import PersonalNoise
-from server.cohorts.selection import SampledCohorts
 from server.devices.buffer import BufferedTimeline
 from server.devices.closing import SynchronousTimeline
 from server.devices.timeline import Timeline
-from server.federation import Federation
 from strategies.base import CohortStrategy, GeneratingStrategy
 
 
-def timeline_of(
-    experiment: Experiment, federation: Federation, cohorts: SampledCohorts, strategy: Strategy
-) -> Timeline | None:
-    """The time of a run, which decides who takes part in its rounds; None: none is simulated.
+def timeline_of(experiment: Experiment, strategy: Strategy) -> Timeline | None:
+    """The time of a simulation, which decides who takes part in its rounds; None: none is
+    simulated.
 
     Raises:
-        ExperimentError: devices are simulated beside real nodes, rounds close early and no time is
-            simulated, or the strategy or step does not fit.
+        ExperimentError: rounds close early and no time is simulated, or the strategy or step does
+            not fit.
     """
-    _refuse_personal(experiment)
-    if federation.untrusted:
-        _refuse_simulated(experiment)
-        return None
+    refuse_personal(experiment)
     if experiment.devices is None:
         _refuse_without_time(experiment)
         return None
-    parts = _parts(strategy)
-    own = experiment.devices
-    timeline: Timeline
+    parts = parts_of(strategy, "devices")
     if experiment.asynchronous is None:
-        timeline = SynchronousTimeline(experiment, own)
-    else:
-        timeline = BufferedTimeline(experiment, own, experiment.asynchronous)
-        _refuse_unweighted(parts)
-        parts[0].staleness = timeline
-    cohorts.follow(timeline)
-    return timeline
+        return SynchronousTimeline(experiment, experiment.devices)
+    found = BufferedTimeline(experiment, experiment.devices, experiment.asynchronous)
+    weighted_part(parts).staleness = found
+    return found
 
 
-def _parts(strategy: Strategy) -> list[CohortStrategy]:
+def parts_of(strategy: Strategy, table: str) -> list[CohortStrategy]:
     """The strategies that send orders.
+
+    Args:
+        strategy: that of the experiment.
+        table: the table that needs them.
 
     Raises:
         ExperimentError: one of them does not send the global parameters to clients by name.
@@ -55,16 +48,20 @@ def _parts(strategy: Strategy) -> list[CohortStrategy]:
     found = list(strategy.by_phase.values()) if isinstance(strategy, CohortStrategy) else []
     if not found or any(isinstance(part, GeneratingStrategy) for part in found):
         raise ExperimentError(
-            f"strategy {type(strategy).__name__!r} has no simulated time",
+            f"strategy {type(strategy).__name__!r} does not work with [{table}]",
             expected="a strategy of fedrec's that sends the global parameters to its clients",
             got="one of Flower's, or one that makes parameters for each client",
-            fix="set strategy.name = 'reptile', or leave out [devices]",
+            fix=f"set strategy.name = 'reptile', or leave out [{table}]",
         )
     return found
 
 
-def _refuse_unweighted(parts: list[CohortStrategy]) -> None:
-    """Refuse strategies that need more of stale answers than their weighted sum."""
+def weighted_part(parts: list[CohortStrategy]) -> CohortStrategy:
+    """The strategy whose stale answers are weighted.
+
+    Raises:
+        ExperimentError: it needs more of them than their weighted sum, or there are several.
+    """
     if len(parts) > 1 or not parts[0].uses_only_sums():
         raise ExperimentError(
             f"strategy {type(parts[0]).__name__!r} does not work with [asynchronous]",
@@ -72,9 +69,10 @@ def _refuse_unweighted(parts: list[CohortStrategy]) -> None:
             got=f"{len(parts)} phases" if len(parts) > 1 else "one that aggregates by itself",
             fix="set strategy.name = 'reptile' or 'fed-adam', or leave out [asynchronous]",
         )
+    return parts[0]
 
 
-def _refuse_personal(experiment: Experiment) -> None:
+def refuse_personal(experiment: Experiment) -> None:
     """Refuse budgets of single users, which count those who are asked, where more are asked than
     answer."""
     known = experiment.lateness.known_cohorts
@@ -88,21 +86,11 @@ def _refuse_personal(experiment: Experiment) -> None:
         )
 
 
-def _refuse_simulated(experiment: Experiment) -> None:
-    for name in ("devices", "asynchronous"):
-        if getattr(experiment, name) is not None:
-            raise ExperimentError(
-                f"[{name}] is for simulated devices, and these nodes are real",
-                expected="[closing], with which real nodes that are late are left out",
-                got=f"[{name}]",
-                fix=f"leave out [{name}]",
-            )
-
-
 def _refuse_without_time(experiment: Experiment) -> None:
-    if experiment.closing is not None:
+    table = "closing" if experiment.closing is not None else "asynchronous"
+    if experiment.lateness.leaves_late:
         raise ExperimentError(
-            "[closing] needs the time at which devices answer",
+            f"[{table}] needs the time at which devices answer",
             expected="[devices] in a simulation, or real nodes",
             got="a simulation without simulated time",
             fix="add [devices], such as --set 'devices={}'",

@@ -10,9 +10,7 @@ becomes unavailable before it has answered is lost for the round; the server not
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,9 +21,8 @@ from fedrec.data.cache import POPULATIONS
 from fedrec.devices.devices import Devices, DevicesConfig
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
-from fedrec.runtime.text_files import parse_json
 from server.cohorts.selection import SampledCohorts
-from server.extension import RunExtension
+from server.devices.late_devices import LateDevices
 
 _HOUR = 3600.0
 _MOST_WAITS = 10_000  # times at which somebody becomes available
@@ -33,7 +30,7 @@ SECONDS = "simulated-seconds"
 """Column of rounds.csv: simulated seconds from the beginning of the run to the end of the round."""
 
 
-class Timeline(RunExtension):
+class Timeline(LateDevices):
     """The simulated time of a run.
 
     Args:
@@ -44,14 +41,13 @@ class Timeline(RunExtension):
     name = "devices"
 
     def __init__(self, experiment: Experiment, config: DevicesConfig) -> None:
+        super().__init__()
         self.experiment = experiment
         self.devices = Devices(config, experiment.seed)
         self.clock = 0.0
         self._bytes = 0
-        self._counts: Counter[str] = Counter()
         self._planned = 0  # the round that is planned
         self._taken = np.empty(0, dtype=np.int64)
-        self._columns: dict[str, Any] = {}
 
     def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
         """The clients whose answers a round takes, `int64 [clients]`, ascending."""
@@ -70,20 +66,14 @@ class Timeline(RunExtension):
         if self._planned == round_number:
             self._columns = self._complete(round_number, arrays)
 
-    def columns(self) -> dict[str, Any]:
-        """Simulated seconds, and the numbers of clients whose answers came late."""
-        return self._columns
-
     def memory(self) -> dict[str, np.ndarray]:
         """The time and the totals."""
-        text = json.dumps(self._counts).encode()
-        counts = np.frombuffer(text, dtype=np.uint8)
-        return {"clock": np.asarray(self.clock), "counts": counts}
+        return {"clock": np.asarray(self.clock), **super().memory()}
 
     def restore(self, memory: dict[str, np.ndarray]) -> None:
         """Restore what `memory` returned."""
+        super().restore(memory)
         self.clock = float(memory["clock"])
-        self._counts = Counter(parse_json(memory["counts"].tobytes()))
 
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """The simulated time, and how many answers came late."""

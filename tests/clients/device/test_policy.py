@@ -37,6 +37,7 @@ from fedrec.protocol.messages import (
 )
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.records import CONFIG, METRICS
+from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import from_the_network, to_record
 from simulations.deployment.shards import cut
 
@@ -130,6 +131,19 @@ def refused(attack, match="."):
     text = str(found.value)
     assert SECRET not in text and "hunter2" not in text
     return text
+
+
+def test_rounds_that_wait_for_nobody_are_the_servers_and_simulated_devices_are_refused(victim):
+    """A node sees orders alone: what it answers is the same."""
+    buffered = victim("asynchronous={concurrency=6}")
+    waiting = victim()
+    found = buffered.train(buffered.order())
+    expected = waiting.train(waiting.order())
+    assert found.clients == expected.clients > 0
+    for name, table in waiting.theta().items():
+        sums = [dense_change(one.total[name], table) for one in (found, expected)]
+        np.testing.assert_array_equal(*sums)
+    refused(victim("devices={}").theta, "real nodes have their own time")
 
 
 VAE = {"name": "vae", "latent": 4, "hidden": 8}

@@ -12,7 +12,6 @@ from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.zero_copy import to_record
 from server.deployed.federation import DeployedFederation
 from server.deployed.grid import DeployedGrid
-from server.devices.choice import timeline_of
 from server.exchange.dropped_replies import DroppedReplies
 from server.exchange.replies import answers
 
@@ -81,7 +80,7 @@ def a_round(federation, number=1, clients=1):
         Message(pack_train(to_record(THETA), order), node, "train")
         for node, order in zip(nodes, orders, strict=True)
     ]
-    replies = federation._exchange(messages)
+    _, replies = federation._exchange(messages)
     good = answers(
         replies,
         sent=nodes,
@@ -146,12 +145,10 @@ def test_without_a_deadline_of_its_own_a_round_closes_at_the_timeout(federation)
     assert a_round(found) == [1] and 100 <= nodes.now < 104
 
 
-@pytest.mark.parametrize("table", ["devices={}", "asynchronous={concurrency=6}"])
-def test_simulated_devices_beside_real_nodes_are_refused(federation, table):
-    settings = ["devices={}", table] if table.startswith("async") else [table]
-    found, _ = federation(DELAYS, *settings)
+def test_simulated_devices_beside_real_nodes_are_refused(federation):
+    found, _ = federation(DELAYS, "devices={}")
     with pytest.raises(ExperimentError, match="is for simulated devices"):
-        timeline_of(found.experiment, found, None, None)
+        found.late_devices(None)
 
 
 def test_an_empty_round_asks_nobody(federation):

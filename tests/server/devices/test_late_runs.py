@@ -147,12 +147,12 @@ def test_who_takes_part_does_not_depend_on_data_under_a_guarantee(run_tiny, monk
     ("settings", "said"),
     [
         ((EARLY,), "needs the time at which devices answer"),
-        ((BUFFERED,), "[devices] with [asynchronous]"),
+        ((BUFFERED,), "[asynchronous] needs the time at which devices answer"),
         ((UNEVEN, EARLY, BUFFERED), "[asynchronous] without [closing]"),
         ((UNEVEN, BUFFERED, "sampler={name='poisson'}"), "sampler.name = 'fixed-size'"),
         ((UNEVEN, "asynchronous={concurrency=14}"), "at most 13"),
         ((UNEVEN, BUFFERED, "strategy.name=median"), "does not work with [asynchronous]"),
-        ((UNEVEN, "strategy.name=flwr.serverapp.strategy:FedAvg"), "has no simulated time"),
+        ((UNEVEN, "strategy.name=flwr.serverapp.strategy:FedAvg"), "does not work with [devices]"),
         (
             (UNEVEN, EARLY, "secure-aggregation=true", "engine.nodes=3"),
             "without secure-aggregation",
