@@ -22,7 +22,7 @@ demo: $(VENV)/.installed  ## PrivRec on Ray in one and two stages and under diff
 test: $(VENV)/.installed-test  ## The test suite in two processes; FEDREC_DATA=FOLDER adds the tests on real data
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
-slow-test: $(VENV)/.installed-test  ## Tests of more than about five seconds
+slow-test: $(VENV)/.installed-test  ## Tests of more than about a second
 	$(BIN)/pytest -n 2 --dist load -m slow $(ARGS)
 
 test-all: test slow-test deploy-test cluster-test container-test  ## Everything that can run here

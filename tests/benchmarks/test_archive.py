@@ -49,6 +49,7 @@ def test_batches_do_not_reach_into_the_next_epoch(work):
     assert [len(items) for items, _ in batches(work, 1)] == [BATCH, 8, BATCH, 8]
 
 
+@pytest.mark.slow
 def test_training_does_not_change_the_work(work):
     before = {name: value.copy() for name, value in work.initial().items()}
     net = Net(work, sparse=False)

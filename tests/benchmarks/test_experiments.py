@@ -18,6 +18,7 @@ def test_the_loop_adds_up_the_same_counts_and_products(step):
     assert difference("linear-synthetic", step) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["privrec-ml1m", "mf-ml1m"])
 def test_they_do_on_movielens(name):

@@ -16,6 +16,7 @@ WEIGHTED = "strategy={name='fedavg', weighting='examples'}"
 MF = "model={name='mf', factors=4}", "step.private-parameters=['user.*']"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [(), MF])
 @pytest.mark.parametrize(
     "more", ["strategy.name=reptile", "strategy={name='fedavg', weighting='examples'}"]
@@ -161,6 +162,7 @@ UNIFORM = "strategy={name='fedavg', weighting='uniform'}"
 PRIVATE = "privacy={clip-norm=0.05, noise-multiplier=1.0, delta=1e-5}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(UNIFORM,), (PRIVATE,)], ids=["bare", "private"])
 def test_masked_sums_on_a_grid_are_the_sums_without_masks(run_tiny, more):
     """Their messages have two bytes a number: 6 clients of at most 127 steps each need 11 bits."""

@@ -145,6 +145,7 @@ def test_an_upload_is_the_mean_of_clipped_gradients(made, given, mode):
         assert math.isfinite(update.loss)
 
 
+@pytest.mark.slow
 def test_noise_has_the_users_own_scale_on_every_shared_number_and_on_no_private_one(made, given):
     data, parameters = given
     settings = {"clip_norm": 0.25, "learning_rate": 0.5}

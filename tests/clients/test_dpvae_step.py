@@ -124,6 +124,7 @@ def test_a_sound_upload_reveals_only_the_noisy_mean(made):
     assert (flat(other, parameters) != 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", ["user", "examples"])
 def test_noise_of_a_sum_has_the_distribution_of_the_users_noises_together(made, clip):
     settings = {"clip": clip, "clip_norm": 0.3, "budgets": "uniform", "learning_rate": 0.5}
@@ -201,6 +202,7 @@ def test_users_drawn_no_more_often_than_planned_stay_within_the_budget(made):
         assert epsilon == pytest.approx(budget.epsilon, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_goes_through_and_almost_no_noise_learns(run_tiny):
     settings = (
         "step={name='dpvae', budgets='equal', clip-norm=1.0, delta=0.1, epsilon=1e6}",

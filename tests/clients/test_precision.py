@@ -38,6 +38,7 @@ def sums(load_tiny, first_sums, tmp_path_factory):
     return train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["auto", "reference"])
 @pytest.mark.parametrize("case", STEPS)
 def test_updates_are_near_those_of_float32(sums, case, path):
@@ -54,6 +55,7 @@ def test_updates_are_near_those_of_float32(sums, case, path):
     assert rough_reply.loss == pytest.approx(reply.loss, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STEPS)
 def test_every_step_sees_what_the_one_before_moved(sums, case):
     """Blocks and single clients round alike, so they agree better with each other than with

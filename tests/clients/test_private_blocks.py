@@ -51,6 +51,7 @@ def assert_close(got, expected):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["rating", "ranking"])
 @pytest.mark.parametrize("case", SETTINGS)
 def test_two_rounds_are_equal(nodes, case, task):

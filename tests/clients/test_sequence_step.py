@@ -60,6 +60,7 @@ def test_one_epoch_is_a_gradient_step_on_the_mean_loss_of_its_places(node):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("model", ["sasrec", "gru4rec"])
 def test_a_client_does_the_same_in_a_block_and_alone(node, model, loss):

@@ -107,6 +107,7 @@ def assert_same(got, expected):
         torch.testing.assert_close(torch.as_tensor(got[name]), wanted, rtol=1e-4, atol=near_zero)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_sums_in_blocks_equal_those_of_one_client_after_the_other(pair, name, case):
     fast, slow, parameters = pair(name, case)

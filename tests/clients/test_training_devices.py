@@ -62,6 +62,7 @@ def sums(load_tiny):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_sums_are_those_of_the_processor(sums, elsewhere, case):
     wanted = sums("engine.path=reference", *STEPS[case])
@@ -91,6 +92,7 @@ def test_whole_runs_are_those_of_the_processor(run_tiny, elsewhere, case):
         np.testing.assert_allclose(parameters_in(found.folder)[name], value, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_no_step_of_a_block_waits(sums, monkeypatch, case):
     monkeypatch.setattr("clients.hosting.node.resolve_device", lambda *_: DEVICE)

@@ -87,6 +87,7 @@ def without_noise(*nodes):
             node.experiment = table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [True, False])
 @pytest.mark.parametrize("case", STEPS)
 def test_sums_are_equal(pair, case, noise):

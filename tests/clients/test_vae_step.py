@@ -117,6 +117,7 @@ def test_another_model_is_refused(load_tiny, tmp_path):
         VaeStep(VaeStepConfig(), made.model, made.device)
 
 
+@pytest.mark.slow
 def test_training_with_adam_on_the_server_ranks_better_than_fresh_parameters(run_tiny):
     settings = (
         *VAE,

@@ -57,6 +57,7 @@ def kept_by_devices(result, private):
         np.testing.assert_array_equal(value, start[name].numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SUMMED)
 def test_sums_have_no_private_part(run_tiny, replies, system):
     sent, private = SUMMED[system]

@@ -61,6 +61,7 @@ def test_the_example_is_what_fedrec_new_writes(kind):
     assert BLOCKS["python", kind].strip() == component_text(kind, class_of(kind)).strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KIND_NAMES if kind != "attack"])
 def test_the_toml_runs(kind, my_idea, tiny_experiment, tmp_path):
     own = tomllib.loads(BLOCKS["toml", kind].replace('"plays.csv"', f'"{tmp_path / "plays.csv"}"'))

@@ -31,6 +31,7 @@ COMMAND = re.compile(r"fedrec reproduce ([\w./-]+) ([\w-]+)((?: --[^\n`]*)?)")
 STUDIES = {key(study): study for study in [*studies(), *BENCHMARKS]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_has_the_numbers_that_are_recorded(page):
     text = page.read_text(encoding="utf-8")
@@ -115,12 +116,14 @@ TRAINED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_what_is_counted_comes_out_as_recorded(name, tmp_path):
     assert same(again(name, tmp_path), RESULTS[name].rows, 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize(("name", "task"), TRAINED)
 def test_what_is_trained_comes_out_as_recorded(name, task, tmp_path):

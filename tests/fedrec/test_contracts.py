@@ -211,6 +211,13 @@ class TwoFiles:
         type(self).experiment = {"dataset": dataset, "positive-above": None}
 
 
+SLOW = {
+    ("baseline", "privrec"),
+    ("callback", "mlflow"),
+    ("mechanism", "banded"),
+    ("mechanism", "blt"),
+    ("perturbation", "noisy-cooccurrence"),
+}
 WRITTEN = {("dataset", "table"): Written, ("split", "published"): TwoFiles}
 
 
@@ -223,6 +230,8 @@ def built_ins():
 
 def marked(kind, name, cls):
     """Datasets of raw data are read if these are available and not too large."""
+    if (kind.name, name) in SLOW:
+        return pytest.mark.slow(cls)
     if kind is not DATASET or resolve(kind, name).source is None:
         return cls
     folder = data_directory() / (resolve(kind, name).folder_name or name)

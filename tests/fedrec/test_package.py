@@ -62,6 +62,7 @@ def test_a_file_that_hides_a_package_is_named_with_what_to_do(tmp_path, monkeypa
     assert f"the package {name!r} in {ROOT}" in done.stderr and f"rename {hiding}" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_of_data_hides_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in NEIGHBOURS:

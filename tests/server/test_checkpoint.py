@@ -127,6 +127,7 @@ def test_a_checkpoint_of_another_experiment_is_refused(checkpoints):
     assert "other digest" in caught.value.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 2])
 def test_no_flipped_byte_changes_the_state_unnoticed(checkpoints, first):
     """For each byte of the file, with two of four masks: damage is detected, or the state is

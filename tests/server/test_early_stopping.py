@@ -78,6 +78,7 @@ def same_ending(one, other):
     pd.testing.assert_frame_equal(one.users, other.users)
 
 
+@pytest.mark.slow
 @SETTINGS
 def test_it_ends_by_the_curve_with_what_a_run_of_the_best_round_has(run_tiny, curve, settings):
     best, last = expected_end(curve(settings), PATIENCE)
@@ -89,6 +90,7 @@ def test_it_ends_by_the_curve_with_what_a_run_of_the_best_round_has(run_tiny, cu
     assert RunFolder(result.folder).status() == {"state": "finished", "round": last}
 
 
+@pytest.mark.slow
 @SETTINGS
 def test_what_is_read_and_recommended_later_is_of_the_best_round(run_tiny, settings):
     result = run_tiny(*settings, f"rounds={ROUNDS}", WATCH)
@@ -99,6 +101,7 @@ def test_what_is_read_and_recommended_later_is_of_the_best_round(run_tiny, setti
     pd.testing.assert_frame_equal(again.recommend(k=3), best.recommend(k=3))
 
 
+@pytest.mark.slow
 @SETTINGS
 @pytest.mark.parametrize("broken", [2, 6])
 def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, settings, broken):
@@ -117,6 +120,7 @@ def test_an_extended_run_is_one_that_had_more_rounds_from_the_start(run_tiny):
     same_ending(runner.resume(short.folder, [f"rounds={ROUNDS}"]), whole)
 
 
+@pytest.mark.slow
 def test_more_patience_continues_and_less_is_refused(run_tiny, curve):
     values = curve(HOLDOUT)
     first = run_tiny(*HOLDOUT, f"rounds={ROUNDS}", WATCH)
@@ -189,6 +193,7 @@ def test_what_cannot_be_watched_is_refused_before_anything_runs(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_fewer_rounds_are_charged_and_the_report_names_who_is_not_covered(run_tiny):
     privacy = "privacy={clip-norm=0.1, epsilon=8.0, backend='pld'}"
     result = run_tiny(*HOLDOUT, f"rounds={ROUNDS}", privacy, "early-stopping.patience=1")

@@ -103,6 +103,7 @@ def test_epsilon_of_local_noise_is_that_of_a_client_in_every_round(run_tiny):
     assert 4.377 <= result.rounds["epsilon"].iloc[-1] <= 4.377 * 1.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["central", "local", "distributed"])
 def test_a_crash_after_the_charge_is_charged_again(run_tiny, tmp_path, monkeypatch, placement):
     """Never refunded, because a release may have been observed; the resumed run ends with the same
@@ -222,6 +223,7 @@ RESUMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_resumed_run_has_the_same_bits(run_tiny, tmp_path, monkeypatch, case):
     settings = (PRIVATE, *RESUMED[case], "rounds=4", *CHEAP)
@@ -483,6 +485,7 @@ LOST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", LOST)
 @pytest.mark.parametrize("checkpoints", [True, False])
 def test_a_run_whose_ledger_lost_charges_is_not_resumed(
@@ -720,6 +723,7 @@ class Planned(Unplanned):
     own = Stating
 
 
+@pytest.mark.slow
 def test_explanations_and_budgets_count_the_event_of_a_plug_in(run_tiny, tiny_experiment):
     plug_in = f"strategy.name={__name__}:Planned"
     phases = PhasePlans.before_a_run(load(tiny_experiment(), [plug_in, PRIVATE]), np.arange(18))

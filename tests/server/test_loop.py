@@ -151,6 +151,7 @@ def test_a_checkpoint_holds_its_own_round_however_long_it_takes(run_tiny, slow_d
     assert slow_disk == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_the_next_round_begins_while_a_checkpoint_is_written_unless_it_costs_privacy(
     run_tiny, slow_disk
 ):

@@ -257,6 +257,7 @@ def test_a_wrong_signature_is_seen_in_the_list(kind, how, plugin, fedrec):
     assert not any(e["about"].startswith("BROKEN") for n, e in entries.items() if n != "bad")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

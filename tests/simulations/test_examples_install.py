@@ -34,6 +34,7 @@ def test_there_are_three():
     assert [path.name for path in EXAMPLES] == ["csv-dataset", "geometric-median", "pfedrec"]
 
 
+@pytest.mark.slow
 def test_their_components_are_found_by_name(site, monkeypatch):
     monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()

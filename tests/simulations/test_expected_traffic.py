@@ -13,6 +13,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_what_every_device_sends(run_tiny, case):
     result = run_tiny(*FOLD_IN, CASES[case], "engine.nodes=3")

@@ -63,6 +63,7 @@ def changed(table, path, value):
     return found
 
 
+@pytest.mark.slow
 @fuzzed(250)
 @given(st.data())
 def test_experiments(load_tiny, data):
@@ -119,6 +120,7 @@ def test_data_of_nodes(shard, tmp_path, header, rows, rest):
     told(read_own, tmp_path / "d.csv", shard / "catalogue.json")
 
 
+@pytest.mark.slow
 @fuzzed(250)
 @given(st.data())
 def test_catalogues(shard, tmp_path, data):
@@ -131,6 +133,7 @@ def test_catalogues(shard, tmp_path, data):
     told(read_own, shard / "data.csv", tmp_path / "c.json")
 
 
+@pytest.mark.slow
 @fuzzed(250)
 @given(
     st.text(max_size=80)
@@ -183,6 +186,7 @@ def damaged(finished, tmp_path_factory):
     return folder, sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
 
 
+@pytest.mark.slow
 @fuzzed(250)
 @given(st.data())
 def test_run_folders(damaged, data):
@@ -220,6 +224,7 @@ def damage(file, before, data):
         file.write_bytes(before[:place] + data.draw(st.binary(max_size=9)) + before[place:])
 
 
+@pytest.mark.slow
 @fuzzed(250)
 @given(st.data())
 def test_checkpoints(finished, tmp_path, data):

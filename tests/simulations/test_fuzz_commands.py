@@ -186,6 +186,7 @@ def private_files(tmp_path_factory):
     return {kind: file.read_bytes() for kind, file in files.items()}
 
 
+@pytest.mark.slow
 @fuzzed(80)
 @given(st.data())
 def test_private_files_of_nodes(private_files, tmp_path, data):
@@ -205,6 +206,7 @@ def use(kind, file):
         SessionSecrets(file).channel(b"1" * 32)
 
 
+@pytest.mark.slow
 @fuzzed(100)
 @given(st.data())
 def test_files_of_a_server(tmp_path, data):

@@ -140,6 +140,7 @@ def archives(draw):
     return found
 
 
+@pytest.mark.slow
 @fuzzed(150)
 @given(archives())
 def test_archives(tmp_path, content):

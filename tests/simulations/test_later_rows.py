@@ -62,6 +62,7 @@ def lists(found, user):
     return own["item"].tolist(), own["score"].tolist()
 
 
+@pytest.mark.slow
 def test_a_table_that_has_grown_serves_old_and_new_users(with_data, table):
     """The new user comes first among the ids, and so does the new item, so that all numbers in
     the table have changed."""

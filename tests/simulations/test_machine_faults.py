@@ -59,6 +59,7 @@ def faulty(monkeypatch):
     return begin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
 def test_a_folder_that_cannot_be_written_ends_a_run_that_can_be_resumed(

@@ -122,6 +122,7 @@ def private(tmp_path, epsilon, users=60):
     return OwnTable({}, epsilon=epsilon).experiment(file, [], False).table()
 
 
+@pytest.mark.slow
 def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_path, capsys):
     table = private(tmp_path, 1.0)
     assert table["rounds"] == 1 and table["evaluation"]["baselines"] == ["popularity", "random"]
@@ -185,6 +186,7 @@ def test_options_of_a_table_need_one():
         assert "options of a table without one" in str(done.exception)
 
 
+@pytest.mark.slow
 def test_both_commands_and_python_run_the_same_private_system(tmp_path):
     file = written(tmp_path, users=60)
     shared = ["--epsilon", "50", "--seed", "3", "-q"]
@@ -371,6 +373,7 @@ def test_the_split_of_other_data_is_refused(tmp_path, fedrec):
     assert code != 0 and "have changed since" in said and "61 users" in said
 
 
+@pytest.mark.slow
 def test_the_split_and_significance_are_printed(tmp_path, fedrec):
     """Wilcoxon's test and Holm's correction against scipy's on users.csv; chance is a row."""
     file = written(tmp_path, users=150)
@@ -415,6 +418,7 @@ def clustered(tmp_path, users=200):
     return table_of(tmp_path, rows)
 
 
+@pytest.mark.slow
 def test_the_best_system_on_validation_users_is_trained_and_named(tmp_path, capsys):
     """Popularity does not know tastes; what is said of the others is what they have in runs of
     their own on validation users."""

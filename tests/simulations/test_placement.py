@@ -54,6 +54,7 @@ class Starter:
         return actor
 
 
+@pytest.mark.slow
 def test_an_actor_that_died_before_it_ran_is_started_again(ray):
     start = Starter(ray, {1: 2})
     placement = Placement(start, 3)
@@ -78,6 +79,7 @@ def test_an_actor_whose_constructor_failed_is_not_restarted(ray):
         ray.get(actor.ping.remote())
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_later_is_not_started_again(ray):
     start = Starter(ray, {})
     placement = Placement(start, 1)

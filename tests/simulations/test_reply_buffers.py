@@ -69,6 +69,7 @@ def test_a_reply_is_unchanged_and_read_only():
         arrays["a0"][0] = 1
 
 
+@pytest.mark.slow
 def test_another_process_puts_it_there():
     memory = BufferPool().buffer(ORDER)
     program = (

@@ -79,6 +79,7 @@ def stuck(table, run):
     runner.run(table, output=run)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("sign", "status"),

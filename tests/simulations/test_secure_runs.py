@@ -26,6 +26,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_same_parameters_as_without(run_tiny, plan):
     """The float32 additions are exact here, and the step of the fixed point is far smaller."""
@@ -40,6 +41,7 @@ def test_the_same_parameters_as_without(run_tiny, plan):
         assert secure.rounds["epsilon"].tolist() == plain.rounds["epsilon"].tolist()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues(run_tiny):
     settings = (*QUICK, THREE, SECURE, "rounds=3")
     whole = run_tiny(*settings, output="whole")

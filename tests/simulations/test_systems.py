@@ -41,6 +41,7 @@ REMEMBERING = ("mf", "metamf", "gpfedrec", "fedgnn", "dpvae, sound", "dpsgd")
 """Systems whose server, clients or budgets remember earlier rounds; contracts resume all others."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", REMEMBERING)
 def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, system):
     """Round 3 is repeated from the checkpoint of round 2; its uploads are the same, and count

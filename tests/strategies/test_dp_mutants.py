@@ -169,6 +169,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_broken_aggregator_is_caught(mutant):
     parts, check = MUTANTS[mutant]

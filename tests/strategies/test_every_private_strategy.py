@@ -191,6 +191,7 @@ def test_no_strategy_that_can_be_private_is_left_out():
     assert {name for name in names if f"name='{name}'" in text} == names - REFUSED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_sums_move_by_what_is_charged_and_the_rest_follows_from_releases(play, system):
     """With one user's data exchanged, for every release, given the releases before; the bound is

@@ -123,6 +123,7 @@ def test_only_what_is_above_the_noise_is_learned(run_fold_in):
     assert np.isfinite(noisy.scores().to_numpy()).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "privacy", [(), (PRIVATE,), (DISTRIBUTED,)], ids=["plain", "private", "distributed"]
 )
@@ -199,6 +200,7 @@ def test_without_features_and_before_any_round_everybody_gets_the_same():
     assert found.shape == (1, 3, 3) and torch.equal(found, found[:, :1].expand(-1, 3, -1))
 
 
+@pytest.mark.slow
 def test_the_shipped_experiments_spend_epsilon_5():
     for name in ("fed-fold-in-ml1m", "fed-fold-in-add-remove-ml1m", "dp-fed-gram-ml1m"):
         plans = PhasePlans.before_a_run(load(name), np.arange(4832)).plans

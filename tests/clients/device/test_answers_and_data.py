@@ -118,6 +118,7 @@ SYSTEMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", VARIANTS)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_answers_with_noise_have_one_form(victim, monkeypatch, system, how):  # noqa: F811
@@ -137,6 +138,7 @@ def test_answers_with_noise_have_one_form(victim, monkeypatch, system, how):  # 
         assert value.dtype == np.float32 and (value != 0).all() and (others[name] != value).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", VARIANTS)
 def test_refusals_have_one_text(victim, monkeypatch, how):  # noqa: F811
     """Of orders that the policy refuses, of parameters, and of malformed ones."""
@@ -167,6 +169,7 @@ def test_refusals_have_one_text(victim, monkeypatch, how):  # noqa: F811
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", VARIANTS)
 def test_masked_answers_have_one_form(tiny_experiment, tmp_path, monkeypatch, how):
     """Of every message of a session of secure sums, and of the sum only the numbers differ."""

@@ -399,6 +399,7 @@ def test_perturbed_profiles_are_refused(load_tiny, shards):
         own(experiment, shards[0], **NUMBERED)
 
 
+@pytest.mark.slow
 def test_malicious_clients_are_refused_before_their_code_is_loaded(load_tiny, shards):
     """Where an adversary is, no module of attacks is imported on a node; without one, neither."""
     experiment = load_tiny("adversary={attack='explicit-boosting'}")

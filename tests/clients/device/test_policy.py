@@ -648,6 +648,7 @@ def test_parameters_that_are_not_finite_are_refused_before_anyone_takes_part(vic
     assert node.train(order).clients == 18
 
 
+@pytest.mark.slow
 def test_a_client_uploads_no_more_often_over_all_runs_than_the_experiment_has_rounds(victim):
     """Each run would draw fresh noise for the same client."""
     node = victim(LOCAL, "sampler.name=full", "rounds=2")
@@ -659,6 +660,7 @@ def test_a_client_uploads_no_more_often_over_all_runs_than_the_experiment_has_ro
     assert [more.train(order, run=f"{run:016x}").clients for run in range(4)] == [18, 18, 18, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mechanism", "epsilon", "uploads"),
     [
@@ -687,6 +689,7 @@ def test_an_owner_limits_the_epsilon_of_all_runs(victim, mechanism, epsilon, upl
     assert clients == [18] * uploads + [0] * (10 - uploads)
 
 
+@pytest.mark.slow
 def test_an_owner_who_insists_on_noise_limits_the_epsilon_of_all_runs(victim):
     """By default 20: 11 uploads with mu = 1 cost 19.005, 12 cost 20.125."""
     owner = {"least-noise": 1.0, "most-rounds": 20}
@@ -705,6 +708,7 @@ def test_noise_of_a_step_has_a_cost(victim, setting, uploads):
     assert sent == [18] * uploads + [0] * (4 - uploads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "ends"),
     [

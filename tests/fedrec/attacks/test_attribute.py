@@ -27,6 +27,7 @@ def profiles(lift, seed=0, share=0.5):
     return table, labels, odds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attacker", ["neural", "logistic"])
 @pytest.mark.parametrize("scaling", ["rows", "columns"])
 def test_a_planted_signal_is_found_nearly_as_well_as_can_be(attacker, scaling):
@@ -38,6 +39,7 @@ def test_a_planted_signal_is_found_nearly_as_well_as_can_be(attacker, scaling):
     assert roc_auc_score(labels, odds) - 0.06 < found.auc < roc_auc_score(labels, odds) + 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attacker", ["neural", "logistic"])
 @pytest.mark.parametrize("share", [0.5, 0.15])
 def test_without_a_signal_the_attacker_is_at_chance(attacker, share):
@@ -50,6 +52,7 @@ def test_without_a_signal_the_attacker_is_at_chance(attacker, share):
     assert found.chance == 0.5
 
 
+@pytest.mark.slow
 def test_the_neural_attacker_finds_what_no_linear_one_can():
     random = np.random.default_rng(2)
     table = random.standard_normal((1500, 6)).astype(np.float32)
@@ -59,6 +62,7 @@ def test_the_neural_attacker_finds_what_no_linear_one_can():
     assert linear.balanced_accuracy.value < 0.57 and neural.balanced_accuracy.value > 0.85
 
 
+@pytest.mark.slow
 def test_logistic_is_about_as_good_as_scikit_learns():
     table, labels, _ = profiles(0.07, seed=3)
     fold = stratified_folds(labels, 5, 0)
@@ -123,6 +127,7 @@ def test_a_users_own_label_is_never_learned_from():
     assert abs(found.auc - 0.5) < 0.15
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_figures_and_leaves_torchs_generator_alone():
     import torch
 

@@ -43,6 +43,7 @@ def test_an_exact_limit_has_its_coverage(share):
     assert stats.binom.pmf(count, 60, share)[right].sum() >= 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [(0.5, 0.5), (0.9, 0.2), (0.05, 0.95)])
 def test_the_interval_of_a_mean_of_two_has_about_its_coverage(first, second):
     n, m, covered = 40, 25, 0.0
@@ -53,6 +54,7 @@ def test_the_interval_of_a_mean_of_two_has_about_its_coverage(first, second):
     assert 0.93 < covered < 0.99
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_mean_of_three_has_about_its_coverage():
     shares, trials = np.array([0.2, 0.6, 0.9]), np.array([30, 20, 40])
     drawn = np.random.default_rng(0).binomial(trials, shares, size=(1500, 3))

@@ -65,6 +65,7 @@ def test_undrawn_items_reveal_nothing_without_the_leak(table, leaky):
         assert abs(hits.mean() - 0.1) < 4 * hits.std() / np.sqrt(len(hits)) + 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("leaky", [False, True])
 def test_the_same_on_movielens(table, leaky):
@@ -100,6 +101,7 @@ def test_the_table_on_the_terminal_marks_the_system_once(pair):
     assert "[leak]" not in honest and leaky.count("[leak]") == leaky.count("tiny") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "markdown", "latex"])
 def test_comparisons_mark_the_system(pair, form):
     """They are tested on the same rows, so that they can be compared; the order makes no

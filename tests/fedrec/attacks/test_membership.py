@@ -46,6 +46,7 @@ def test_a_system_that_memorises_its_members_is_detected(encoding):
     assert found.balanced_accuracy.low > 0.9 and found.auc.value > 0.97 and found.found.low > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["multi-hot", "pooled", "both"])
 def test_a_system_that_does_not_depend_on_its_members_is_at_chance(encoding):
     inside = []

@@ -50,6 +50,7 @@ def test_the_interval_of_the_area_is_that_of_all_pairs(attacked):
     assert (area.high - area.low) / 2 == pytest.approx(1.959964 * math.sqrt(variance), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_an_interval_of_the_area_has_about_its_coverage():
     random = np.random.default_rng(0)
     truth, covered = stats.norm.cdf(1 / math.sqrt(2)), 0

@@ -201,6 +201,7 @@ class TestEvaluate:
                 ks=(1,),
             )
 
+    @pytest.mark.slow
     def test_nothing_to_rank(self):
         table = dataset([0, 1, 1], [0, 0, 1])
         partition = Partition(np.array([0]), np.arange(3), np.array([]), np.array([]))
@@ -210,6 +211,7 @@ class TestEvaluate:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_movielens_1m_under_the_protocol_of_privrec():
     """Hits@5, 10, 20, 30 on ML-1M, measured by another implementation on another sample of test

@@ -62,6 +62,7 @@ def second_device(monkeypatch):
     return SecondDevice()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", SYSTEMS)
 def test_nothing_is_left_on_the_processor(second_device, label):
     wanted, lists, _ = measured(label, "cpu")

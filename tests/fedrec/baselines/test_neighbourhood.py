@@ -128,6 +128,7 @@ def test_divergence_is_refused():
         model.fit_ratings(train)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_published_folds():
     """Surprise 1.1.5, KNNWithMeans of items with k = 900, fold by fold: cosine, and Pearson, which

@@ -26,6 +26,7 @@ def reached(experiment, labels, ks):
     return evaluate_baselines(settings, Population.of(loaded), held_out="test", ks=ks)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_movielens_100k_divided_8_1_1():
     """NDCG@100 of held-out rows, known ones left out."""

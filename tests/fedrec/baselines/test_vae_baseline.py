@@ -33,6 +33,7 @@ def test_it_finds_each_users_own_half(taste, fitted):
     assert (own > other).float().mean() > 0.9
 
 
+@pytest.mark.slow
 def test_users_without_items_neither_train_nor_fail(taste, fitted):
     longer = Histories(20, np.append(taste.offsets, taste.offsets[-1]), taste.items, np.arange(41))
     model = fitted(longer)

@@ -36,6 +36,7 @@ def replace_line(path: Path, number: int, change):
     path.write_bytes(b"".join(lines))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows", "users", "items"),
     [
@@ -123,6 +124,7 @@ def test_ml_1m_cut_between_lines_is_refused(tmp_path):
     assert (caught.value.expected, caught.value.got) == ("1,000,209 rows", "50,440 rows")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "file", "number", "old", "new"),
     [

@@ -51,6 +51,7 @@ ALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), ALL)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())

@@ -167,6 +167,7 @@ def test_popularity_then_ease_then_the_oracle(default):
     assert ease > 1.3 * popularity and oracle > 1.1 * ease
 
 
+@pytest.mark.slow
 def test_large_catalogue_needs_little_memory():
     """20,000 users with 1,000,000 items: a matrix would take 80 GB."""
     tracemalloc.start()

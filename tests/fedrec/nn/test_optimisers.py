@@ -23,6 +23,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_the_compiler_is_not_imported():
     command = [sys.executable, "-c", WITHOUT_COMPILER]
     assert subprocess.check_output(command, text=True).strip() == "False"

@@ -80,6 +80,7 @@ def test_a_substitute_that_reveals_its_original_is_detected(make_data):
     assert hidden.recovered["top-1"] < 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_linkage_of_random_replacement_on_office():
     """Measured by an independent implementation: .996, .954, .751, .062 at k .2, .4, .6, .8."""

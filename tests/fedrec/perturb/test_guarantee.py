@@ -265,6 +265,7 @@ def drawn(profile, num_items, epsilon, mechanism, values):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["coin-flip", "randomised-response"])
 @pytest.mark.parametrize(("num_items", "values"), [(5, 1), (4, 2)])
 def test_published_sets_are_as_likely_as_enumerated(mechanism, num_items, values):

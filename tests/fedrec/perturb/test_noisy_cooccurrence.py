@@ -129,6 +129,7 @@ def test_profiles_follow_popularity_then_pairs():
             assert {own[0], own[1]} in ({0, 1}, {2, 3})
 
 
+@pytest.mark.slow
 def test_the_table_depends_on_no_user_by_itself(two_tastes):
     """Without noise and clipping, exchanging two users' rows changes nothing: profiles are not
     assigned to their own users."""

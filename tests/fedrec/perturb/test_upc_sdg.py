@@ -180,6 +180,7 @@ class TestGenerator:
 
         return chosen, scored_substitutes(rows, chosen, scores, "best", 0)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("definition", "gamma"), [("released", 1.0), ("paper", 4.0)])
     def test_where_everything_is_alike_enough_the_user_gets_what_it_likes_best(
         self, two_tastes, embeddings, definition, gamma
@@ -194,6 +195,7 @@ class TestGenerator:
         # Of about 32 items; the result of training depends slightly on the processor.
         assert (rank == 0).float().mean() > 0.4 and rank.float().mean() < 1.5
 
+    @pytest.mark.slow
     def test_without_utility_and_sensitivity_it_is_the_least_alike(self, two_tastes, embeddings):
         chosen, found = self.draw(two_tastes, embeddings, "cosine", 0.0, utility_weight=0.0)
         alike = Similarity(embeddings[1], "cosine").between(
@@ -247,6 +249,7 @@ class TestWhole:
             assert away[rows.items[row], new[row]] == away[rows.items[row], free].min()
         assert len(chosen) == 60
 
+    @pytest.mark.slow
     def test_more_sensitivity_gives_more_alike_items(self, two_tastes):
         settings = {
             "similarity": "cosine",

@@ -159,6 +159,7 @@ def crash_in_round_4(monkeypatch):
     monkeypatch.setattr(Banded, "draw", draw)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["reproducible", "secure"])
 def test_a_repeated_round_costs_the_whole_again_only_if_its_noise_is_another(
     run_tiny, tmp_path, crash_in_round_4, mode
@@ -178,6 +179,7 @@ def test_a_repeated_round_costs_the_whole_again_only_if_its_noise_is_another(
         assert_close(parameters_in(tmp_path / "broken"), parameters_in(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_rounds_that_are_added_to_a_run_are_charged(run_tiny, tmp_path):
     """The first charge is for the rounds that were planned then; the second, for all of them."""
     run_tiny(PRIVATE, SAMPLER, "rounds=4", CHEAP)
@@ -273,6 +275,7 @@ def test_the_contract_finds_a_schedule_that_is_not_kept():
         TestHasty().test_its_schedule_is_kept()
 
 
+@pytest.mark.slow
 def test_commands_explain_and_calibrate_it(fedrec, tiny_file):
     sets = [part for text in (PRIVATE, SAMPLER, "rounds=8") for part in ("-s", text)]
     _, out, _ = fedrec("privacy", "explain", tiny_file, *sets)
@@ -306,6 +309,7 @@ def in_turn(experiment_rate, rounds, separation, bands, z):
     return accountant.get_epsilon(1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "separation", "bands"), [(12, 4, 4), (14, 5, 3), (3, 4, 4)])
 def test_secret_cohorts_in_turn_cost_what_dp_accounting_says(rounds, separation, bands):
     schedule = Scheduled(3, separation, rate=0.3)
@@ -393,6 +397,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "momentum"), STRATEGIES.items(), ids=STRATEGIES)
 def test_strategies_add_up_correlated_noise(run_tiny, strategy, momentum):
     """With updates of zero, a server that adds up what rounds release ends with its workload's last
@@ -447,6 +452,7 @@ class WrongSeparation(Banded):
         return super().releases(one, rounds, Scheduled(3, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "check"),
     [

@@ -41,6 +41,7 @@ def accepts(sample, mechanism, scale):
     return abs(np.mean((sample / (scale * std)) ** 2) - 1) < 5 * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES, ids=["reproducible", "secure"])
 @pytest.mark.parametrize("mechanism", KINDS)
 def test_scale_and_shape(source, mechanism):
@@ -53,8 +54,9 @@ def test_scale_and_shape(source, mechanism):
         assert not accepts(noise * 1.02, mechanism, 3.0)
         assert not accepts(noise * 0.98, mechanism, 3.0)
     distribution = KINDS[mechanism][0]
-    assert stats.kstest(noise / 3.0, distribution.cdf).pvalue > 1e-4
-    assert stats.kstest(noise / 3.0 * 1.02, distribution.cdf).pvalue < 1e-4
+    # the secure source has no seed: each of these fails by chance in one run of a million
+    assert stats.kstest(noise / 3.0, distribution.cdf).pvalue > 1e-6
+    assert stats.kstest(noise / 3.0 * 1.04, distribution.cdf).pvalue < 1e-6
     assert abs(noise.mean()) < 5 * 3.0 * KINDS[mechanism][1] / math.sqrt(SIZE)
 
 

@@ -180,6 +180,7 @@ class Claiming(Gaussian):
         return {replace(one, noise_multiplier=one.noise_multiplier / self.claim(rounds) ** 0.5): 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("claim", "sampling", "expected"),
     [
@@ -231,6 +232,7 @@ def test_the_least_distance_is_below_that_of_gaussian_noise(z, rounds):
     assert least <= gdp_delta(0.0, mu)
 
 
+@pytest.mark.slow
 def test_built_in_noise_is_not_refused():
     for mechanism in map(mechanism_of, ("gaussian", "laplace", "blt", "banded")):
         for z in (1e-6, 1e9):
@@ -261,6 +263,7 @@ def outsider(tmp_path, monkeypatch, tiny_experiment):
     sys.modules.pop("their_noise", None)
 
 
+@pytest.mark.slow
 def test_the_example_keeps_the_contract(outsider, tmp_path):
     class TestTheirs(testing.MechanismContract):
         component = importlib.import_module("their_noise").Logistic

@@ -51,6 +51,7 @@ def test_without_replacement_is_dp_accountings_on_the_same_orders(cohort, client
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "z", "rounds", "delta"), CASES)
 def test_poisson_is_dp_accountings_and_opacus(rate, z, rounds, delta):
     from opacus.accountants.analysis import rdp as opacus_rdp
@@ -113,6 +114,7 @@ def test_laplace_without_delta_is_amplified_pure_privacy(sampling):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [1e-2, 1e-3, 1e-5])
 def test_one_laplace_round_without_replacement_has_the_profile_of_its_pair(delta):
     rate, b = 0.2, 0.7
@@ -126,6 +128,7 @@ def test_one_laplace_round_without_replacement_has_the_profile_of_its_pair(delta
     assert divergence(found) <= delta < divergence(found - 2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("b", [0.06, 0.2, 1.0, 9.0])
 @pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
 def test_one_laplace_round_of_all_clients_reaches_its_closed_form(b, delta):
@@ -136,6 +139,7 @@ def test_one_laplace_round_of_all_clients_reaches_its_closed_form(b, delta):
     assert exact * (1 - 1e-9) <= ours("pld", (event, 1))(delta) <= exact * (1 + 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("z", "rounds"), [(0.05, 1), (0.2, 3), (1.0, 10), (1.0, 100)])
 def test_the_attack_on_little_noise_is_just_below_its_closed_form(z, rounds):
     """Of normal distributions sqrt(rounds) / z apart (Balle and Wang 2018)."""
@@ -150,6 +154,7 @@ def test_the_attack_on_little_noise_is_just_below_its_closed_form(z, rounds):
     assert exact * 0.995 <= attack_epsilon({release: rounds}, delta) <= exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "z", "rounds"), [(0.02, 0.2, 20), (0.1, 0.15, 5), (0.005, 0.3, 9)]
 )
@@ -159,6 +164,7 @@ def test_the_attack_on_samples_with_little_noise_is_near_the_tight_bound(rate, z
     assert bound * 0.98 <= attack_epsilon({event.release: rounds}, 1e-5) <= bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 @pytest.mark.parametrize(
     ("cohort", "clients", "z"), [(30, 4800, 1.0), (300, 943, 0.4), (1, 10_000, 6.0)]

@@ -34,6 +34,7 @@ def spent(backend, event, rounds=1000):
     return accountant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CELLS, ids=str)
 def test_cells_come_out_as_printed_and_the_releases_cost_less(case):
     event = NoisyRound("gaussian", FixedSize(*case), "replace-one", 1.0)

@@ -155,6 +155,7 @@ def test_rdp_curves_add():
     assert epsilon("autodp", 1e-5, (first, 5), (second, 40)) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(events)
 def test_events_survive_json_exactly(event):
@@ -265,6 +266,7 @@ def test_what_was_asked_before_changes_no_bit_of_an_answer(backend):
         assert value == epsilon(backend, 1e-5, (base, 2), (event, count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "release",
@@ -325,6 +327,7 @@ SIDES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 @pytest.mark.parametrize("side", SIDES)

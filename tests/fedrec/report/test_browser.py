@@ -42,6 +42,7 @@ def page(runs, tmp_path_factory):
     return file
 
 
+@pytest.mark.slow
 def test_it_asks_for_nothing_and_complains_about_nothing(browser, page):
     assert browser.requests() == [page.as_uri()] and browser.complaints() == []
 

@@ -41,6 +41,7 @@ def test_the_total_is_that_of_all_ledgers(two):
     assert shown_together([two[0].folder] * 2) == []  # one run, named twice
 
 
+@pytest.mark.slow
 def test_a_run_and_its_private_baselines_have_a_joint_epsilon(run_tiny, tmp_path):
     """By all ledgers of the run, added up by hand; above either, below their sum."""
     systems = "evaluation.baselines=['popularity', {name='dp-popularity', epsilon=5.0}]"

@@ -27,6 +27,7 @@ def test_tensorboard_reads_the_rounds_of_a_run_and_of_its_extension(run_tiny):
     assert events.Scalars("final/hits@5")[-1].value == pytest.approx(result.metrics["hits@5"])
 
 
+@pytest.mark.slow
 def test_mlflow_finds_settings_rounds_and_one_run_for_a_resumed_one(
     run_tiny, tmp_path, monkeypatch
 ):

@@ -29,6 +29,7 @@ PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, delta=1e-3}"
 TIMED = "devices={examples=10, compute-spread=2.0}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", [(), MF, ("strategy={name='fedavg'}",)])
 def test_equal_buffer_and_concurrency_give_the_synchronous_run(run_tiny, system):
     """The sampler's cohort has 6 clients, and all devices are equally fast: to the byte."""
@@ -68,6 +69,7 @@ def test_early_closing_takes_less_time_and_a_whole_cohort(run_tiny):
     assert "hits@5 by round" in charts and "hits@5 by simulated hour" in charts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [UNEVEN, NIGHTLY])
 @pytest.mark.parametrize("late", [EARLY, BUFFERED])
 def test_a_resumed_run_is_the_same_to_the_bit(run_tiny, devices, late):
@@ -87,6 +89,7 @@ def test_ray_gives_the_serial_run(run_tiny, shared_engine, late):
         assert ray.rounds[column].tolist() == serial.rounds[column].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [EARLY, BUFFERED, "devices.nightly={hours=9.0}"])
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
 def test_nothing_is_gained_by_sampling_where_devices_decide(run_tiny, late, adjacency):

@@ -38,6 +38,7 @@ def plans(tiny_experiment):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -102,6 +103,7 @@ def test_noise_factors_agree_with_the_analytic_gaussian(plans):
     assert delta_of(math.sqrt(3) / 2, report.phases["main"]) == pytest.approx(1e-5, rel=0.01)
 
 
+@pytest.mark.slow
 def test_all_phases_together_meet_a_target_for_any_factors(plans):
     for factor in (0.5, 1.0, 3.0):
         biases = BIASES.replace("1.5", str(factor))
@@ -149,6 +151,7 @@ def test_each_phase_is_reported_with_its_clients_its_parameters_and_its_noise(pl
     assert opted[1].startswith("Phase main: 1 round, 6 of 18 clients in each; ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "others"), [(OPTED_IN, 18), (PUBLIC, 9)], ids=["opted in", "public"]
 )

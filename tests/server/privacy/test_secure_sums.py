@@ -198,6 +198,7 @@ def federation(tiny_experiment, tmp_path):
     return lambda nodes, **settings: Federation(tiny_experiment(), tmp_path, nodes, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 3, 5])
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_the_sum_is_the_plain_sum(federation, nodes, weighting):
@@ -220,6 +221,7 @@ DROPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drop", DROPS)
 def test_nodes_that_drop_out_are_taken_off(federation, drop):
     made = federation(5, threshold=0.6)
@@ -304,6 +306,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("system", PRODUCTS)
 def test_of_products_one_half_is_masked(tiny_experiment, tmp_path, system, noise):
@@ -377,6 +380,7 @@ FORGERIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_node_that_answers_nonsense_counts_as_one_that_did_not(federation, forgery):
     made = federation(4, threshold=0.6)
@@ -678,6 +682,7 @@ def test_attack_others_clients_take_part_no_more(dialogue):
         talk.train(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [-200, -1, 0, 20, 41, 100, 101, 2**40])
 def test_attack_the_point_stands_where_nothing_is_left_of_the_others(dialogue, bits):
     talk = dialogue()

@@ -51,6 +51,7 @@ def attack(tmp_path, *overrides, table=ATTACKED, **settings):
     return run_attack(load(table, overrides), chosen, tmp_path)
 
 
+@pytest.mark.slow
 def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
     outcome = attack(tmp_path, attacker="logistic")
     clear = outcome.found
@@ -65,6 +66,7 @@ def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
     assert hidden.auc < half.auc <= clear.auc + 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["recommendations", "updates"])
 def test_attribute_inference_from_a_trained_system(tmp_path, source):
     """The gender among the model's features must not help the attacker, who sees only items."""
@@ -117,6 +119,7 @@ def test_updates_of_a_generating_system_are_attacked(tmp_path):
     assert outcome.found.balanced_accuracy.low > 0.55 and "hits@5" in outcome.table["recommends"]
 
 
+@pytest.mark.slow
 def test_an_update_reveals_the_features_of_the_user(tmp_path):
     found = attack(tmp_path, source="updates", attacker="logistic").found
     assert found.balanced_accuracy.value > 0.92  # the row of `user.gender` that moves

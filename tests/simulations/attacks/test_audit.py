@@ -101,6 +101,7 @@ def check(found, name):
     return next(check for check in found.runs[0].checks if check.name == name)
 
 
+@pytest.mark.slow
 def test_a_correct_strategy_is_not_refuted(tmp_path):
     found = audit(tmp_path, "strategy.server-lr=0.5", seeds=2)
     assert found.verdict != "FAIL" and len(found.runs) == 2
@@ -124,6 +125,7 @@ def test_what_is_watched_is_what_was_planted(tmp_path):
     assert (moved.sum(axis=1) < COHORT).all() and moved.sum(axis=1).min() > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "options", "failed"),
     [
@@ -146,6 +148,7 @@ PRIVATE = {
 }
 
 
+@pytest.mark.slow
 def test_our_own_private_training_passes_with_canaries_that_test_the_clip(tmp_path):
     found = run_audit(load({**AUDITED, **PRIVATE}), tmp_path)
     assert found.verdict != "FAIL"
@@ -157,6 +160,7 @@ def test_our_own_private_training_passes_with_canaries_that_test_the_clip(tmp_pa
     assert claimed.epsilon == pytest.approx(told["epsilon"]) and claimed.delta == told["delta"]
 
 
+@pytest.mark.slow
 def test_a_server_rate_that_falls_is_taken_out_of_what_is_watched(tmp_path):
     """The releases do not depend on the server's rule, so they are the same up to rounding: those
     of a private run, and those that are computed from the parameters of another."""
@@ -191,6 +195,7 @@ def test_full_participation_can_be_audited_too(tmp_path):
     assert run_audit(load(everybody), tmp_path / "right", **wrong).verdict == "FAIL"
 
 
+@pytest.mark.slow
 def test_our_own_private_training_without_its_clip_or_with_less_noise_fails(tmp_path, monkeypatch):
     from fedrec.privacy.clipping import Clip
     from fedrec.privacy.mechanisms.base import Mechanism
@@ -210,6 +215,7 @@ def test_our_own_private_training_without_its_clip_or_with_less_noise_fails(tmp_
         assert found.verdict == "FAIL" and not check(found, failed).passed
 
 
+@pytest.mark.slow
 def test_a_ledger_that_states_more_noise_than_is_drawn_is_refuted(tmp_path, monkeypatch):
     """Each round is charged as if its noise were twice as large; plan and ledger agree."""
     from strategies.dp import DpFedAvg
@@ -280,6 +286,7 @@ def test_an_experiment_without_a_claim_needs_one(tmp_path):
         run_audit(audited(), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_claim_far_below_the_truth_is_refuted_by_a_bound(tmp_path):
     found = audit(tmp_path, "strategy.std=0.001", epsilon=1.0)
     assert found.runs[0].epsilon_verdict == "FAIL"
@@ -331,6 +338,7 @@ def kept(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [
@@ -466,6 +474,7 @@ CORRELATED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [False, True])
 def test_correlated_noise_is_tested_for_what_it_claims(tmp_path, monkeypatch, broken):
     """Noise that is independent, and accounted as correlated, is found."""

@@ -84,6 +84,7 @@ def failed(found):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ALL)
 def test_every_phase_is_audited_against_its_own_ledger(tmp_path, system):
     found = audit(ALL[system], tmp_path)
@@ -105,6 +106,7 @@ def test_every_phase_is_audited_against_its_own_ledger(tmp_path, system):
     assert (len(trained) > 5) == (system in ("reptile", "two stages"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "share"), [("gram", 0.0), ("gram", 0.5), ("reptile", 0.5), ("two stages", 0.5)]
 )
@@ -117,6 +119,7 @@ def test_missing_noise_is_found_in_one_release(tmp_path, monkeypatch, system, sh
     assert len(found) == 2 and all("noise-std" in names for names in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ["gram", "reptile", "two stages"])
 def test_a_missing_clip_is_found_in_every_phase(tmp_path, monkeypatch, system):
     monkeypatch.setattr(Clip, "factors", lambda self, norms: np.ones(len(norms)))
@@ -137,6 +140,7 @@ def test_a_phase_that_is_charged_for_more_noise_than_it_has_is_found(tmp_path, m
     assert failed(audit(GRAM, tmp_path)) == {"popularity": {"noise-std"}, "main": set()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parameter", "error"),
     [

@@ -216,6 +216,7 @@ package = "numpy"
 """
 
 
+@pytest.mark.slow
 def test_a_contributed_system_is_run_shown_and_checked(command, results_of, tmp_path, capsys):
     """Two rounds of matrix factorization, with the bench's own synthetic data."""
     (tmp_path / "experiment.toml").write_text(

@@ -367,6 +367,7 @@ def test_a_fault_is_found(kind, component, settings, test, tmp_path):
         run(contract(), test, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "component", "settings"), [("Step", Sgd, {}), ("Strategy", Reptile, {})]
 )

@@ -225,6 +225,7 @@ def test_the_documented_commands_for_results_are_those_that_are_printed(monkeypa
         assert line.strip() in page
 
 
+@pytest.mark.slow
 def test_docker_compose_accepts_it(tmp_path):
     """By the installed docker compose, which needs no engine for that."""
     commands = [["docker-compose"], ["docker", "compose"]]

@@ -243,6 +243,7 @@ def test_without_a_signal_the_listener_wakes_up_by_timeout(tmp_path):
     assert slept == [2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_a_web_server_ends_soon_and_looks_seldom():
     looks = iter([False, False, True])
 

@@ -286,6 +286,7 @@ def post(gateway, size, headers):
         connection.close()
 
 
+@pytest.mark.slow
 def test_an_offline_superlink_gives_503_so_that_nodes_retry(certificates):
     port, nobody = free_ports(2)
     process = subprocess.Popen(

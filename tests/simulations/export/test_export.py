@@ -136,6 +136,7 @@ def privrec(tmp_path_factory):
     return result, folder / "any"
 
 
+@pytest.mark.slow
 def test_the_script_prints_the_best_items_without_those_of_the_rows(privrec, tmp_path):
     result, folder = privrec
     features = result_features(result, 0)
@@ -197,6 +198,7 @@ def test_parameters_made_by_the_server_are_refused(tmp_path):
         export(result, tmp_path / "export")
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_folder_and_says_what_to_do_next(fedrec, run_tiny, tmp_path):
     run_tiny()
     folder = tmp_path / "device"

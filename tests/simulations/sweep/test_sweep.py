@@ -170,6 +170,7 @@ def test_a_setting_that_fails_is_kept_with_its_error_and_the_others_go_on(plan, 
     assert again.failures.keys() == {"0001-seed0"}
 
 
+@pytest.mark.slow
 def test_the_privacy_of_all_runs_adds_up(plan, tmp_path):
     """The total equals that of one accountant with the charges of all ledgers."""
     found = sweep(plan([PRIVATE, *VALIDATION], choose=["hits@5"], seeds=2), tmp_path / "sweep")
@@ -185,6 +186,7 @@ def test_the_privacy_of_all_runs_adds_up(plan, tmp_path):
     assert "validation users" in found.total.lines[-1]
 
 
+@pytest.mark.slow
 def test_a_private_baseline_that_draws_equal_noise_is_one_release(plan, tmp_path):
     """With two rates and one seed, `dp-popularity` is the same in both runs, and is charged
     once."""
@@ -259,6 +261,7 @@ def test_a_private_choice_costs_what_dp_accounting_says_before_anything_runs(pla
     assert not found.covered and "no epsilon is about them" in " ".join(found.lines())
 
 
+@pytest.mark.slow
 def test_the_best_of_all_trials_is_chosen_and_each_has_noise_of_its_own(plan, tmp_path):
     asked = privately(plan)
     found = sweep(asked, tmp_path / "private")
@@ -271,6 +274,7 @@ def test_the_best_of_all_trials_is_chosen_and_each_has_noise_of_its_own(plan, tm
     assert SweepFolder(found.folder).plan == asked
 
 
+@pytest.mark.slow
 def test_scores_of_users_who_train_have_noise_that_is_drawn_once(plan, tmp_path):
     fixed = [*TRAINING, *HELD_OUT[2:]]
     with pytest.raises(ExperimentError, match="score-noise"):

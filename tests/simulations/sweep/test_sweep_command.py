@@ -44,6 +44,7 @@ def test_a_sweep_without_a_finished_run_is_not_reported(fedrec, tmp_path):
     assert code != 0 and "no finished run" in err
 
 
+@pytest.mark.slow
 def test_a_varied_key_whose_last_word_is_a_metric_has_its_full_name(fedrec, tiny_file, tmp_path):
     private = '{clip-norm=1.0, epsilon=3.0, backend="pld"}'
     code, out, _ = fedrec(

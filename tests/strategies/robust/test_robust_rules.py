@@ -133,6 +133,7 @@ def kmeans_gap(numbers, clusters):
     return np.mean(references) - own, np.std(references) * np.sqrt(1 + 1 / 60), labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("apart", [0, 6])
 def test_two_clusters_are_those_of_k_means_and_the_gap_statistic(seed, apart):

@@ -212,6 +212,7 @@ def test_stage_one_leaves_the_recommender_and_the_main_stage_the_encoders_as_the
     assert np.isfinite(whole.rounds["loss"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_a_run_broken_off_in_either_stage_is_resumed_as_if_unbroken(run_tiny, after):
     inner = f"{{name='{__name__}:Counting'}}"
@@ -226,6 +227,7 @@ def test_a_run_broken_off_in_either_stage_is_resumed_as_if_unbroken(run_tiny, af
     assert_same_run(resumed(run_tiny, *overrides, after=after), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.timeout(300)
 def test_on_movielens(tmp_path):

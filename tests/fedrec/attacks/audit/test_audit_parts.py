@@ -228,6 +228,7 @@ def test_gdp_bound_has_its_coverage():
     assert above <= 15
 
 
+@pytest.mark.slow
 def test_the_estimate_errs_upwards_and_so_does_its_interval():
     truth, found = gdp_epsilon(1.0, 1e-3), []
     for seed in range(60):

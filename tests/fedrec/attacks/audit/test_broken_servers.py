@@ -71,6 +71,7 @@ def check(found, name):
     return next(check for check in found.checks if check.name == name)
 
 
+@pytest.mark.slow
 def test_a_right_server_never_fails_in_twenty_audits():
     found = audit([Audited(server("right", seed), CLAIM) for seed in range(20)])
     assert {run.verdict for run in found.runs} <= {"PASS", "WARN"}
@@ -106,6 +107,7 @@ def test_factor_two_warns_and_the_noise_check_is_certain(findings, seed):
     assert check(found, "noise-std").measured / NOISE == pytest.approx(0.5, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["noise / sqrt(M)", "no clip"])
 @pytest.mark.parametrize("seed", range(3))
 def test_hardly_any_noise_and_no_clip_are_beyond_the_claim(findings, variant, seed):
@@ -120,6 +122,7 @@ def test_hardly_any_noise_and_no_clip_are_beyond_the_claim(findings, variant, se
         assert not check(found, "noise-std").passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_weighted_mean_warns_and_the_reach_check_is_certain(findings, seed):
     found = findings("n_k-weighted", seed)

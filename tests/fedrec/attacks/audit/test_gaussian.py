@@ -25,6 +25,7 @@ def integrated(first, second, delta):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mu", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (1.0, 1e-2), (3.0, 1e-6)])
 def test_equal_variances(mu, delta):
     expected = integrated((mu, 1), (0, 1), delta)
@@ -35,6 +36,7 @@ def test_equal_variances(mu, delta):
     assert found == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -21,6 +21,7 @@ def settings(epsilon):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "trials"), [(1.0, 150), (0.5, 300)])
 def test_one_rating_of_a_user_with_200_shows_more_than_the_nominal_epsilon(epsilon, trials):
     found = audit_one_rating(settings(epsilon), 200, trials)

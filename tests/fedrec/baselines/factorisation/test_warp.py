@@ -33,6 +33,7 @@ def test_weights_of_steps():
     assert rank_weight(10**9, 1) == 10
 
 
+@pytest.mark.slow
 def test_it_finds_each_users_own_half(taste):
     """On average over the half: unobserved items in it are pushed down, too."""
     lower, upper = fitted(taste, factors=4).scores(taste).split(10, dim=1)

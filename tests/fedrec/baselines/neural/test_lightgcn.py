@@ -122,6 +122,7 @@ def test_it_finds_each_users_own_half(taste):
     assert (lower[1::2].mean(1) < upper[1::2].mean(1)).all()
 
 
+@pytest.mark.slow
 def test_it_beats_popularity_and_serves_folded_in_users(planted):
     known = planted.known
     popular = torch.from_numpy(np.bincount(known.items, minlength=200).astype(np.float32)).expand(

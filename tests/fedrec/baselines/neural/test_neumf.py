@@ -37,6 +37,7 @@ def test_scores_are_the_logits_of_every_pair(baseline, liked):
     torch.testing.assert_close(model.scores(liked), pairs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", ALL)
 def test_it_finds_each_users_own_half(baseline, taste):
     model = fitted(baseline, taste, epochs=60, batch_size=32, learning_rate=0.025)
@@ -141,6 +142,7 @@ def test_a_decay_of_almost_zero_gives_the_last_parameters(liked):
     assert not torch.allclose(scores[2], scores[0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_folded_in_users_are_served(planted):
     """Half of the users do not train; alone and in a block they get the same scores."""
     known = planted.known

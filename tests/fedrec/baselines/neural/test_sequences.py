@@ -54,6 +54,7 @@ def ours(walks, name, seed, **settings):
     return hits(made.scores(known), walks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sasrec", "gru4rec"])
 @pytest.mark.parametrize("loss", ["softmax", "sampled-softmax", "binary"])
 def test_next_items_are_learned_in_one_place(walks, name, loss):

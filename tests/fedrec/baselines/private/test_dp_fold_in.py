@@ -92,6 +92,7 @@ def by_hand(users, low_rated, variance, factors, *, words=0.0, popularity=0.0, v
     return np.array(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "popularity", "vectors", "factors"),
     [

@@ -104,6 +104,7 @@ def test_items_that_were_not_chosen_come_last_by_their_counts(users):
     assert set(chosen) == set(np.argsort(-counts, kind="stable")[:6])
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_movielens_1m_is_far_above_private_popularity():
     """Replace-one, epsilon 5, delta 1e-5: Hits@20 of at least .252 where DP popularity has .16."""

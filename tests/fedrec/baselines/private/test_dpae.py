@@ -109,6 +109,7 @@ def secret_fits(users, monkeypatch, cohorts, **options):
     return found
 
 
+@pytest.mark.slow
 def test_a_user_less_in_the_cohort_moves_the_secure_sum_by_the_clip_norm_at_most(
     users, monkeypatch
 ):
@@ -148,6 +149,7 @@ def test_an_empty_cohort_gives_zeros():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("adjacency", "cohort", "sampling"),
     [

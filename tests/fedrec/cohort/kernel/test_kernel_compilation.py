@@ -39,6 +39,7 @@ def add(cache, root=None):
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_second_process_and_a_copy_of_fedrec_find_what_the_first_compiled(tmp_path):
     """A copy with another path and other times, as made by Flower, uses the cache; a changed source
     is recompiled."""
@@ -61,6 +62,7 @@ def test_the_second_process_and_a_copy_of_fedrec_find_what_the_first_compiled(tm
     assert len(list(cache.glob("nn-*"))) == 2
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_written_each_process_compiles(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
