@@ -39,6 +39,12 @@ def test_a_page_has_the_numbers_that_are_recorded(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_line_begins_with_the_marker_of_a_number(page):
+    """The site would begin a new paragraph there."""
+    assert not re.findall(r"^\s*<!-- r .*", page.read_text(encoding="utf-8"), re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_a_page_tells_to_run_has_numbers_or_a_reason(page):
     """Or the page says that it is not measured. Searches print numbers of validation users, which
     no page quotes."""
