@@ -14,6 +14,7 @@ import numpy as np
 
 from clients.storage.private_state import PrivateState
 from fedrec.cohort.outcome import Outcome
+from fedrec.compression.base import row_numbers
 from fedrec.compression.codec import Codec
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
@@ -23,7 +24,9 @@ from fedrec.protocol.compact import network_bytes
 from fedrec.protocol.orders import SentUpdate
 from fedrec.protocol.sparse_update import Change, SparseUpdate, added, dense_change, scaled
 
-_ERROR = "compression/"  # prefix of what a client keeps of its last update
+_WHOLE = "compression/whole/"  # prefixes of what a client keeps of its last update: arrays,
+_ROWS = "compression/rows/"  # and of tables the rows of which something was left out
+_VALUES = "compression/values/"
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -101,7 +104,7 @@ class CompressedUpdates:
         names = [n for n in trained.names if n in sent and n not in self.private]
         own = trained.each(clients, names, [name for name in names if name in tables])
         by_name = {name: own.changes(name, arrays[name]) for name in names}
-        before = self._errors_before(clients)
+        before = self._errors_before(clients, arrays)
         found = []
         for place, client in enumerate(clients):
             update = {name: changes[place] for name, changes in by_name.items()}
@@ -112,13 +115,19 @@ class CompressedUpdates:
                 update = {name: scaled(change, share) for name, change in update.items()}
             if before[place]:
                 update = {
-                    name: added(change, _in_form(before[place][name], name in tables), arrays[name])
+                    name: added(change, before[place][name], arrays[name])
                     for name, change in update.items()
                 }
             decoded = self._sent(client, update, arrays, clip, share if clip is None else 1.0)
             if self._keeps_error and self.codec.round:  # 0: a trial, whose reply is discarded
-                left = {name: _left(update[name], decoded[name], arrays[name]) for name in names}
-                self.errors[client] = add_prefix({_ERROR: left})
+                self.errors[client] = _kept(
+                    {
+                        name: _in_form(
+                            _left(update[name], decoded[name], arrays[name]), name in tables
+                        )
+                        for name in names
+                    }
+                )
             if clip is None and share != 1:
                 decoded = {name: scaled(change, share) for name, change in decoded.items()}
             found.append({name: _in_form(one, name in tables) for name, one in decoded.items()})
@@ -144,12 +153,11 @@ class CompressedUpdates:
     def _keeps_error(self) -> bool:
         return self.codec.compression.keeps_error
 
-    def _errors_before(self, clients: Sequence[int]) -> list[dict[str, np.ndarray]]:
-        """What each client kept of its last update, whole arrays."""
+    def _errors_before(self, clients: Sequence[int], arrays: Arrays) -> list[dict[str, Change]]:
+        """What each client kept of its last update."""
         if not self._keeps_error or self.store is None:
             return [{} for _ in clients]
-        kept = self.store.load_all(clients, self.codec.round)
-        return [strip_prefix(_ERROR, one) for one in kept]
+        return [_read(one, arrays) for one in self.store.load_all(clients, self.codec.round)]
 
 
 def _finite(change: Change) -> bool:
@@ -165,6 +173,28 @@ def _in_form(change: Change, table: bool) -> Change:
         return change
     rows = np.flatnonzero(change.any(axis=tuple(range(1, change.ndim))))
     return SparseUpdate(change.shape, rows, change[rows])
+
+
+def _kept(left: Mapping[str, Change]) -> dict[str, np.ndarray]:
+    """What was left out as arrays, with names of their own."""
+    tables = {name: one for name, one in left.items() if isinstance(one, SparseUpdate)}
+    return add_prefix(
+        {
+            _WHOLE: {name: one for name, one in left.items() if not isinstance(one, SparseUpdate)},
+            _ROWS: {name: row_numbers(one.rows, one.shape[0]) for name, one in tables.items()},
+            _VALUES: {name: one.values for name, one in tables.items()},
+        }
+    )
+
+
+def _read(kept: Mapping[str, np.ndarray], arrays: Arrays) -> dict[str, Change]:
+    """What `_kept` was made of."""
+    values = strip_prefix(_VALUES, kept)
+    tables = {
+        name: SparseUpdate(arrays[name].shape, rows.astype(np.int64), values[name])
+        for name, rows in strip_prefix(_ROWS, kept).items()
+    }
+    return {**strip_prefix(_WHOLE, kept), **tables}
 
 
 def _left(update: Change, sent: Change, table: np.ndarray) -> np.ndarray:
