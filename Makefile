@@ -72,6 +72,8 @@ bench-costs: $(VENV)/.installed-test  ## What is not training, parts of whole co
 	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/command_parts.py
 	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run privrec-synthetic $(MILLION)
+	$(BIN)/python benchmarks/large_table.py /tmp/rows-20m
+	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run --data /tmp/rows-20m.csv
 
 benchmark-venvs: benchmarks/.venvs/pfl/.installed benchmarks/.venvs/fedjax/.installed  ## Environments of other simulators, for benchmarks
 
