@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from fedrec.errors import RefusalError
 from fedrec.runtime.database_file import DatabaseFile
-from fedrec.runtime.text_files import parse_json
+from fedrec.runtime.text_files import MOST_JSON, parse_json
 
 
 class SessionSecrets(DatabaseFile):
@@ -142,7 +142,8 @@ def _one(connection: sqlite3.Connection, session: bytes, stage: str) -> dict[str
             f"the node's latest session, at the stage {stage!r}; each step once",
             "another session, or a step that was taken before",
         )
-    return {name: bytes.fromhex(value) for name, value in parse_json(found[0]).items()}
+    secrets = parse_json(found[0], MOST_JSON)
+    return {name: bytes.fromhex(value) for name, value in secrets.items()}
 
 
 def _text(secrets: Mapping[str, bytes]) -> str:

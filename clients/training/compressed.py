@@ -120,13 +120,9 @@ class CompressedUpdates:
                 }
             decoded = self._sent(client, update, arrays, clip, share if clip is None else 1.0)
             if self._keeps_error and self.codec.round:  # 0: a trial, whose reply is discarded
+                left = {name: _left(update[name], decoded[name], arrays[name]) for name in names}
                 self.errors[client] = _kept(
-                    {
-                        name: _in_form(
-                            _left(update[name], decoded[name], arrays[name]), name in tables
-                        )
-                        for name in names
-                    }
+                    {name: _in_form(one, name in tables) for name, one in left.items()}
                 )
             if clip is None and share != 1:
                 decoded = {name: scaled(change, share) for name, change in decoded.items()}

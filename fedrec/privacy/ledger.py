@@ -22,7 +22,7 @@ from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, Backend
 from fedrec.privacy.accounting.events import Event, from_record, to_record
 from fedrec.runtime.atomic_files import append_durably
-from fedrec.runtime.text_files import parse_json
+from fedrec.runtime.text_files import MOST_JSON, parse_json
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _read(path: Path) -> Iterator[tuple[Charge, int]]:
 
 def _charge(path: Path, number: int, line: bytes) -> Charge:
     try:
-        record = parse_json(line)
+        record = parse_json(line, MOST_JSON)
         return Charge(record["round"], from_record(record["event"]), record["count"])
     except (ValueError, KeyError, TypeError, RunError) as error:
         raise RunError(

@@ -60,9 +60,8 @@ class LowRank(Compression):
         rows, values = rows_and_values(change)
         basis = {}
         if not self._narrow(change.shape):
-            own = self._basis(change.shape[1], common) if self._common else self._best(values)
-            values = values @ own.astype(np.float64)
-            basis = {} if self._common else {"basis": own}
+            basis = {} if self._common else {"basis": self._best(values)}
+            values = values @ self._basis_of(basis, change.shape[1], common)
         sent = quantised(self._lines(values), self.config.bits, random)
         return with_rows(rows, {**sent, **basis}, change.shape)
 
@@ -92,7 +91,7 @@ class LowRank(Compression):
         return values if self._common else values.T
 
     def _basis_of(self, payload: Payload, width: int, common: np.random.Generator) -> np.ndarray:
-        """The basis that was encoded with, `float64 [width, rank]`."""
+        """The common basis, or that of the payload, `float64 [width, rank]`."""
         if self._common:
             return self._basis(width, common)
         return payload["basis"].astype(np.float64).reshape(width, self.config.rank)

@@ -24,7 +24,7 @@ from fedrec.data.files.tables import malformed_line
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
 from fedrec.errors import DataError
-from fedrec.runtime.text_files import parse_json
+from fedrec.runtime.text_files import MOST_JSON, parse_json
 
 _EXPECTED = "a JSON object with reviewerID, asin, overall and unixReviewTime"
 
@@ -75,7 +75,7 @@ def _read_reviews(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     times = array("q")
     for number, line in enumerate(_lines(path), start=1):
         try:
-            review = parse_json(line)
+            review = parse_json(line, MOST_JSON)
             users.append(intern(review["reviewerID"]))
             items.append(intern(review["asin"]))
             ratings.append(review["overall"])
