@@ -771,6 +771,14 @@ def test_attack_a_session_is_repeated(dialogue):
     assert not set(first[1:]) & set(pieces(other.sealed, SEALED_BYTES)[1:])
 
 
+def test_secrets_of_very_many_nodes_are_read_again(tmp_path):
+    """They are longer than any message may be."""
+    kept = SessionSecrets(tmp_path / "session.sqlite")
+    secrets = {f"share {node}": bytes(200) for node in range(4000)}
+    kept.begin(bytes(16), secrets)
+    assert kept.look(bytes(16)) == secrets
+
+
 def test_nodes_that_prove_themselves_are_believed(dialogue):
     talk = dialogue(certified=True).deal()
     masked = {place: talk.train(place) for place in range(3)}
