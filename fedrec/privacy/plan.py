@@ -141,15 +141,25 @@ class Plan:
             server_lr=server_lr,
             factor=factor,
         )
-        # pulls in scipy.linalg
-        from fedrec.privacy.mechanisms._least_cost import refuse_understated
-
         own = rounds if phase_rounds is None else phase_rounds
         population = sampling, clients, rounds, own, denominator
         plan = cls(config, mechanism, *population, clip, noise, delta)
-        cohorts = sampling, config.adjacency
-        refuse_understated(mechanism, *cohorts, plan.noise_multiplier, max(1, own), delta)
+        plan._refuse_understated()
         return plan
+
+    def _refuse_understated(self) -> None:
+        """Refuse a mechanism whose stated cost cannot be true."""
+        # pulls in scipy.linalg
+        from fedrec.privacy.mechanisms._least_cost import refuse_understated
+
+        refuse_understated(
+            self.mechanism,
+            self.sampling,
+            self.config.adjacency,
+            self.noise_multiplier,
+            max(1, self.phase_rounds),
+            self.delta,
+        )
 
     def at_clip_norm(self, clip_norm: float) -> Plan:
         """The same plan at another clip norm (adaptive clipping): same multipliers, noise in
