@@ -169,6 +169,12 @@ class Step(ABC):
         return self
 
     @property
+    def compiled(self) -> bool:
+        """Whether compiled code computes the gradients in blocks on a processor, one client after
+        the other; blocks are then larger."""
+        return False
+
+    @property
     def uploads(self) -> int | None:
         """Largest number of rounds that a client may take part in, which its device enforces; None:
         any number."""

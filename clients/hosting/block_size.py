@@ -11,15 +11,20 @@ from torch import Tensor
 from fedrec.cohort.batches import Batches
 
 _ALL_TOGETHER = 16  # clients on a CPU; more do not fit into its cache and are slower
-_ONE_BY_ONE = 32  # the same in the kernel, which processes one client after the other
+_ONE_BY_ONE = 32  # the same in compiled code, which processes one client after the other
 _COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and autograd's
 
 
-def largest_block(device: torch.device, path: str) -> int | None:
-    """Largest number of clients per block; None: as many as fit the memory, for a GPU."""
+def largest_block(device: torch.device, one_by_one: bool) -> int | None:
+    """Largest number of clients per block; None: as many as fit the memory, for a GPU.
+
+    Args:
+        device: where clients are trained.
+        one_by_one: whether compiled code processes one client after the other.
+    """
     if device.type != "cpu":
         return None
-    return _ONE_BY_ONE if path == "kernel" else _ALL_TOGETHER
+    return _ONE_BY_ONE if one_by_one else _ALL_TOGETHER
 
 
 def cut_blocks(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clients.hosting.block_size import cut_blocks, largest_block
 from clients.hosting.malicious import malicious_workers
-from clients.hosting.paths import PathName, TrainingPath, training_path
+from clients.hosting.paths import TrainingPath, training_path
 from clients.hosting.step_checks import check_plugin_model, refuse_unmatched
 from clients.step import Step
 from clients.storage.private_state import PrivateState
@@ -101,12 +101,12 @@ class Node:
         batches: Sequence[Batches],
         parameters: Mapping[str, Tensor],
         item_tables: Sequence[str],
-        path: PathName = "blocks",
+        one_by_one: bool,
     ) -> Iterator[list[int]]:
         """The blocks of clients that are trained at once, see `cut_blocks`: as many as fit into
         this node's memory, or its cache."""
         memory = self.experiment.engine.memory_gib
-        largest = largest_block(self.device, path)
+        largest = largest_block(self.device, one_by_one)
         return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 
     def products(self) -> AbstractContextManager[object]:

@@ -96,6 +96,11 @@ class SequenceStep(DescentStep):
             catalogue=None if drawn else model.schema.num_items,
         )
 
+    @property
+    def compiled(self) -> bool:
+        """Whether that of the model's loss is."""
+        return self.model.compiled
+
     def objective(self) -> SequenceObjective:
         """The mean loss of a client's places."""
         return SequenceObjective(self.model)
@@ -127,12 +132,10 @@ class SequenceObjective:
         kept = self._kept(own, step, items)
         if own[0].catalogue is None:
             embedded = self.model.embeddings(parameters, items)[:, None]
-            total = self.model.drawn_loss(parameters, embedded, drawn, counts, kept)
-        else:
-            sequences = items[:, None]
-            none = sequences[..., :0]
-            total = self.model.sequence_loss(parameters, sequences, counts, none, kept)
-        return total / counts[:, 0]
+            return self.model.drawn_loss(parameters, embedded, drawn, counts, kept, 1 / counts)
+        sequences = items[:, None]
+        none = sequences[..., :0]
+        return self.model.sequence_loss(parameters, sequences, counts, none, kept, 1 / counts)
 
     def _kept(self, own: list[SequenceBatches], step: int, items: Tensor) -> Tensor | None:
         """What dropout multiplies by, `[dropped, C, 1, W, d]`, of each client from its own seed."""

@@ -96,9 +96,10 @@ class _NodeTraining:
         sizes, tables = self._sizes()
         if any(isinstance(batch, OwnData) for batch in batches):
             tables = []  # such steps return whole tables
+        one_by_one = self.path == "kernel" or self.step.compiled
         made = (
             (places, self._built([data[p] for p in places], [batches[p] for p in places]))
-            for places in self.node.blocks(batches, sizes, tables, self.path)
+            for places in self.node.blocks(batches, sizes, tables, one_by_one)
         )
         coming = next(made, None)
         while coming is not None:

@@ -90,7 +90,7 @@ def descend(
     for step, active in enumerate(block.active):
         losses[step, :active] = cohort.step(objective, step, active)
     means = block.last_epoch_means(losses)
-    values = {name: group.value for name, group in {**cohort.dense, **cohort.tables}.items()}
+    values = {name: group.make_own() for name, group in {**cohort.dense, **cohort.tables}.items()}
     still = torch.ones(len(block)) if sgd.plain else cohort.untouched.value.view(-1)
     return Trained(start, block, values, tuple(item_tables), still, means)
 
@@ -121,7 +121,7 @@ class _Cohort:
         sgd: SgdSettings,
         item_tables: Sequence[str],
     ) -> _Cohort:
-        """Copies of the initial values for every client, or the client's own."""
+        """What every client starts from; of item tables a copy of its rows."""
         cohort = len(block)
         tables = {}
         dense = {}
@@ -133,7 +133,7 @@ class _Cohort:
                 )
             else:
                 begin = own.get(name, value.expand(cohort, *value.shape))
-                dense[name] = Group(begin.clone(), begin, sgd, name, block)
+                dense[name] = Group(begin, begin, sgd, name, block, given=True)
         factors = torch.ones(cohort, 1, device=block.touched.device)
         return cls(
             block, tables, dense, Group(factors, 1.0, sgd, next(iter(item_tables), ""), block)

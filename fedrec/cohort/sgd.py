@@ -48,14 +48,16 @@ class SgdSettings:
 
 @dataclass(eq=False)
 class Group:
-    """One parameter of all clients, updated in place by gradients.
+    """One parameter of all clients, updated by gradients.
 
     Attributes:
-        value: `[C, ...]`.
+        value: `[C, ...]`; of plain steps it may be what the clients start from, and is replaced by
+            the first one and updated in place from then on.
         anchor: centre of the proximal term, `[C, ...]`, `[...]` or a number.
         sgd: settings of the steps.
         name: of the parameter.
         block: the clients.
+        given: whether `value` is not to be changed.
         buffer: momentum, like `value`; None without.
         rate: step size.
     """
@@ -65,9 +67,12 @@ class Group:
     sgd: SgdSettings
     name: str
     block: Block
+    given: bool = False
     buffer: Tensor | None = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.given and not self.sgd.plain:
+            self.make_own()
         self.buffer = torch.zeros_like(self.value) if self.sgd.momentum else None
         if isinstance(self.anchor, Tensor) and self.anchor.dim() < self.value.dim():
             self.anchor = self.anchor.expand_as(self.value)
@@ -76,6 +81,13 @@ class Group:
         begins = self.block.last_epoch_begins if self.late else None
         self._first = 0 if begins is None else int(begins.min())
         self._begins = None if begins is None else on_device(begins, self.value.device)
+
+    def make_own(self) -> Tensor:
+        """Copy the value if it is not to be changed; returns it, `[C, ...]`."""
+        if self.given:
+            self.value = self.value.clone(memory_format=torch.contiguous_format)
+            self.given = False
+        return self.value
 
     def moves(self, step: int) -> bool:
         """Whether the gradient of this step has an effect for any client."""
@@ -110,6 +122,8 @@ class Group:
     def descend(self, gradient: Tensor | None, active: int, step: int) -> None:
         """One step of the first `active` clients with the gradient `[active, ...]`; None is a
         gradient of zero."""
+        if gradient is not None:
+            self.make_own()
         value = self.active(active)
         if self.sgd.plain:
             if gradient is not None:
@@ -141,16 +155,22 @@ def descend_all(
 ) -> None:
     """`Group.descend` of many parameters, with the gradients `[active, ...]` by name; those of one
     rate in one call."""
-    together: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
+    together: dict[tuple[float, bool], list[tuple[Group, Tensor]]] = {}
     for group in groups:
         gradient = gradients.get(group.name)
         if not group.sgd.plain or group.late:
             group.descend(gradient, active, step)
         elif gradient is not None:
-            values, moves = together.setdefault(group.rate, ([], []))
-            values.append(group.active(active))
-            moves.append(gradient)
-    for rate, (values, moves) in together.items():
-        torch._foreach_add_(  # pyright: ignore[reportPrivateImportUsage]
-            values, moves, alpha=-rate
-        )
+            if active < len(group.value):
+                group.make_own()
+            together.setdefault((group.rate, group.given), []).append((group, gradient))
+    for (rate, given), moves in together.items():
+        values = [group.active(active) for group, _ in moves]
+        changes = [gradient for _, gradient in moves]
+        if not given:
+            torch._foreach_add_(values, changes, alpha=-rate)  # pyright: ignore[reportPrivateImportUsage]
+            continue
+        found = torch._foreach_add(values, changes, alpha=-rate)  # pyright: ignore[reportPrivateImportUsage]
+        for (group, _), value in zip(moves, found, strict=True):
+            group.value = value
+            group.given = False

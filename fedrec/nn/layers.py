@@ -23,8 +23,8 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """Rows of one table per client: `[C, R, d]` and `int64 [C, ...]` give `[C, ..., d]`; with the
     result of `all_rows` for several clients the tables themselves."""
     cohort, rows, width = table.shape
-    # a shared table must be expanded without copies per client
-    if cohort == 1 or table.stride(0) == 0:
+    # a shared table must be expanded without copies per client, unless each wants a gradient
+    if cohort == 1 or (table.stride(0) == 0 and not (table.is_leaf and table.requires_grad)):
         return F.embedding(index, table[0])
     if index is all_rows(cohort, rows, table.device):
         return table

@@ -4,7 +4,7 @@
 Numba's own cache is beside each source file and depends on that file only: a copy of fedrec, such
 as Flower makes to distribute an app, would compile everything again, and a change in a function
 called from another file would be ignored. Here the folder, in the user's cache, is named by one
-digest of all sources in the function's folder.
+digest of all sources in the function's folder, and of the products and layers that others call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLoca
 
 log = logging.getLogger("fedrec")
 FAST = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
-_KERNEL = Path(__file__).resolve().parents[1] / "cohort" / "kernel"
+_FEDREC = Path(__file__).resolve().parents[1]
+_KERNEL = _FEDREC / "cohort" / "kernel"
+_CALLED = _FEDREC / "nn" / "native"
 
 
 def cache_folder(sources: Path = _KERNEL) -> Path:
@@ -50,9 +52,10 @@ def compiled(function: Callable[..., Any], flags: Mapping[str, Any] = FAST) -> A
 
 @functools.cache
 def _digest(sources: Path) -> str:
-    """Digest of all sources in a folder and of Numba's version."""
+    """Digest of all sources in a folder, of those that others call, and of Numba's version."""
     found = hashlib.sha256(numba.__version__.encode())
-    for source in [Path(__file__), *sorted(sources.glob("*.py"))]:
+    folders = sorted({sources, _CALLED})
+    for source in [Path(__file__), *(one for own in folders for one in sorted(own.glob("*.py")))]:
         found.update(source.name.encode() + b"\0" + source.read_bytes())
     return found.hexdigest()
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedrec.cohort.kernel.memory import matrix
-from fedrec.cohort.kernel.products import add_outputs, descend_weights, input_gradients
+from fedrec.nn.native.memory import matrix
+from fedrec.nn.native.products import add_outputs, descend_weights, input_gradients
 from fedrec.runtime.compilation import FAST
 
 _ZERO = np.float32(0)

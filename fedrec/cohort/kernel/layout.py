@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.cohort.kernel.activations import CODES
-from fedrec.cohort.kernel.memory import Network, Rates, whole_lines
+from fedrec.cohort.kernel.memory import Network, Rates
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.nn.declaration import KernelModel
+from fedrec.nn.native.activations import CODES
+from fedrec.nn.native.memory import whole_lines
 
 
 @dataclass(frozen=True, eq=False)

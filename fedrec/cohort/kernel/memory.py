@@ -13,10 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from fedrec.nn.native.memory import aligned, whole_lines
 from fedrec.runtime.compilation import FAST
-
-"""Options of compiled loops: sums may be reordered for vector lanes; NaN and infinity are
-respected."""
 
 
 class Network(NamedTuple):
@@ -34,7 +32,7 @@ class Network(NamedTuple):
         item_start: first row of the first weight that meets the items' rows.
         layers: `int64 [L, 4]`: place of the weight, inputs, outputs, place of the bias or -1.
         offsets: `int64 [O]`, places of the offsets.
-        activation: see `fedrec.cohort.kernel.activations`.
+        activation: see `fedrec.nn.native.activations`.
         logistic: whether the loss is logistic; else it is squared.
     """
 
@@ -128,31 +126,6 @@ class Scratch(NamedTuple):
     hidden: np.ndarray
     gradients: np.ndarray
     room: np.ndarray
-
-
-@njit(**FAST)
-def matrix(vector, place, rows, columns):
-    """A part of a vector as `[rows, columns]`, in the same memory."""
-    return vector[place : place + rows * columns].reshape(rows, columns)
-
-
-LINE = 16
-"""Numbers in a cache line. Rounding of products depends on the alignment of their matrices, so all
-are aligned to cache lines."""
-
-
-@njit(**FAST)
-def whole_lines(count):
-    """The smallest multiple of a cache line that holds the given number of elements."""
-    return -(-count // LINE) * LINE
-
-
-@njit(**FAST)
-def aligned(rows, columns):
-    """Memory for `float32 [rows, columns]`, aligned to a cache line."""
-    room = np.empty(rows * columns + LINE, np.float32)
-    start = (-room.ctypes.data // 4) % LINE
-    return room[start : start + rows * columns].reshape(rows, columns)
 
 
 @njit(**FAST)

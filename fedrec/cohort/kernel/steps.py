@@ -7,10 +7,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedrec.cohort.kernel.activations import activate, sigmoid, through_activation
 from fedrec.cohort.kernel.inputs import backward_inputs, forward_inputs
-from fedrec.cohort.kernel.memory import Batch, Client, matrix, scratch_for
-from fedrec.cohort.kernel.products import add_outputs, descend_weights, input_gradients
+from fedrec.cohort.kernel.memory import Batch, Client, scratch_for
+from fedrec.nn.native.activations import activate, sigmoid, through_activation
+from fedrec.nn.native.memory import matrix
+from fedrec.nn.native.products import add_outputs, descend_weights, input_gradients
 from fedrec.runtime.compilation import FAST, compiled
 
 _ZERO = np.float32(0)

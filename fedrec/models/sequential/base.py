@@ -111,6 +111,12 @@ class SequenceModel(HistoryModel):
         """
 
     @property
+    def compiled(self) -> bool:
+        """Whether compiled code computes the gradients of several clients' losses on a processor,
+        one client after the other."""
+        return False
+
+    @property
     def longest(self) -> int:
         """Histories are sequences of so many items."""
         return self.config.longest
@@ -168,6 +174,7 @@ class SequenceModel(HistoryModel):
         counts: Tensor,
         negatives: Tensor,
         kept: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """Sum of the losses of all places of each slice's sequences, `[C]`.
 
@@ -177,13 +184,15 @@ class SequenceModel(HistoryModel):
             counts: `int64 [C, B]`, number of items that have a next one.
             negatives: `int64 [C, B, drawn(W)]`, drawn items.
             kept: see `encode`.
+            weights: `[C, B]`, of a sequence's places, without gradient; None: 1.
         """
         table = self.embeddings(parameters)
         embedded = gather_rows(table, torch.cat([negatives, items.clamp(min=0)], -1))
         if self.config.loss != "softmax":
-            return self.drawn_loss(parameters, embedded, negatives.shape[-1], counts, kept)
+            return self.drawn_loss(parameters, embedded, negatives.shape[-1], counts, kept, weights)
         states = self._states(parameters, embedded[:, :, :-1], counts, kept)
-        return _softmax_loss(states, table, items[..., 1:].clamp(min=0), _real(states, counts))
+        real = _weighted(states, counts, weights)
+        return _softmax_loss(states, table, items[..., 1:].clamp(min=0), real)
 
     def drawn_loss(
         self,
@@ -192,13 +201,14 @@ class SequenceModel(HistoryModel):
         drawn: int,
         counts: Tensor,
         kept: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """The same for losses with drawn items, from the embeddings `[C, B, drawn + W + 1, d]` of
         these and then of the sequence."""
         others, own = embedded.split((drawn, embedded.shape[2] - drawn), 2)
         states = self._states(parameters, own[:, :, :-1], counts, kept)
         targets = own[:, :, 1:]
-        real = _real(states, counts)
+        real = _weighted(states, counts, weights)
         if self.config.loss == "binary":
             wanted = (states * targets).sum(-1)
             others = others.unflatten(2, (states.shape[2], -1))
@@ -210,7 +220,7 @@ class SequenceModel(HistoryModel):
             targets.flatten(0, 1),
             others.flatten(0, 1),
             scale,
-            real.flatten(0, 1).to(states),
+            real.flatten(0, 1),
         )
         return losses.view(counts.shape).sum(1)
 
@@ -238,8 +248,10 @@ class SequenceModel(HistoryModel):
         drawn = torch.empty(len(generators), -(-size // 8), dtype=torch.int64)
         for own, generator in zip(drawn, generators, strict=True):
             own.random_(-(2**63), None, generator=generator)
-        numbers = drawn.view(torch.uint8)[:, :size].view(len(generators), *shape)
-        return (numbers.transpose(0, 1) >= hidden) * (256 / (256 - hidden))
+        numbers = drawn.view(torch.uint8)[:, :size].numpy()
+        # by PyTorch this takes three times as long
+        kept = torch.from_numpy((numbers >= hidden) * np.float32(256 / (256 - hidden)))
+        return kept.view(len(generators), *shape).transpose(0, 1)
 
     def _states(
         self, parameters: Parameters, embedded: Tensor, counts: Tensor, kept: Tensor | None
@@ -281,17 +293,21 @@ def padded_width(places: np.ndarray, longest: int) -> np.ndarray:
     return np.maximum(np.minimum(-(-places // _WIDTH_STEP) * _WIDTH_STEP, longest), 0)
 
 
-def _real(states: Tensor, counts: Tensor) -> Tensor:
-    """Which of the places of states `[C, B, W, d]` are real, `bool [C, B, W]`."""
-    return torch.arange(states.shape[2], device=states.device) < counts[..., None]
+def _weighted(states: Tensor, counts: Tensor, weights: Tensor | None) -> Tensor:
+    """The weights of the places of states `[C, B, W, d]`, 0 after the end of a sequence, in the
+    type of the states, `[C, B, W]`."""
+    real = torch.arange(states.shape[2], device=states.device) < counts[..., None]
+    return real.to(states) if weights is None else real * weights[..., None].to(states)
 
 
-def _softmax_loss(states: Tensor, table: Tensor, targets: Tensor, real: Tensor) -> Tensor:
-    """Sum of the cross-entropies of the `real` targets `int64 [C, B, W]` among all rows of the
+def _softmax_loss(states: Tensor, table: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum of the cross-entropies of the targets `int64 [C, B, W]` among all rows of the
     table, `[C]`."""
     if len(states) == 1:  # padding costs nothing
+        real = weights != 0
         states = states[real][None, None]
         targets = targets[real][None, None]
-        real = torch.ones_like(targets, dtype=torch.bool)
-    weights = real.flatten(1).to(states)
-    return catalogue_cross_entropy(states.flatten(1, 2), table, targets.flatten(1), weights)
+        weights = weights[real][None, None]
+    return catalogue_cross_entropy(
+        states.flatten(1, 2), table, targets.flatten(1), weights.flatten(1)
+    )

@@ -13,6 +13,9 @@ padding in front of it comes to. The default loss is the softmax over the catalo
 SASRec ranks better (Klenitskiy and Vasilev, RecSys 2023); `loss = "binary"` is as published.
 """
 
+import math
+from typing import Any
+
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -48,6 +51,11 @@ class SasRec(SequenceModel):
     def dropped(self) -> int:
         """On the embeddings, and on both parts of each block."""
         return 1 + 2 * self.config.blocks
+
+    @property
+    def compiled(self) -> bool:
+        """That of the sampled softmax is."""
+        return self.config.loss == "sampled-softmax"
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings and weights `[in, out]`, zero biases, norms of 1.
@@ -88,10 +96,49 @@ class SasRec(SequenceModel):
             values = values + _dropped(found, masks[2 + 2 * block])
         return normalised(parameters, "norm", values)
 
+    def drawn_loss(
+        self,
+        parameters: Parameters,
+        embedded: Tensor,
+        drawn: int,
+        counts: Tensor,
+        kept: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """See `SequenceModel.drawn_loss`; of one sequence for each of several clients in compiled
+        code: PyTorch's operations pass over the numbers of all of them, which leave the caches."""
+        several = embedded.requires_grad and embedded.shape[1] == 1 < len(embedded)
+        fits = embedded.is_cpu and embedded.dtype == torch.float32
+        if not (self.compiled and several and fits):
+            return super().drawn_loss(parameters, embedded, drawn, counts, kept, weights)
+        if kept is None:
+            places = embedded.shape[2] - drawn - 1
+            kept = embedded.new_ones(self.dropped, len(embedded), 1, places, self.config.width)
+        scale = math.log((self.schema.num_items - 1) / drawn)
+        dense = [parameters[name] for name in self._dense]
+        weights = torch.ones(len(embedded)) if weights is None else weights[:, 0]
+        given = (
+            drawn,
+            counts[:, 0],
+            weights,
+            kept[:, :, 0].transpose(0, 1),
+            self.config.heads,
+            scale,
+        )
+        return _SampledLoss.apply(embedded.squeeze(1), *given, parameters["place"], *dense)
+
     def _places(self, table: Tensor, counts: Tensor, inputs: Tensor) -> Tensor:
         """Embeddings of the places of sequences, counted from their ends, `[C, B, W, d]`."""
         from_end = counts[..., None] - 1 - torch.arange(inputs.shape[2], device=counts.device)
         return gather_rows(table, from_end.clamp(min=0))
+
+    @property
+    def _dense(self) -> list[str]:
+        """The parameters of blocks and last normalisation, in the order of compiled code."""
+        layers = ("norm1", "attention", "output", "norm2", "inner", "outer")
+        blocks = range(self.config.blocks)
+        names = [f"block{block}.{layer}" for block in blocks for layer in layers] + ["norm"]
+        return [f"{name}.{part}" for name in names for part in ("weight", "bias")]
 
     @property
     def _norms(self) -> list[str]:
@@ -101,3 +148,49 @@ class SasRec(SequenceModel):
 
 def _dropped(values: Tensor, kept: Tensor | None) -> Tensor:
     return values if kept is None else values * kept
+
+
+class _SampledLoss(torch.autograd.Function):
+    """The sampled softmax in compiled code, with its gradients, see
+    `fedrec.models.sequential._native`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embedded: Tensor,
+        drawn: int,
+        counts: Tensor,
+        weights: Tensor,
+        kept: Tensor,
+        heads: int,
+        scale: float,
+        *parameters: Tensor,
+    ) -> Tensor:
+        from fedrec.models.sequential._native import (
+            losses_with_gradients,  # imports Numba, which is slow and not always needed
+        )
+
+        shared = all(one.stride(0) == 0 for one in parameters)  # stays in the caches
+        places, *dense = (one[:1] if shared else one for one in parameters)
+        flat = torch.cat([one.flatten(1) for one in dense], 1)
+        given = (one.contiguous() for one in (embedded, counts, weights, kept, places, flat))
+        rows, ends, shares, masks, table, vectors = (one.numpy() for one in given)
+        losses = embedded.new_empty(len(embedded))
+        found = [one.new_empty(len(embedded), *one.shape[1:]) for one in (embedded, places, flat)]
+        to = (one.numpy() for one in (losses, *found))
+        losses_with_gradients(rows, drawn, ends, shares, masks, heads, scale, table, vectors, *to)
+        ctx.save_for_backward(*found)
+        ctx.shapes = [one.shape[1:] for one in dense]
+        return losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        factor = gradients[0]
+        found = ctx.saved_tensors
+        if bool((factor != 1).any()):  # otherwise a pass over all numbers is saved
+            found = [one * factor.view(-1, *[1] * (one.dim() - 1)) for one in found]
+        embedded, places, flat = found
+        parts = flat.split([shape.numel() for shape in ctx.shapes], 1)
+        dense = [one.unflatten(1, shape) for one, shape in zip(parts, ctx.shapes, strict=True)]
+        return embedded, None, None, None, None, None, None, places, *dense

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numba import njit
 
-from fedrec.cohort.kernel import activations, products
-from fedrec.cohort.kernel.memory import aligned
-from fedrec.cohort.kernel.products import transpose
+from fedrec.nn.native import activations, products
+from fedrec.nn.native.memory import aligned
+from fedrec.nn.native.products import transpose
 from fedrec.nn.update_sums import add_dense, add_rows, powers
 from fedrec.runtime.compilation import compiled
 
@@ -45,6 +45,25 @@ def test_products_are_those_of_numpy(size, transposed, factors):
     add_product(
         F(alpha), a, transposed[0], b, transposed[1], F(beta), out, np.empty(b.size, dtype=F)
     )
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+@compiled
+def add_columns(a, b, out):
+    """Of parts of wider matrices, the first transposed."""
+    products.add_views(F(-0.5), a[:, 1:].T, b[:, 2:-1], out[:, 3:])
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_products_of_parts_of_matrices_are_those_of_numpy(size):
+    rows, inner, columns = size
+    random = np.random.default_rng(sum(size))
+    a = random.normal(size=(inner, rows + 1)).astype(F)
+    b = random.normal(size=(inner, columns + 3)).astype(F)
+    out = random.normal(size=(rows, columns + 3)).astype(F)
+    wanted = out.astype(float)
+    wanted[:, 3:] -= 0.5 * a[:, 1:].T.astype(float) @ b[:, 2:-1].astype(float)
+    add_columns(a, b, out)
     np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 

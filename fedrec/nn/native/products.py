@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedrec.cohort.kernel.memory import matrix
-from fedrec.cohort.kernel.tiles import BLOCK, ROWS, WIDE, tile, transpose_block
+from fedrec.nn.native.memory import matrix
+from fedrec.nn.native.tiles import BLOCK, ROWS, WIDE, tile, transpose_block
 from fedrec.runtime.compilation import FAST
 
 _ZERO = np.float32(0)
@@ -47,7 +47,7 @@ def add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
         b_transposed
         and not a_transposed
         and beta == 0
-        and _whole(rows) * (inner + columns) < inner * columns
+        and whole(rows) * (inner + columns) < inner * columns
     ):
         _add_turned(np.float32(alpha), a, b, out, room)
     else:
@@ -56,7 +56,26 @@ def add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
             transpose(b, second)
         a_row, a_column = (1, rows) if a_transposed else (inner, 1)
         at = a.ctypes.data, second.ctypes.data, out.ctypes.data
-        _add_tiles(np.float32(alpha), rows, columns, inner, at[0], a_row, a_column, at[1], at[2])
+        sizes = rows, columns, inner
+        _add_tiles(np.float32(alpha), sizes, at[0], a_row, a_column, at[1], columns, at[2], columns)
+
+
+@njit(**FAST)
+def add_views(alpha, a, b, out):
+    """out += alpha a b, of parts of matrices whose rows may lie apart, and of a transposed a; of b
+    and out the numbers of a row are side by side.
+
+    Args:
+        a: `float32 [r, n]`, n > 0.
+        b: `float32 [n, c]`.
+        out: `float32 [r, c]`.
+    """
+    sizes = out.shape[0], out.shape[1], a.shape[1]
+    at = a.ctypes.data, b.ctypes.data, out.ctypes.data
+    steps = a.strides[0] // 4, a.strides[1] // 4, b.strides[0] // 4, out.strides[0] // 4
+    _add_tiles(
+        np.float32(alpha), sizes, at[0], steps[0], steps[1], at[1], steps[2], at[2], steps[3]
+    )
 
 
 @njit(**FAST)
@@ -78,7 +97,7 @@ def descend_weights(rate, inputs, gradient, weights, room):
 
 
 @njit(**FAST)
-def _whole(rows):
+def whole(rows):
     """Number of rows, rounded up to whole blocks."""
     return -(-rows // BLOCK) * BLOCK
 
@@ -91,30 +110,30 @@ def _add_turned(alpha, a, b, out, room):
     """
     inner = a.shape[1]
     columns = len(b)
-    whole = _whole(len(a))
-    first = matrix(room, 0, inner, whole)
-    turned = matrix(room, whole * inner, columns, whole)
+    padded = whole(len(a))
+    first = matrix(room, 0, inner, padded)
+    turned = matrix(room, padded * inner, columns, padded)
     first[:, len(a) :] = 0
     transpose(a, first)
     turned[:] = 0
-    _add_tiles(
-        alpha, columns, whole, inner, b.ctypes.data, inner, 1, first.ctypes.data, turned.ctypes.data
-    )
+    sizes = columns, padded, inner
+    at = b.ctypes.data, first.ctypes.data, turned.ctypes.data
+    _add_tiles(alpha, sizes, at[0], inner, 1, at[1], padded, at[2], padded)
     transpose(turned, out)
 
 
 @njit(**FAST)
 def transpose(values, found):
     """Write the transpose of a matrix into another, `[r, c]` into `[c, r]`; sizes that differ are
-    cut."""
+    cut. Rows may lie apart."""
     rows = min(len(values), found.shape[1])
     columns = min(values.shape[1], len(found))
     whole_rows = rows - rows % BLOCK
     whole_columns = columns - columns % BLOCK
     source = values.ctypes.data
-    source_row = values.shape[1]
+    source_row = values.strides[0] // 4
     target = found.ctypes.data
-    target_row = found.shape[1]
+    target_row = found.strides[0] // 4
     for r in range(0, whole_rows, BLOCK):
         for c in range(0, whole_columns, BLOCK):
             at = source + 4 * (r * source_row + c), target + 4 * (c * target_row + r)
@@ -128,8 +147,9 @@ def transpose(values, found):
 
 
 @njit(**FAST)
-def _add_tiles(alpha, rows, columns, inner, a, a_row, a_column, b, out):
+def _add_tiles(alpha, sizes, a, a_row, a_column, b, b_row, out, out_row):
     """Tile by tile: all rows of some columns, so that these columns of b stay in the L1 cache."""
+    rows, columns, inner = sizes
     column = 0
     while column < columns:
         left = columns - column
@@ -138,7 +158,7 @@ def _add_tiles(alpha, rows, columns, inner, a, a_row, a_column, b, out):
         width = (
             _WIDTH if left >= _WIDTH else (_MIDDLE if left >= _MIDDLE else (8 if left >= 8 else 1))
         )
-        at = (alpha, rows, inner, a, a_row, a_column, of_b, columns, of_out)
+        at = (alpha, rows, inner, a, a_row, a_column, of_b, b_row, of_out, out_row)
         if width == _WIDTH:
             _add_columns(at, _TALL, _HALF, _FLAT)
         elif width == _MIDDLE:
@@ -153,19 +173,19 @@ def _add_tiles(alpha, rows, columns, inner, a, a_row, a_column, b, out):
 @njit(**FAST)
 def _add_columns(at, tall, half, flat):
     """All rows of the columns of one tile."""
-    alpha, rows, inner, a, a_row, a_column, b, columns, out = at
+    alpha, rows, inner, a, a_row, a_column, b, b_row, out, out_row = at
     row = 0
     while row < rows:
         left = rows - row
         of_a = a + 4 * row * a_row
-        of_out = out + 4 * row * columns
+        of_out = out + 4 * row * out_row
         height = ROWS if left >= ROWS else (ROWS // 2 if left >= ROWS // 2 else 1)
         if height == ROWS:
-            tall(alpha, inner, of_a, a_row, a_column, b, columns, of_out, columns)
+            tall(alpha, inner, of_a, a_row, a_column, b, b_row, of_out, out_row)
         elif height == ROWS // 2:
-            half(alpha, inner, of_a, a_row, a_column, b, columns, of_out, columns)
+            half(alpha, inner, of_a, a_row, a_column, b, b_row, of_out, out_row)
         else:
-            flat(alpha, inner, of_a, a_row, a_column, b, columns, of_out, columns)
+            flat(alpha, inner, of_a, a_row, a_column, b, b_row, of_out, out_row)
         row += height
 
 
