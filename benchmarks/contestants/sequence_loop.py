@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """SASRec and GRU4Rec on one user's sequence after the other, as most people write it: whole tables,
-`torch.nn.functional`, `torch.optim.SGD`."""
+`torch.nn.functional`, `torch.optim.SGD`.
+
+As a command it trains the same rounds in turns in this loop and in blocks, and prints the processor
+time of both, in ms a user. Arguments: experiment, users per round, rounds, overrides.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.contestants.shipped import Numbers
+from benchmarks.contestants.shipped import (
+    Numbers,
+    initial,
+    node_of,
+    orders,
+    section_of,
+    trained,
+)
 from clients.hosting.node import Node
 from clients.steps.sequence import SequenceBatches, SequenceStep
 from fedrec.models.sequential.base import SequenceModel
@@ -128,3 +141,22 @@ class SequenceLoop:
         others = others + math.log((model.schema.num_items - 1) / len(negatives))
         logits = torch.cat([wanted[:, None], others], 1)
         return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
+
+
+def main(name: str, users: int, rounds: int, *overrides: str) -> None:
+    """Train in turns, after one round of each that is not counted, and print the times."""
+    node = node_of(name, "auto", *overrides)
+    arrays = initial(node)
+    loop = SequenceLoop(node, node.step(section_of(node, "sequence")), arrays)
+    found: dict[str, list[float]] = {"loop": [], "blocks": []}
+    for order in orders(node, "sequence", users, rounds + 1):
+        for kind, times in found.items():
+            begun = time.process_time()
+            loop.round(order) if kind == "loop" else trained(node, arrays, order)
+            times.append((time.process_time() - begun) / users * 1e3)
+    for kind, times in found.items():
+        print(f"{kind}: least {min(times[1:]):.2f}, median {np.median(times[1:]):.2f} ms a user")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
