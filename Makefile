@@ -71,6 +71,7 @@ bench-costs: $(VENV)/.installed-test  ## What is not training, parts of whole co
 	$(BIN)/python benchmarks/privacy_cost.py --cohort 100 --rounds 25 --repeats 8
 	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/command_parts.py
+	$(BIN)/python benchmarks/start.py 10000000
 	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run privrec-synthetic $(MILLION)
 	$(BIN)/python benchmarks/large_table.py /tmp/rows-20m
 	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run --data /tmp/rows-20m.csv

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -117,18 +118,22 @@ class Feature:
         """Number of users (or items)."""
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def width(self) -> int:
         """The largest number of codes that any row has; 1 for a single-valued feature."""
         return int(np.diff(self.offsets).max(initial=0))
 
-    def padded(self) -> np.ndarray:
-        """Codes as a padded array `int64 [rows, width]`; -1 is padding."""
-        counts = np.diff(self.offsets)
-        table = np.full((self.rows, max(self.width, 1)), -1, dtype=np.int64)
-        row = np.repeat(np.arange(self.rows), counts)
-        column = np.arange(len(self.codes)) - np.repeat(self.offsets[:-1], counts)
-        table[row, column] = self.codes
+    def padded(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Codes as a padded array `int64 [rows, width]`, of some rows `int64 [n]` or of all; -1 is
+        padding."""
+        starts = self.offsets[:-1] if rows is None else self.offsets[rows]
+        counts = (self.offsets[1:] if rows is None else self.offsets[rows + 1]) - starts
+        if self.width == 1 and (counts == 1).all():
+            return self.codes[starts][:, None]
+        table = np.full((len(counts), max(self.width, 1)), -1, dtype=np.int64)
+        row = np.repeat(np.arange(len(counts)), counts)
+        column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        table[row, column] = self.codes[starts[row] + column]
         return table
 
     def renumbered(self, rows: np.ndarray, known: int) -> Feature:

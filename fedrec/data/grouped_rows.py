@@ -9,6 +9,8 @@ import numpy as np
 
 from fedrec.data.interactions import Interactions
 
+_AT_ONCE = 2**22  # rows, whose users are not in memory a second time
+
 
 @dataclass(frozen=True, eq=False)
 class UserRows:
@@ -16,7 +18,7 @@ class UserRows:
 
     Attributes:
         data: the dataset.
-        all_labels: `float32 [all rows]`, labels of the dataset's rows.
+        all_labels: `float32` or `bool [all rows]`, labels of the dataset's rows.
         place: `int64 [rows]`, ascending: position of each row's user among the users.
         rows: `int64 [rows]`, row numbers in the dataset.
     """
@@ -39,7 +41,7 @@ class UserRows:
     @property
     def labels(self) -> np.ndarray:
         """`float32 [rows]`."""
-        return self.all_labels[self.rows]
+        return self.all_labels[self.rows].astype(np.float32, copy=False)
 
     @property
     def ratings(self) -> np.ndarray | None:
@@ -61,22 +63,36 @@ class GroupedRows:
 
     Args:
         interactions: the dataset.
-        labels: `float32 [all rows]`.
+        labels: `float32` or `bool [all rows]`.
         rows: `int64 [n]`, row numbers; None: all rows.
     """
 
     def __init__(
         self, interactions: Interactions, labels: np.ndarray, rows: np.ndarray | None = None
     ) -> None:
-        users = interactions.users if rows is None else interactions.users[rows]
         self._data = interactions
         self._labels = labels
         self._rows = rows  # None: the rows of the data are grouped already
-        if (users[1:] < users[:-1]).any():
-            order = np.argsort(users, kind="stable")
+        counts = np.zeros(interactions.num_users, dtype=np.int64)
+        last = 0
+        grouped = True
+        for start in range(0, self._number, _AT_ONCE):
+            users = self._users(slice(start, start + _AT_ONCE))
+            grouped = grouped and users[0] >= last and not (users[1:] < users[:-1]).any()
+            last = users[-1]
+            counts += np.bincount(users, minlength=len(counts))
+        if not grouped:
+            order = np.argsort(self._users(slice(None)), kind="stable")
             self._rows = order if rows is None else rows[order]
-        counts = np.bincount(users, minlength=interactions.num_users)
-        self._offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._offsets = np.concatenate([[0], np.cumsum(counts)])
+
+    @property
+    def _number(self) -> int:
+        return len(self._data) if self._rows is None else len(self._rows)
+
+    def _users(self, part: slice) -> np.ndarray:
+        """Users of some of the selected rows."""
+        return self._data.users[part if self._rows is None else self._rows[part]]
 
     def counts(self, users: np.ndarray) -> np.ndarray:
         """`int64 [users]`: number of selected rows of some users."""

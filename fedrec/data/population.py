@@ -26,6 +26,8 @@ from fedrec.experiment.tables import DataSettings
 from fedrec.rng import stream
 from fedrec.runtime.distinct import distinct
 
+_AT_ONCE = 2**17  # clients or rows
+
 
 class Population:
     """All clients of an experiment.
@@ -75,7 +77,6 @@ class Population:
         if perturbed is not None:
             labels = self._make_labels(perturbed.rows, positive_above)
             self._learned = GroupedRows(perturbed.rows, labels)
-        self._user_codes = [feature.padded() for feature in interactions.user_features.features]
 
     @classmethod
     def of(cls, settings: DataSettings, interactions: Interactions | None = None) -> Population:
@@ -136,7 +137,7 @@ class Population:
         row_ends = np.searchsorted(rows.place, everyone).tolist()
         liked_ends = np.searchsorted(liked, everyone * self.interactions.num_items).tolist()
         liked %= self.interactions.num_items
-        codes = [feature[places] for feature in self._user_codes]
+        codes = self._feature_codes(places)
         times = rows.times
         ratings = rows.ratings
         found = []
@@ -166,8 +167,7 @@ class Population:
     def feature_codes(self, clients: np.ndarray) -> tuple[np.ndarray, ...]:
         """Per user feature the category codes of some clients, `int64 [clients, width]`, -1 for
         none."""
-        places = self._places(clients)
-        return tuple(codes[places] for codes in self._user_codes)
+        return self._feature_codes(self._places(clients))
 
     def known_counts(self, clients: np.ndarray) -> np.ndarray:
         """`int64 [clients]`: number of training rows of some clients."""
@@ -207,10 +207,13 @@ class Population:
     @cached_property
     def popularity(self) -> np.ndarray:
         """`float64 [items]`: share of the training clients who like each item."""
-        offsets, items = self.liked(self.training_clients)
-        users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-        liked = distinct(users * self.interactions.num_items + items) % self.interactions.num_items
-        counts = np.bincount(liked, minlength=self.interactions.num_items)
+        num_items = self.interactions.num_items
+        counts = np.zeros(num_items, dtype=np.int64)
+        for clients in _in_parts(self.training_clients):
+            offsets, items = self.liked(clients)
+            users = np.repeat(np.arange(len(clients)), np.diff(offsets))
+            liked = distinct(users * num_items + items) % num_items
+            counts += np.bincount(liked, minlength=num_items)
         return counts / max(1, len(self.training_clients))
 
     @cached_property
@@ -219,11 +222,13 @@ class Population:
         which does not know the others' rows."""
         if self.numbers is not None:
             return np.zeros(self.interactions.num_items, dtype=bool)
-        rows = self.partition.train_rows
         training = np.zeros(self.interactions.num_users, dtype=bool)
         training[self.partition.training_clients] = True
-        trained = self.interactions.items[rows[training[self.interactions.users[rows]]]]
-        return np.bincount(trained, minlength=self.interactions.num_items) == 0
+        untrained = np.ones(self.interactions.num_items, dtype=bool)
+        for rows in _in_parts(self.partition.train_rows):
+            of_training = rows[training[self.interactions.users[rows]]]
+            untrained[self.interactions.items[of_training]] = False
+        return untrained
 
     def low_rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The items of the rows that are not positive, in the form of `liked`: offsets `int64
@@ -280,10 +285,13 @@ class Population:
     def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:
         """`int64 [clients]`, ascending: clients with held-out rows to test on (ranking: a held-out
         positive)."""
-        rows = self._held_out(held_out).of(np.arange(self.interactions.num_users))
-        if self.task == "ranking":
-            rows = rows.where(rows.labels > 0)
-        return self._ids(np.unique(rows.users))
+        found = []
+        for users in _in_parts(np.arange(self.interactions.num_users)):
+            rows = self._held_out(held_out).of(users)
+            if self.task == "ranking":
+                rows = rows.where(rows.labels > 0)
+            found.append(distinct(rows.users))
+        return self._ids(np.concatenate(found))
 
     def held_out(self, clients: np.ndarray, held_out: Literal["test", "validation"]) -> HeldOut:
         """Masks over the catalogue for a block of clients `int64 [clients]`; their memory grows
@@ -358,6 +366,9 @@ class Population:
         found[own[own >= 0], pairs[own >= 0, 1]] = True
         return found
 
+    def _feature_codes(self, places: np.ndarray) -> tuple[np.ndarray, ...]:
+        return tuple(one.padded(places) for one in self.interactions.user_features.features)
+
     def _mask(self, rows: UserRows, clients: int) -> np.ndarray:
         """`bool [clients, items]`: the items of some rows."""
         table = np.zeros((clients, self.interactions.num_items), dtype=bool)
@@ -375,12 +386,13 @@ class Population:
         return _offsets(rows, len(clients)), rows.items
 
     def _make_labels(self, interactions: Interactions, positive_above: float | None) -> np.ndarray:
+        """`float32 [rows]`, or `bool [rows]`, which takes a quarter of the memory."""
         ratings = interactions.ratings
         if self.task == "rating" and ratings is not None:
             return ratings
         if positive_above is None or ratings is None:
-            return np.ones(len(interactions), dtype=np.float32)
-        return (ratings > positive_above).astype(np.float32)
+            return np.ones(len(interactions), dtype=bool)
+        return ratings > positive_above
 
     def _grouped(self, rows: np.ndarray | None = None) -> GroupedRows:
         return GroupedRows(self.interactions, self._labels, rows)
@@ -413,6 +425,11 @@ def reader_of(settings: DataSettings) -> Reader:
     """The reader of a dataset."""
     reader = registry.resolve(registry.DATASET, settings.dataset.name)
     return reader(settings.dataset.name, settings.settings(registry.DATASET))
+
+
+def _in_parts(numbers: np.ndarray) -> list[np.ndarray]:
+    """Parts of some numbers `[n]`: what is made of one does not take the memory of all."""
+    return np.split(numbers, range(_AT_ONCE, len(numbers), _AT_ONCE))
 
 
 def _offsets(rows: UserRows, clients: int) -> np.ndarray:

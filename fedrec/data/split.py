@@ -53,10 +53,11 @@ class Partition:
                 values = np.sort(values)
             values.setflags(write=False)
             object.__setattr__(self, field, values)
-        rows = np.concatenate([self.train_rows, self.validation_rows, self.test_rows])
-        taken = np.zeros(rows.max(initial=-1) + 1, dtype=bool)
-        taken[rows] = True
-        if np.count_nonzero(taken) != len(rows):
+        parts = (self.train_rows, self.validation_rows, self.test_rows)
+        taken = np.zeros(max(rows.max(initial=-1) for rows in parts) + 1, dtype=bool)
+        for rows in parts:
+            taken[rows] = True
+        if np.count_nonzero(taken) != sum(map(len, parts)):
             raise DataError(
                 "a split put one row into two parts",
                 expected="disjoint parts",

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from fedrec.errors import EngineError
 from fedrec.protocol.messages import HELLO, unpack_presence
 from fedrec.protocol.orders import Presence
+from fedrec.runtime.distinct import distinct
 from server.cohorts.balance import balanced
 from server.exchange.replies import answers
 
@@ -106,8 +107,8 @@ class Roster:
 
 
 def _hosted_by(presence: Presence) -> np.ndarray:
-    found = np.union1d(presence.training, presence.evaluated)
-    return found if presence.validated is None else np.union1d(found, presence.validated)
+    said = (presence.training, presence.evaluated, presence.validated)
+    return distinct(np.concatenate([part for part in said if part is not None]))
 
 
 def call_roster(grid: Grid, *, timeout: float) -> Roster:

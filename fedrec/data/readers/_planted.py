@@ -16,7 +16,7 @@ _OCCUPATIONS = tuple(f"occupation {number}" for number in range(1, 11))
 _GENRES = tuple(f"genre {number}" for number in range(1, 13))
 _MOST_GENRES = 3
 _GENRE_SHARE = 0.5  # of the variance of the items' factors
-_AT_ONCE = 2**16  # rows of factors gathered at once; more only takes memory
+_AT_ONCE = 2**14  # rows of factors at once, which stay in the cache
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,14 @@ class PopularityLaw:
     def rank_at(self, chance: np.ndarray) -> np.ndarray:
         """Inverse of `cumulative`: the ranks `int64 [n]`, from 0, at chances `[n]` in [0, 1)."""
         (start, power, low, high) = self._terms
-        rank = (chance * (high - low) + low) ** (1 / power) - start
-        return np.clip(rank, 0, self.items - 1).astype(np.int64)
+        # x ** y as exp(y log x), which numpy computes faster
+        rank = chance * (high - low)
+        rank += low
+        np.log(rank, out=rank)
+        rank *= 1 / power
+        np.exp(rank, out=rank)
+        rank -= start
+        return np.clip(rank, 0, self.items - 1, out=rank).astype(np.int64)
 
     @property
     def _terms(self) -> tuple[float, float, float, float]:
@@ -58,7 +64,7 @@ class Truth:
     Attributes:
         user_factors: `float32 [users, rank]`.
         item_factors: `float32 [items, rank]`.
-        ranked_items: `int64 [items]`, items from the most to the least popular.
+        ranked_items: `int32 [items]`, items from the most to the least popular.
         log_popularity: `float32 [items]`, logarithm of the probability that a popular candidate is
             this item.
         user_features: gender, age and occupation, which explain a share of the users' factors.
@@ -77,25 +83,19 @@ class Truth:
     law: PopularityLaw
     selectivity: float
 
-    def affinity(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """How well each item suits each user: `float32`, mean near 0, standard deviation near 1.
+    def affinity(
+        self, users: np.ndarray, items: np.ndarray, counts: np.ndarray | int = 1
+    ) -> np.ndarray:
+        """How well items suit users: `float32 [items]`, mean near 0, standard deviation near 1.
 
         Args:
-            users: `int64 [n]`.
-            items: `int64 [n]`, pairwise with `users`.
+            users: `int64 [users]`.
+            items: `int64 [items]`, by user.
+            counts: items of each user, `int64 [users]`, or the same number of all.
         """
-        found = np.empty(len(users), dtype=np.float32)
-        size = min(len(users), _AT_ONCE)
-        # numpy writes rows into an array that is there in half the time of a new one
-        own = np.empty((size, self.user_factors.shape[1]), np.float32)
-        theirs = np.empty_like(own)
-        for start in range(0, len(users), _AT_ONCE):
-            part = slice(start, start + _AT_ONCE)
-            count = len(users[part])
-            np.take(self.user_factors, users[part], 0, own[:count], "clip")
-            np.take(self.item_factors, items[part], 0, theirs[:count], "clip")
-            found[part] = np.einsum("nr,nr->n", own[:count], theirs[:count])
-        return found
+        own = np.repeat(self.user_factors[users], counts, axis=0)
+        theirs = np.take(self.item_factors, items, axis=0, mode="clip")
+        return np.einsum("nr,nr->n", own, theirs)
 
     def scores(self, users: np.ndarray) -> np.ndarray:
         """Scores of an oracle that knows the truth, `float32 [users, items]`: affinity and
@@ -107,9 +107,10 @@ class Truth:
         affinity = self.user_factors[users] @ self.item_factors.T
         return self.selectivity * affinity + self.log_popularity
 
-    def popular_items(self, count: int, generator: np.random.Generator) -> np.ndarray:
-        """`int64 [count]` items, each drawn with its popularity, in constant time per draw."""
-        return self.ranked_items[self.law.rank_at(generator.random(count))]
+    def popular_items(self, chances: np.ndarray) -> np.ndarray:
+        """`int32 [n]` items by popularity, in constant time each, from `[n]` uniform draws in
+        [0, 1)."""
+        return np.take(self.ranked_items, self.law.rank_at(chances), mode="clip")
 
 
 def plant(
@@ -122,20 +123,21 @@ def plant(
 ) -> Truth:
     """Draw a ground truth; see `SyntheticConfig` for the meaning of the arguments."""
     items = law.items
+    each = np.arange(users + 1)
     features = tuple(
-        _single(name, categories, users, generator)
+        _single(name, categories, each, generator)
         for name, categories in (("gender", _GENDERS), ("age", _AGES), ("occupation", _OCCUPATIONS))
     )
     genres = _multiple("genres", _GENRES, items, generator)
-    explained = sum(_means(feature, rank, generator) for feature in features) / np.sqrt(
-        len(features)
-    )
+    explained = np.zeros((users, rank), dtype=np.float32)
+    for feature in features:
+        explained += _means(feature, rank, generator)
     log_mass = np.log(np.diff(law.cumulative(np.arange(items + 1)))).astype(np.float32)
-    ranked = generator.permutation(items)
+    ranked = generator.permutation(items).astype(np.int32)  # less memory to gather from
     log_popularity = np.empty(items, dtype=np.float32)
     log_popularity[ranked] = log_mass
     return Truth(
-        user_factors=_mixed(explained, demographics, generator),
+        user_factors=_mixed(explained / np.sqrt(len(features)), demographics, generator),
         item_factors=_mixed(_means(genres, rank, generator), _GENRE_SHARE, generator),
         ranked_items=ranked,
         log_popularity=log_popularity,
@@ -147,13 +149,12 @@ def plant(
 
 
 def _single(
-    name: str, categories: tuple[str, ...], rows: int, generator: np.random.Generator
+    name: str, categories: tuple[str, ...], offsets: np.ndarray, generator: np.random.Generator
 ) -> Feature:
     # Unequal shares, so that there are minorities.
     share = generator.dirichlet(np.full(len(categories), 5.0))
-    return Feature(
-        name, categories, np.arange(rows + 1), generator.choice(len(categories), rows, p=share)
-    )
+    codes = generator.choice(len(categories), len(offsets) - 1, p=share)
+    return Feature(name, categories, offsets, codes)
 
 
 def _multiple(
@@ -174,13 +175,15 @@ def _means(feature: Feature, rank: int, generator: np.random.Generator) -> np.nd
     vectors = generator.standard_normal((len(feature.categories) + 1, rank), dtype=np.float32)
     vectors[-1] = 0.0  # for places without a code
     codes = feature.padded()
-    sums = np.concatenate(
-        [
-            vectors[part].sum(axis=1)
-            for part in np.split(codes, range(_AT_ONCE, len(codes), _AT_ONCE))
-        ]
-    )
-    return sums / np.sqrt((codes >= 0).sum(axis=1, keepdims=True), dtype=np.float32)
+    sums = np.empty((len(codes), rank), dtype=np.float32)
+    for start in range(0, len(codes), _AT_ONCE):
+        part = codes[start : start + _AT_ONCE]
+        own = np.take(vectors, part[:, 0], axis=0)
+        for column in part.T[1:]:
+            own += np.take(vectors, column, axis=0)
+        own /= np.sqrt((part >= 0).sum(axis=1, keepdims=True), dtype=np.float32)
+        sums[start : start + _AT_ONCE] = own
+    return sums
 
 
 def _mixed(explained: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:

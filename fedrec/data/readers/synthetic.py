@@ -28,6 +28,7 @@ from fedrec.data.readers._planted import PopularityLaw, Truth, plant
 from fedrec.rng import stream
 
 _CANDIDATES_AT_ONCE = 2_000_000
+_CANDIDATES_IN_CACHE = 100_000  # some MB; other sizes give the same data, slower
 _POPULAR_PER_INTERACTION = 5
 _CHANCE_PRESENCE = 0.05  # weight of an item drawn uniformly, against 1 for each draw by popularity
 _YEAR = 365 * 24 * 3600
@@ -91,7 +92,7 @@ class Synthetic(Reader):
         kinds = (np.int64, np.int64, np.float32, np.int64)
         columns = [np.empty(rows, dtype=kind) for kind in kinds]
         end = 0
-        for number, part in enumerate(_chunks(counts)):
+        for number, part in enumerate(_parts(counts, _CANDIDATES_AT_ONCE)):
             start = end
             end += int(counts[part].sum())
             for column, own in zip(columns, self._chunk(truth, counts, number, part), strict=True):
@@ -144,99 +145,161 @@ class Synthetic(Reader):
     ) -> tuple[np.ndarray, ...]:
         """Rows of the users in `part`, grouped by user: users, items, ratings, times."""
         generator = stream(self.config.data_seed, "synthetic-chunk", number)
-        counts = counts[part]
-        met = _candidates(truth, counts, generator)
-        affinity = truth.affinity(met.users + part.start, met.items)
-        chosen = _fittest(met, counts, truth.selectivity * affinity, generator)
-        users = met.users[chosen]
-        items = met.items[chosen]
-        affinity = affinity[chosen]
-        liking = affinity + np.float32(self.config.noise) * generator.standard_normal(
-            len(users), dtype=np.float32
+        users = np.arange(part.start, part.stop)
+        drawn = _Draws.of(users, counts[part], self.config.items, generator)
+        chosen = [_chosen(truth, block, generator) for block in drawn.blocks()]
+        items = np.concatenate([own for own, _ in chosen])
+        liking = np.concatenate([affinity for _, affinity in chosen])
+        liking += np.float32(self.config.noise) * generator.standard_normal(
+            len(items), dtype=np.float32
         )
-        ratings = (1 + np.searchsorted(_THRESHOLDS, liking)).astype(np.float32)
+        ratings = np.ones(len(items), dtype=np.float32)
+        for threshold in _THRESHOLDS:
+            ratings += liking > threshold
         # Each user is active for a year from a random day; the order within it is independent of
         # preferences.
-        times = generator.integers(_START, _START + _YEAR, len(counts))[users] + generator.integers(
-            0, _YEAR, len(users)
-        )
-        return users + part.start, items, ratings, times
+        days = generator.integers(_START, _START + _YEAR, len(users))
+        times = np.repeat(days, drawn.counts) + generator.integers(0, _YEAR, len(items))
+        return np.repeat(users, drawn.counts), items, ratings, times
+
+
+class _Draws(NamedTuple):
+    """What the candidates of consecutive users follow from.
+
+    Attributes:
+        users: `int64 [users]`.
+        counts: `int64 [users]`, interactions of each.
+        chances: `float64 [5 x interactions]` in [0, 1), of items drawn by popularity.
+        starts: `int64 [users]`, the first item that each has by chance alone.
+        steps: `int64 [users]`, from one to the next of them around the catalogue; coprime to its
+            size, so that they are distinct.
+    """
+
+    users: np.ndarray
+    counts: np.ndarray
+    chances: np.ndarray
+    starts: np.ndarray
+    steps: np.ndarray
+
+    @classmethod
+    def of(
+        cls, users: np.ndarray, counts: np.ndarray, items: int, generator: np.random.Generator
+    ) -> _Draws:
+        """Those of some users, of a catalogue of `items`."""
+        chances = generator.random(_POPULAR_PER_INTERACTION * int(counts.sum()))
+        starts = generator.integers(0, items, len(counts))
+        steps = generator.integers(1, items, len(counts))
+        steps[np.gcd(steps, items) != 1] = 1
+        return cls(users, counts, chances, starts, steps)
+
+    def blocks(self) -> Iterator[_Draws]:
+        """Parts whose candidates stay in the processor's cache."""
+        ends = _POPULAR_PER_INTERACTION * np.concatenate([[0], np.cumsum(self.counts)])
+        for part in _parts(self.counts, _CANDIDATES_IN_CACHE):
+            chances = self.chances[ends[part.start] : ends[part.stop]]
+            of_users = (self.users, self.counts, self.starts, self.steps)
+            users, counts, starts, steps = (own[part] for own in of_users)
+            yield _Draws(users, counts, chances, starts, steps)
+
+    def chance_items(self, items: int) -> np.ndarray:
+        """`int64 [interactions]`: as many distinct items as a user has interactions."""
+        place = _numbered(self.counts)
+        place *= np.repeat(self.steps, self.counts)
+        place += np.repeat(self.starts, self.counts)
+        return place % items
 
 
 class _Candidates(NamedTuple):
-    """Distinct candidates of users: `users` (within the chunk, ascending), `items`, and the weight
-    of each."""
+    """Distinct candidates of a block of users, by user: how many each has, `found`, their `items`,
+    and the weight of each."""
 
-    users: np.ndarray
+    found: np.ndarray
     items: np.ndarray
     presence: np.ndarray
 
 
-def _chunks(counts: np.ndarray) -> Iterator[slice]:
-    """Number of consecutive users whose candidates fit into memory; depends on the settings
-    only."""
+def _chosen(
+    truth: Truth, draws: _Draws, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Items that a block of users interacts with, by user, and how well they suit them."""
+    met = _candidates(truth, draws)
+    affinity = truth.affinity(draws.users, met.items, met.found)
+    weight = np.exp(truth.selectivity * affinity)
+    weight *= met.presence
+    rows = _fittest(met.found, weight, draws.counts, generator)
+    return met.items[rows], affinity[rows]
+
+
+def _parts(counts: np.ndarray, most: int) -> Iterator[slice]:
+    """Consecutive users with at most as many candidates, or a single user with more; depends on the
+    settings only."""
     load = np.cumsum(counts * (_POPULAR_PER_INTERACTION + 1))
-    ends = np.searchsorted(
-        load, np.arange(_CANDIDATES_AT_ONCE, load[-1], _CANDIDATES_AT_ONCE), side="right"
-    )
+    ends = np.searchsorted(load, np.arange(most, load[-1], most), side="right")
     bounds = np.unique(np.concatenate([[0], ends, [len(counts)]]))
     return (slice(int(start), int(stop)) for start, stop in pairwise(bounds))
 
 
-def _candidates(truth: Truth, counts: np.ndarray, generator: np.random.Generator) -> _Candidates:
+def _candidates(truth: Truth, draws: _Draws) -> _Candidates:
     """Several popular items per interaction, and as many uniformly drawn items as interactions,
     which gives enough distinct ones."""
     num_items = len(truth.item_factors)
-    local = np.arange(len(counts))
-    popular_users = np.repeat(local, counts * _POPULAR_PER_INTERACTION)
-    popular = truth.popular_items(len(popular_users), generator)
-    chance_users = np.repeat(local, counts)
-    chance = _chance_items(counts, num_items, generator)
+    counts = draws.counts
     # User, item and origin in one number, so that one sort groups equal pairs without a second
     # array; in bits of their own, because division takes longer than the sort.
     bits = num_items.bit_length()
-    codes = np.empty(len(popular_users) + len(chance_users), dtype=np.int64)
-    drawn = codes[: len(popular_users)], codes[len(popular_users) :]
-    for own, of_users, of_items, origin in (
-        (drawn[0], popular_users, popular, 1),
-        (drawn[1], chance_users, chance, 0),
-    ):
-        np.left_shift(of_users, bits, out=own)
-        own |= of_items
-        own <<= 1
-        own |= origin
+    narrow = len(counts).bit_length() + bits + 1 <= 32
+    codes = np.empty(len(draws.chances) + int(counts.sum()), np.uint32 if narrow else np.int64)
+    popular = codes[: len(draws.chances)]
+    chance = codes[len(draws.chances) :]
+    popular[:] = truth.popular_items(draws.chances)
+    chance[:] = draws.chance_items(num_items)
+    codes <<= 1
+    popular |= 1
+    users = np.arange(len(counts) + 1, dtype=codes.dtype) << (bits + 1)
+    popular |= np.repeat(users[:-1], counts * _POPULAR_PER_INTERACTION)
+    chance |= np.repeat(users[:-1], counts)
     codes.sort()
     pairs = codes >> 1
-    starts = np.flatnonzero(np.concatenate([[True], pairs[1:] != pairs[:-1]]))
-    presence = np.where(codes & 1, np.float32(1), np.float32(_CHANCE_PRESENCE))
-    first = pairs[starts]
-    items = first & ((1 << bits) - 1)
-    return _Candidates(first >> bits, items, np.add.reduceat(presence, starts))
-
-
-def _chance_items(counts: np.ndarray, num_items: int, generator: np.random.Generator) -> np.ndarray:
-    """Each user's `counts` distinct items: equal steps around the catalogue, the step coprime to
-    its size."""
-    start = generator.integers(0, num_items, len(counts))
-    step = generator.integers(1, num_items, len(counts))
-    step[np.gcd(step, num_items) != 1] = 1
-    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return (np.repeat(start, counts) + place * np.repeat(step, counts)) % num_items
+    differs = np.ones(len(pairs), dtype=bool)
+    np.not_equal(pairs[1:], pairs[:-1], out=differs[1:])
+    starts = np.flatnonzero(differs)
+    first = codes[starts]
+    # Of equal pairs the uniformly drawn one is the first.
+    presence = np.array([_CHANCE_PRESENCE, 1], dtype=np.float32)[first & 1]
+    others = np.diff(starts, append=len(codes)) - 1
+    repeated = np.flatnonzero(others)
+    presence[repeated] += others[repeated]
+    items = ((first >> 1) & ((1 << bits) - 1)).astype(np.int64)
+    return _Candidates(np.diff(np.searchsorted(first, users)), items, presence)
 
 
 def _fittest(
-    met: _Candidates, counts: np.ndarray, log_weight: np.ndarray, generator: np.random.Generator
+    found: np.ndarray, weight: np.ndarray, counts: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
-    """Rows of `met`: `counts` per user, drawn without replacement with weights
-    `presence x exp(log_weight)`.
+    """`counts` candidates per user, drawn without replacement by weight: their rows.
 
     Each candidate gets an exponential random number divided by its weight, and the smallest numbers
     are taken (Efraimidis and Spirakis, 2006).
+
+    Args:
+        found: `int64 [users]`, candidates of each.
+        weight: `float32 [candidates]`, by user.
+        counts: `int64 [users]`, at most `found`.
+        generator: of the random numbers.
     """
-    weight = np.exp(log_weight) * met.presence
-    arrival = generator.standard_exponential(len(weight), dtype=np.float32) / weight
-    # One sort by user, then by the random number mapped into [0, 1).
-    order = np.argsort(met.users + (arrival / (1 + arrival)).astype(np.float64) * 0.999)
-    found = np.bincount(met.users, minlength=len(counts))
-    place = np.arange(len(order)) - np.repeat(np.cumsum(found) - found, found)
-    return order[place < np.repeat(counts, found)]
+    arrival = generator.standard_exponential(len(weight), dtype=np.float32)
+    arrival /= weight
+    # User, number and row in one key. The bits of positive floats are ordered as the floats are.
+    bits = len(weight).bit_length()
+    keys = arrival.view(np.uint32).astype(np.uint64)
+    keys <<= np.uint64(bits)
+    keys |= np.repeat(np.arange(len(found), dtype=np.uint64) << np.uint64(32 + bits), found)
+    keys |= np.arange(len(weight), dtype=np.uint64)
+    keys.sort()
+    first = np.repeat(np.cumsum(found) - found, counts)
+    return (keys[first + _numbered(counts)] & np.uint64((1 << bits) - 1)).astype(np.int64)
+
+
+def _numbered(counts: np.ndarray) -> np.ndarray:
+    """`int64 [sum of counts]`: from 0 within each group."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

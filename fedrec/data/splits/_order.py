@@ -20,13 +20,17 @@ VALIDATION = 2
 
 
 def sort_key(interactions: Interactions, order: Order, seed: int) -> np.ndarray:
-    """`int64 [rows]` by which rows are sorted: their times, or a random permutation.
+    """`int32` or `int64 [rows]` by which rows are sorted: their times, or a random permutation.
 
     Raises:
         DataError: the order is temporal and the interactions have no times.
     """
     if order == "random":
-        return stream(seed, "split", ROWS).permutation(len(interactions))
+        key = np.arange(
+            len(interactions), dtype=np.int32 if len(interactions) < 2**31 else np.int64
+        )
+        stream(seed, "split", ROWS).shuffle(key)
+        return key
     return times_of(interactions)
 
 
@@ -46,20 +50,43 @@ def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         users: `int64 [rows]`, each >= 0.
-        key: `int64 [rows]`; rows with equal keys keep their order.
+        key: integers `[rows]`; rows with equal keys keep their order.
 
     Returns:
         `int64 [rows]` twice: the row's position, from 0, and the number of rows of its user.
     """
-    order = np.lexsort((key, users))
     counts = np.bincount(users)
-    starts = np.cumsum(counts) - counts
-    place = np.empty(len(users), dtype=np.int64)
-    place[order] = np.arange(len(users)) - np.repeat(starts, counts)
-    return place, counts[users]
+    return _place(users, key, np.cumsum(counts) - counts, counts), counts[users]
 
 
-def users_of(interactions: Interactions, rows: np.ndarray) -> np.ndarray:
+def users_of(interactions: Interactions, rows: np.ndarray | None = None) -> np.ndarray:
     """`int64 [users]`, ascending: the users who have at least one of the `rows` (row numbers, or a
-    mask)."""
-    return np.flatnonzero(np.bincount(interactions.users[rows], minlength=interactions.num_users))
+    mask; None: all)."""
+    present = np.zeros(interactions.num_users, dtype=bool)
+    present[interactions.users if rows is None else interactions.users[rows]] = True
+    return np.flatnonzero(present)
+
+
+def _place(
+    users: np.ndarray, key: np.ndarray, starts: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    order = _order(users, key)
+    within = np.arange(len(users))
+    within -= np.repeat(starts, counts)
+    place = np.empty_like(within)
+    place[order] = within
+    return place
+
+
+def _order(users: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """`int64 [rows]`: rows by user, then by key, then as they are."""
+    least = int(key.min(initial=0))
+    span = int(key.max(initial=0)) - least + 1
+    if int(users.max(initial=0)) + 1 > np.iinfo(np.int64).max // span:
+        return np.lexsort((key, users))
+    # One sort of one number: rows are mostly grouped by user already, which makes it some twenty
+    # times as fast as one by each of the two.
+    number = users * span
+    number += key
+    number -= least
+    return np.argsort(number, kind="stable")

@@ -97,7 +97,7 @@ class UserHoldout(Split):
     def _user_parts(self, interactions: Interactions) -> tuple[np.ndarray, np.ndarray]:
         """Test and training users, out of those who have any row; the others are validation
         users."""
-        present = users_of(interactions, np.arange(len(interactions)))
+        present = users_of(interactions)
         validation = _rounded(self.config.validation_users * len(present))
         if self.config.folds is not None:
             return self._fold(interactions, present, validation, self.config.folds)
@@ -143,12 +143,11 @@ class UserHoldout(Split):
         """`bool [rows]`: which of some users' `rows` (all rows of these users) are held out."""
         key = sort_key(interactions, self.config.halves, self.seed)[rows]
         users = interactions.users[rows]
-        items = interactions.items[rows]
         if self.config.split_by == "rows":
             place, count = places(users, key)
             return place >= (count + 1) // 2
         by_key = np.argsort(key, kind="stable")
-        pair = (users * interactions.num_items + items)[by_key]
+        pair = (users * interactions.num_items + interactions.items[rows])[by_key]
         # The position of a pair is that of its first row.
         _, first, pair_of = np.unique(pair, return_index=True, return_inverse=True)
         place, count = places(users[by_key][first], first)

@@ -4,6 +4,9 @@ sizes."""
 
 import itertools
 import tracemalloc
+from collections import Counter
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from fedrec.baselines.base import Baseline
 from fedrec.components.registry import DATASET, resolve
 from fedrec.data.population import Population
 from fedrec.data.readers import synthetic
+from fedrec.data.readers._planted import PopularityLaw, Truth
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.errors import ExperimentError
@@ -95,7 +99,7 @@ def test_without_noise_ratings_are_steps_of_the_affinity():
 def test_popular_items_follow_the_popularity():
     truth = reader().truth()
     drawn = (
-        np.bincount(truth.popular_items(1_000_000, np.random.default_rng(0)), minlength=400)
+        np.bincount(truth.popular_items(np.random.default_rng(0).random(1_000_000)), minlength=400)
         / 1_000_000
     )
     np.testing.assert_allclose(drawn, np.exp(truth.log_popularity), atol=6e-4)
@@ -181,11 +185,39 @@ def test_large_catalogue_needs_little_memory():
 def test_work_in_chunks_covers_every_user_once(monkeypatch):
     monkeypatch.setattr(synthetic, "_CANDIDATES_AT_ONCE", 500)
     counts = np.array([1, 1000, 1, 1, 80, 3, 500])
-    parts = list(synthetic._chunks(counts))
+    parts = list(synthetic._parts(counts, 500))
     assert len(parts) > 2
     assert np.concatenate([np.arange(7)[part] for part in parts]).tolist() == list(range(7))
     table = reader(users=50).read()
     assert np.bincount(table.users, minlength=50).min() >= 8 and (np.diff(table.users) >= 0).all()
+
+
+@pytest.mark.parametrize("most", [1, 500, 10_000_000])
+def test_data_do_not_depend_on_what_stays_in_the_cache(default, monkeypatch, most):
+    monkeypatch.setattr(synthetic, "_CANDIDATES_IN_CACHE", most)
+    assert reader().read().fingerprint() == default.fingerprint()
+
+
+@pytest.mark.parametrize("items", [400, 40_000_000])
+def test_candidates_are_those_of_a_plain_loop(items):
+    """Counted user by user, with numbers of 32 bits and of 64."""
+    law = PopularityLaw(items, 1.1, 0.02)
+    generator = np.random.default_rng(0)
+    counts = np.array([1, 30, 2, 180])
+    known = SimpleNamespace(item_factors=range(items), popular_items=law.rank_at)
+    truth = cast(Truth, known)
+    draws = synthetic._Draws.of(np.arange(4), counts, items, generator)
+    found = synthetic._candidates(truth, draws)
+    popular = np.split(law.rank_at(draws.chances), np.cumsum(5 * counts)[:-1])
+    items_of, weights = np.split(found.items, np.cumsum(found.found)[:-1]), []
+    for user, count in enumerate(counts):
+        expected = dict[int, float](Counter(popular[user].tolist()))
+        for place in range(count):
+            item = int((draws.starts[user] + place * draws.steps[user]) % items)
+            expected[item] = expected.get(item, 0) + 0.05
+        assert sorted(expected) == items_of[user].tolist()
+        weights += [expected[item] for item in sorted(expected)]
+    np.testing.assert_allclose(found.presence, weights, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
