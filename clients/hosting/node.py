@@ -37,7 +37,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.models.base import Model
 from fedrec.privacy.noise_source import NoiseSource, source_of
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.orders import COMPILED_LOSS, EvaluateOrder, TrainOrder
 from fedrec.rng import torch_stream
 from fedrec.secure.identity import Identity
 
@@ -155,7 +155,12 @@ class Node:
     @property
     def paths(self) -> dict[str, str]:
         """The training path of each of the experiment's steps, by the step's name."""
-        return {section.name: str(self.path(self.step(section))) for section in self.steps}
+        return {section.name: self._path_said(self.step(section)) for section in self.steps}
+
+    def _path_said(self, step: Step) -> str:
+        path = self.path(step)
+        compiled = path.name == "blocks" and step.compiled and self.device.type == "cpu"
+        return f"{path}{COMPILED_LOSS}" if compiled else str(path)
 
     @property
     def memory_mib(self) -> float:

@@ -22,6 +22,8 @@ Reply = Literal["sum", "each"]
 HeldOutPart = Literal["test", "validation"]
 Purpose = Literal["train", "evaluate", "validate"]
 
+COMPILED_LOSS = ", loss in compiled code"
+
 
 @dataclass(frozen=True, eq=False)
 class TrainOrder:
@@ -186,7 +188,8 @@ class Presence:
             nodes of a simulation that hold all clients' data and may train each other's clients.
             None: only the host can train a client.
         memory_mib: peak memory of its process in MiB; 0 if unknown.
-        paths: training path for each of the experiment's steps, by the step's name, if reported.
+        paths: training path for each of the experiment's steps, by the step's name, if reported;
+            it ends with `COMPILED_LOSS` where compiled code computes the loss.
         validated: `int64 [clients]`, clients it hosts that have validation rows; reported only with
             early stopping.
     """

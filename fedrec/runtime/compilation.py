@@ -36,9 +36,10 @@ def cache_folder(sources: Path = _KERNEL) -> Path:
     return base / f"{sources.name}-{_digest(sources)[:16]}"
 
 
-def is_compiled() -> bool:
-    """Whether an earlier process has compiled this version here."""
-    return any(cache_folder().glob("*.nbi"))
+def is_compiled(sources: Path = _KERNEL) -> bool:
+    """Whether an earlier process has compiled this version of the kernel, or of other sources,
+    here."""
+    return any(cache_folder(sources).glob("*.nbi"))
 
 
 def compiled(function: Callable[..., Any], flags: Mapping[str, Any] = FAST) -> Any:

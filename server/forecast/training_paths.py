@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports the nodes' training paths, and compiles the kernel if it is not in the cache."""
+"""Reports the nodes' training paths, and compiles what is not in the cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+from fedrec.protocol.orders import COMPILED_LOSS
 from server.cohorts.roster import Roster
 
 
@@ -19,18 +21,30 @@ def announce_paths(roster: Roster, tell: Callable[[str], None]) -> None:
     if not said:
         return
     tell("training paths: " + ", ".join(f"step {step}: {path}" for step, path in said))
+    # Compiled in this process, before several nodes of this machine do it at once. Other paths need
+    # not wait for the import of Numba.
     if any(path == "kernel" for _, path in said):
-        _compile(tell)
+        _compile_kernel(tell)
+    if any(path.endswith(COMPILED_LOSS) for _, path in said):
+        _compile_losses(tell)
 
 
-def _compile(tell: Callable[[str], None]) -> None:
-    """Compile in this process, before several nodes of this machine do it at once."""
-    from fedrec.runtime.compilation import (
-        is_compiled,  # Numba, which other paths need not wait for
-    )
+def _compile_kernel(tell: Callable[[str], None]) -> None:
+    from fedrec.runtime.compilation import is_compiled
 
     if not is_compiled():
         from fedrec.cohort.kernel.warm_up import compile_kernel
 
         tell("compiling the kernel, once on this machine (about 15 s)")
         compile_kernel()
+
+
+def _compile_losses(tell: Callable[[str], None]) -> None:
+    from fedrec.models import sequential
+    from fedrec.runtime.compilation import is_compiled
+
+    if not is_compiled(Path(*sequential.__path__)):
+        from fedrec.models.sequential._native import compile_losses
+
+        tell("compiling the loss, once on this machine (about 25 s)")
+        compile_losses()

@@ -86,6 +86,22 @@ def losses_with_gradients(
             losses[c] = _sequence(given, heads, factors, own, to, memory, room)
 
 
+def compile_losses() -> None:
+    """Compile for the types of training, with one client of one place."""
+    width = 2
+
+    def ones(*shape: int) -> np.ndarray:
+        return np.ones(shape, dtype=np.float32)
+
+    rows = ones(1, 3, width)
+    places = ones(1, 1, width)
+    dense = ones(1, int(block_size(width)) + 2 * width)
+    to = np.zeros(1, np.float32), np.zeros_like(rows), np.zeros_like(places), np.zeros_like(dense)
+    counts = np.ones(1, dtype=np.int64)
+    kept = ones(1, 3, 1, width)
+    losses_with_gradients(rows, 1, counts, ones(1), kept, 1, 0.5, places, dense, *to)
+
+
 @njit(**FAST)
 def _sequence(given, heads, factors, own, to, memory, room):
     """The losses of one client, whose gradients are added."""

@@ -2,6 +2,10 @@
 """SASRec's sampled softmax in compiled code against PyTorch's operations in float64."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from fedrec.data.schema import Schema
 from fedrec.models.sequential.sasrec import SasRec, SasRecConfig, _SampledLoss
 
 ITEMS = 400
+ROOT = Path(__file__).resolve().parents[4]
 SETTINGS = [
     {"width": 4, "longest": 5, "blocks": 1, "negatives": 7},
     {"width": 6, "longest": 5, "heads": 2, "negatives": 8, "dropout": 0.3},
@@ -83,3 +88,30 @@ def test_what_is_not_finite_is_seen():
     assert (
         found["block0.inner.weight"].flatten(1).isfinite().all(1).tolist() == [False] + [True] * 3
     )
+
+
+@pytest.mark.slow
+def test_training_finds_what_was_compiled_before_it(tmp_path):
+    """A process compiles, with an empty cache; another trains and compiles nothing of the loss."""
+    command = (
+        "from fedrec.models.sequential import _native as native\n"
+        "from tests.fedrec.models.sequential.test_compiled_loss import FourClients\n"
+        "import sys, torch\n"
+        "if sys.argv[1] == 'before':\n"
+        "    native.compile_losses()\n"
+        "else:\n"
+        "    clients = FourClients(True, width=4, longest=5, blocks=1, negatives=7)\n"
+        "    clients.solved(torch.float32, None)\n"
+        "print(sum(native.losses_with_gradients.stats.cache_misses.values()))"
+    )
+    environment = os.environ | {"FEDREC_CACHE": str(tmp_path)}
+    for when, compiled in (("before", "1"), ("after", "0")):
+        found = subprocess.run(
+            [sys.executable, "-c", command, when],
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert found.stdout.split()[-1] == compiled
