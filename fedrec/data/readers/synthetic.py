@@ -8,9 +8,9 @@ candidate items, mostly popular ones, and draws from it with weights proportiona
 `exp(selectivity x affinity)`. Ratings 1 to 5 are the affinity plus noise, discretised at fixed
 thresholds.
 
-Users are drawn in chunks, each from a stream of its own, and a chunk in blocks whose candidates stay
-in the processor's cache. No array of size users x items exists: for a million users and a million
-items, memory is needed for the interactions only.
+Users are drawn in chunks, each from a stream of its own, and a chunk in blocks whose candidates
+stay in the processor's cache. No array of size users x items exists: for a million users and a
+million items, memory is needed for the interactions only.
 """
 
 from __future__ import annotations
