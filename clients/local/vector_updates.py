@@ -19,7 +19,7 @@ from fedrec.device import summed_on_processor
 from fedrec.factors.outer_products import add_outer_products
 from fedrec.protocol.compact import bytes_of_triangle
 from fedrec.protocol.sparse_update import SparseAccumulator
-from fedrec.runtime.distinct import distinct
+from fedrec.runtime.grouping import distinct
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.privacy.stated import Stated
+from fedrec.runtime.grouping import spans
 
 Sparse: TypeAlias = Any
 """A `scipy.sparse.csr_array`; according to scipy's annotations its shape may be unknown."""
@@ -87,8 +88,7 @@ class Histories:
     def take(self, places: np.ndarray) -> Histories:
         """The users at some places `int64 [n]`, in that order."""
         counts = np.diff(self.offsets)[places]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        taken = np.repeat(self.offsets[places], counts) + within
+        taken = spans(self.offsets[places], counts)
         users = None if self.users is None else self.users[places]
         return replace(
             self,

@@ -41,6 +41,7 @@ from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.base import HistoryModel, Model, Parameters
 from fedrec.models.sequential.base import SequenceModel
 from fedrec.rng import stream, torch_stream
+from fedrec.runtime.grouping import within_groups
 
 
 class CentralConfig(ExamplesConfig, HistoriesConfig):
@@ -237,7 +238,7 @@ class Central(ExamplesBaseline, RatingBaseline):
         counts = np.bincount(known.users, minlength=known.num_users)
         mine = order[np.isin(known.users[order], new)]
         place = np.repeat(np.arange(len(new)), counts[new])
-        within = np.arange(len(mine)) - np.repeat(np.cumsum(counts[new]) - counts[new], counts[new])
+        within = within_groups(counts[new])
         shape = (len(new), int(counts[new].max()))
         columns = (
             np.zeros(shape, np.int64),

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedrec.errors import DataError
+from fedrec.runtime.grouping import spans, within_groups
 
 _WORD = re.compile(r"[^\W_]{2,}")
 
@@ -132,8 +133,7 @@ class Feature:
             return self.codes[starts][:, None]
         table = np.full((len(counts), max(self.width, 1)), -1, dtype=np.int64)
         row = np.repeat(np.arange(len(counts)), counts)
-        column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-        table[row, column] = self.codes[starts[row] + column]
+        table[row, within_groups(counts)] = self.codes[spans(starts, counts)]
         return table
 
     def renumbered(self, rows: np.ndarray, known: int) -> Feature:
@@ -146,8 +146,7 @@ class Feature:
         """
         counts = np.where(rows >= 0, np.diff(self.offsets)[rows], 0) if self.rows else 0 * rows
         owner = np.repeat(np.arange(len(rows)), counts)
-        within = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-        codes = self.codes[self.offsets[rows[owner]] + within]
+        codes = self.codes[spans(self.offsets[rows], counts)]
         remain = ~np.isin(np.arange(len(self.categories)), self.codes)
         remain[codes[owner < known]] = True
         kept = remain[codes]

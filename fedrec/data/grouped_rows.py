@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedrec.data.interactions import Interactions
+from fedrec.runtime.grouping import spans
 
 _AT_ONCE = 2**22  # rows, whose users are not in memory a second time
 
@@ -102,8 +103,7 @@ class GroupedRows:
         """The selected rows of some users `int64 [users]`."""
         counts = self.counts(users)
         place = np.repeat(np.arange(len(users)), counts)
-        within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = np.repeat(self._offsets[users], counts) + within
+        rows = spans(self._offsets[users], counts)
         if self._rows is not None:
             rows = self._rows[rows]
         return UserRows(self._data, self._labels, place, rows)

@@ -24,7 +24,7 @@ from fedrec.data.time_weighting import RecencyConfig, recent_weights, time_weigh
 from fedrec.errors import DataError
 from fedrec.experiment.tables import DataSettings
 from fedrec.rng import stream
-from fedrec.runtime.distinct import distinct
+from fedrec.runtime.grouping import distinct
 
 _AT_ONCE = 2**17  # clients or rows
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.protocol.sparse_update import Change, SparseUpdate
+from fedrec.runtime.grouping import spans
 
 _VALUE = "value/"
 _ROW = "row/"
@@ -69,8 +70,7 @@ class ItemRequests:
         their order."""
         starts = self.offsets[places]
         counts = self.offsets[places + 1] - self.offsets[places]
-        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        return np.repeat(starts, counts) + within
+        return spans(starts, counts)
 
     def take(self, places: np.ndarray) -> ItemRequests:
         """The clients at the given positions, `int64 [n]`."""

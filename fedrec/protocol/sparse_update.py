@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from fedrec.runtime.distinct import distinct
+from fedrec.runtime.grouping import distinct
 from fedrec.runtime.shared_memory import SharedArray
 
 _PIECE = 2**14  # numbers

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from fedrec.errors import EngineError
 from fedrec.protocol.messages import HELLO, unpack_presence
 from fedrec.protocol.orders import Presence
-from fedrec.runtime.distinct import distinct
+from fedrec.runtime.grouping import distinct
 from server.cohorts.balance import balanced
 from server.exchange.replies import answers
 

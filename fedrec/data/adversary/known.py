@@ -14,6 +14,7 @@ from fedrec.data.split import Partition
 from fedrec.errors import ExperimentError
 from fedrec.experiment.tables import AdversaryConfig
 from fedrec.rng import stream
+from fedrec.runtime.grouping import within_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +99,7 @@ def _drawn(counts: np.ndarray, share: float, seed: int) -> np.ndarray:
     users = np.repeat(np.arange(len(counts)), counts)
     order = np.lexsort((stream(seed, "public-rows").random(len(users)), users))
     place = np.empty(len(users), dtype=np.int64)
-    place[order] = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)
+    place[order] = within_groups(counts)
     return place < np.ceil(share * counts)[users]
 
 

@@ -25,7 +25,7 @@ from fedrec.data.files.tables import (
     read_table,
 )
 from fedrec.errors import DataError
-from fedrec.runtime.distinct import distinct
+from fedrec.runtime.grouping import distinct
 
 ROLES = ("user", "item", "rating", "time")
 _UNFIT = {

@@ -27,6 +27,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.readers._planted import PopularityLaw, Truth, plant
 from fedrec.rng import stream
+from fedrec.runtime.grouping import spans, within_groups
 
 _CANDIDATES_AT_ONCE = 2_000_000
 _CANDIDATES_IN_CACHE = 100_000  # some MB; other sizes give the same data, slower
@@ -204,7 +205,7 @@ class _Draws(NamedTuple):
 
     def chance_items(self, items: int) -> np.ndarray:
         """`int64 [interactions]`: as many distinct items as a user has interactions."""
-        place = _numbered(self.counts)
+        place = within_groups(self.counts)
         place *= np.repeat(self.steps, self.counts)
         place += np.repeat(self.starts, self.counts)
         return place % items
@@ -297,10 +298,5 @@ def _fittest(
     keys |= np.repeat(np.arange(len(found), dtype=np.uint64) << np.uint64(32 + bits), found)
     keys |= np.arange(len(weight), dtype=np.uint64)
     keys.sort()
-    first = np.repeat(np.cumsum(found) - found, counts)
-    return (keys[first + _numbered(counts)] & np.uint64((1 << bits) - 1)).astype(np.int64)
-
-
-def _numbered(counts: np.ndarray) -> np.ndarray:
-    """`int64 [sum of counts]`: from 0 within each group."""
-    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = spans(np.cumsum(found) - found, counts)
+    return (keys[first] & np.uint64((1 << bits) - 1)).astype(np.int64)

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedrec.data.interactions import Interactions, no_times
 from fedrec.rng import stream
+from fedrec.runtime.grouping import within_groups
 
 Order = Literal["random", "temporal"]
 
@@ -56,7 +57,7 @@ def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         `int64 [rows]` twice: the row's position, from 0, and the number of rows of its user.
     """
     counts = np.bincount(users)
-    return _place(users, key, np.cumsum(counts) - counts, counts), counts[users]
+    return _place(users, key, counts), counts[users]
 
 
 def users_of(interactions: Interactions, rows: np.ndarray | None = None) -> np.ndarray:
@@ -67,14 +68,9 @@ def users_of(interactions: Interactions, rows: np.ndarray | None = None) -> np.n
     return np.flatnonzero(present)
 
 
-def _place(
-    users: np.ndarray, key: np.ndarray, starts: np.ndarray, counts: np.ndarray
-) -> np.ndarray:
-    order = _order(users, key)
-    within = np.arange(len(users))
-    within -= np.repeat(starts, counts)
-    place = np.empty_like(within)
-    place[order] = within
+def _place(users: np.ndarray, key: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    place = np.empty(len(users), dtype=np.int64)
+    place[_order(users, key)] = within_groups(counts)
     return place
 
 

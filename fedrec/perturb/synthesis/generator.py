@@ -24,6 +24,7 @@ from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.nn.optimisers import Adam
 from fedrec.perturb.synthesis.similarity import Similarity
+from fedrec.runtime.grouping import spans
 
 
 class GeneratorConfig(Config):
@@ -184,8 +185,7 @@ def _owned(rows: Interactions, users: np.ndarray, candidates: np.ndarray) -> Ten
     column = np.full(rows.num_items, -1, dtype=np.int64)
     column[candidates] = np.arange(len(candidates))
     counts = np.diff(rows.user_offsets)[users]
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    own = rows.items[rows.user_order[np.repeat(rows.user_offsets[users], counts) + within]]
+    own = rows.items[rows.user_order[spans(rows.user_offsets[users], counts)]]
     row = np.repeat(np.arange(len(users)), counts)
     seen = column[own] >= 0
     owned = torch.zeros(len(users), len(candidates), dtype=torch.bool)
