@@ -45,3 +45,17 @@ def test_texts_stay_apart_and_follow_their_rows():
     assert table.only({"title"}).every == (title,)
     with pytest.raises(DataError, match="one name"):
         FeatureTable(3, (Feature.single("title", "aba"),), (title,))
+
+
+def test_codes_of_some_rows_are_those_of_all():
+    several = Feature(
+        "genre", ("a", "b", "c"), np.array([0, 2, 2, 3, 6]), np.array([1, 0, 2, 0, 1, 2])
+    )
+    assert several.padded().tolist() == [[1, 0, -1], [-1, -1, -1], [2, -1, -1], [0, 1, 2]]
+    one = Feature.single("gender", ["F", "M", "F"])
+    gaps = Feature("year", ("1", "2"), np.array([0, 1, 1, 2]), np.array([1, 0]))
+    assert one.padded().tolist() == [[0], [1], [0]] and gaps.padded().tolist() == [[1], [-1], [0]]
+    for feature in (several, one, gaps):
+        rows = np.array([2, 0, 2, 1])
+        assert feature.padded(rows).tolist() == feature.padded()[rows].tolist()
+        assert feature.padded(rows).flags.writeable

@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedrec.data import grouped_rows
+from fedrec.data import population as population_module
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed
@@ -286,3 +288,29 @@ def test_clients_with_numbers_of_their_own_have_the_data_of_users_by_index(world
         np.testing.assert_equal(getattr(own, name)(numbers[2:]), getattr(plain, name)(everyone[2:]))
     assert [data.client for data in own.clients(numbers)] == numbers.tolist()
     np.testing.assert_equal(own.client(30).items, plain.client(1).items)
+
+
+@pytest.mark.parametrize("most", [1, 3, 64])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_what_is_computed_in_parts_is_that_of_plain_loops(monkeypatch, most, grouped):
+    monkeypatch.setattr(population_module, "_AT_ONCE", most)
+    monkeypatch.setattr(grouped_rows, "_AT_ONCE", most)
+    random = np.random.default_rng(5)
+    users, items = random.integers(0, 12, 90), random.integers(0, 40, 90)
+    users = np.sort(users) if grouped else users
+    ratings = random.integers(1, 6, 90).astype(np.float32)
+    features = FeatureTable(12), FeatureTable(40)
+    data = Interactions("drawn", users, items, np.arange(12), np.arange(40), *features, ratings)
+    order = random.permutation(90)
+    partition = Partition(np.arange(9), np.sort(order[:60]), order[60:60], np.sort(order[60:]))
+    found = Population(data, partition, task="ranking", positive_above=3.0)
+    rows = list(zip(users.tolist(), items.tolist(), (ratings > 3).tolist(), strict=True))
+    trained = [rows[row] for row in partition.train_rows if rows[row][0] < 9]
+    likes = {(user, item) for user, item, liked in trained if liked}
+    assert found.popularity.tolist() == [sum(i == item for _, i in likes) / 9 for item in range(40)]
+    assert found.untrained_items.tolist() == [all(i != j for _, j, _ in trained) for i in range(40)]
+    tested = {rows[row][0] for row in partition.test_rows if rows[row][2]}
+    assert found.evaluated_clients("test").tolist() == sorted(tested)
+    for client, own in enumerate(found.clients(np.arange(9))):
+        mine = [row for row in partition.train_rows if users[row] == client]
+        assert own.items.tolist() == items[mine].tolist()

@@ -10,6 +10,7 @@ from fedrec.components.registry import SPLIT, resolve
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Split
+from fedrec.data.splits._order import places
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.errors import DataError, ExperimentError
 
@@ -338,3 +339,20 @@ class TestKfold:
 
 def test_configuration_class_is_found_by_name():
     assert resolve(SPLIT, "user-holdout") is UserHoldout
+
+
+@pytest.mark.parametrize("least", [0, -(2**62), 2**62], ids=["small", "negative", "large"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_places_are_those_of_a_sort_by_two_keys(least, grouped):
+    """Also where user and key do not fit into one number."""
+    random = np.random.default_rng(1)
+    users = random.integers(0, 40, 300)
+    users = np.sort(users) if grouped else users
+    key = least + random.integers(0, 30, 300)
+    key[7] = 2**62
+    place, count = places(users, key)
+    for user in range(40):
+        rows = np.flatnonzero(users == user).tolist()
+        ordered = sorted(rows, key=lambda row: (key[row], row))
+        assert place[ordered].tolist() == list(range(len(rows)))
+        assert set(count[rows].tolist()) <= {len(rows)}
