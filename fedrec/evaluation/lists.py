@@ -61,7 +61,7 @@ class HeldOutLists:
         masks = self._masks(clients)
         block = self._block(scores, masks)
         if sums:
-            block.popularity = torch.from_numpy(self._population.popularity)
+            block.popularity = torch.tensor(self._population.popularity)
             block.liked = self._liked(clients)
         columns = self._metrics.of_block(block) | self._of_untrained_items(block)
         return Evaluated.of(columns, clients, self._metrics.sums(block) if sums else None)
