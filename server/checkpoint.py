@@ -35,6 +35,7 @@ from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.runs.changed_rows import with_unchanged, without_unchanged
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import open_atomically
+from fedrec.runtime.end_signals import uninterrupted
 from fedrec.runtime.text_files import MOST_JSON, parse_json
 
 log = logging.getLogger("fedrec")
@@ -103,8 +104,9 @@ class Checkpoints:
         Raises:
             RunError: the previous one could not be written.
         """
-        self.finish()
-        self._writing = self._writer.submit(self.save, state)
+        with uninterrupted():
+            self.finish()
+            self._writing = self._writer.submit(self.save, state)
 
     def finish(self) -> None:
         """Wait until the state passed to `begin` is written.
@@ -112,10 +114,11 @@ class Checkpoints:
         Raises:
             RunError: it could not be written.
         """
-        writing = self._writing
-        self._writing = None
-        if writing is not None:
-            writing.result()
+        with uninterrupted():
+            writing = self._writing
+            self._writing = None
+            if writing is not None:
+                writing.result()
 
     def save(self, state: State) -> None:
         """Write the state of a round and drop the oldest checkpoints beyond `keep`.

@@ -7,23 +7,25 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 @contextmanager
 def interrupting() -> Iterator[None]:
     """SIGTERM and SIGHUP raise `KeyboardInterrupt` in the main thread, so that a run records how it
-    ended and its processes are stopped.
+    ended and its processes are stopped; they and Ctrl-C wait where it is `uninterrupted`.
 
     Existing handlers stay, except Ray's, which only ends the process: Flower's processes use theirs
     to unregister from the SuperLink.
     """
     changed = {}
     if threading.current_thread() is threading.main_thread():
-        for sign in (signal.SIGTERM, signal.SIGHUP):
+        interrupt = _Interrupt()
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             present = signal.getsignal(sign)
-            if present is signal.SIG_DFL or getattr(present, "__module__", "").startswith("ray."):
+            if _only_ends(present):
                 changed[sign] = present
-                signal.signal(sign, _interrupt)
+                signal.signal(sign, interrupt)
     try:
         yield
     finally:
@@ -31,5 +33,54 @@ def interrupting() -> Iterator[None]:
             signal.signal(sign, before)
 
 
-def _interrupt(number: int, _: object) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """What the main thread does within is finished before a signal interrupts it.
+
+    For work with locks that other threads need: an exception on the way out of `with lock` leaves
+    it locked, and those threads, and with them the end of the process, would wait for ever.
+    """
+    interrupts = _present() if threading.current_thread() is threading.main_thread() else set()
+    for one in interrupts:
+        one.waiting += 1
+    try:
+        yield
+    finally:
+        for one in interrupts:
+            one.waiting -= 1
+        for one in interrupts:
+            one.raise_late()
+
+
+class _Interrupt:
+    """Handles a signal by `KeyboardInterrupt`, at once or when it need not wait any more."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        """How many blocks of code, one within the other, must not be interrupted."""
+        self._late = ""
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        if self.waiting:
+            self._late = signal.Signals(number).name
+        else:
+            raise KeyboardInterrupt(signal.Signals(number).name)
+
+    def raise_late(self) -> None:
+        if self._late and not self.waiting:
+            late = self._late
+            self._late = ""
+            raise KeyboardInterrupt(late)
+
+
+def _present() -> set[_Interrupt]:
+    """The handlers of `interrupting`."""
+    signs = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return {one for one in map(signal.getsignal, signs) if isinstance(one, _Interrupt)}
+
+
+def _only_ends(handler: object) -> bool:
+    """Whether a handler is the default one, or Ray's."""
+    if handler in (signal.SIG_DFL, signal.default_int_handler):
+        return True
+    return str(getattr(handler, "__module__", "")).startswith("ray.")

@@ -2,6 +2,8 @@
 """Checkpoints: bit-exact, and damage is detected."""
 
 import logging
+import signal
+import threading
 import zipfile
 from dataclasses import replace
 
@@ -10,6 +12,7 @@ import pytest
 
 from fedrec.errors import RunError
 from fedrec.runs import changed_rows
+from fedrec.runtime.end_signals import interrupting
 from server.checkpoint import Checkpoints, State
 
 
@@ -231,3 +234,22 @@ def test_a_difference_from_a_damaged_checkpoint_is_damaged(checkpoints, large, d
     checkpoints.save(large(4))  # whole, because what it would differ from is damaged
     assert damage == "another" or sizes(checkpoints)["4"] > 8000
     assert same(checkpoints.latest(), large(4))
+
+
+@pytest.mark.timeout(20)
+def test_a_signal_while_a_state_is_handed_over_comes_after_it(checkpoints, monkeypatch):
+    """An exception at the end of `with lock` leaves it locked, and the writer waits for ever."""
+    leave = threading.Condition.__exit__
+
+    def interrupted(condition, *error):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGHUP)
+        return leave(condition, *error)
+
+    with interrupting():
+        monkeypatch.setattr(threading.Condition, "__exit__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.begin(state(1))
+        checkpoints.begin(state(2))
+        checkpoints.finish()
+    assert same(checkpoints.latest(), state(2)) and len(files(checkpoints)) == 2
