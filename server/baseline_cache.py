@@ -2,53 +2,31 @@
 """Results of centralised systems, kept between runs.
 
 Runs on the same data, split and seed have the same baselines, whose fits often take longer than the
-rounds. What a run stores of one is kept in `$FEDREC_CACHE/baselines` (default
-`~/.cache/fedrec/baselines`) under a digest of all that it depends on: data, split and evaluated
-users, settings and seed, the code of fedrec, and the libraries with their threads and the
-processor's instructions. So a run has the same bytes with the cache and without it, but for
-`seconds`, which are those of the fit that was made.
+rounds. What a run stores of one is kept (`fedrec.runs.kept`) under a digest of all that it depends
+on, data, split and evaluated users, settings and seed among them. Later runs have the same bytes,
+but for `seconds`, which are those of the fit that was made.
 
 Private systems are not kept: a run is charged for a release of its own. Nor are systems with parts
-from other packages, whose code is not in the digest. `FEDREC_CACHE_BASELINES=no` switches the cache
-off. It keeps the most recently used results only, readable by this user alone, because they have
-metrics of each user of the data; it may be deleted at any time.
+from other packages, whose code is not in the digest.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-import torch
-from threadpoolctl import threadpool_info
-
-import fedrec
 from fedrec.baselines.base import Baseline
 from fedrec.data.population import Population
-from fedrec.errors import RunError
 from fedrec.evaluation.central import CentralEvaluation
 from fedrec.experiment.schema import Experiment
-from fedrec.runs.environment import environment
-from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.compilation import cache_folder
-from fedrec.runtime.content_digest import content_digest, source_digest
-from fedrec.runtime.text_files import read_json
+from fedrec.runs.kept import keep, kept_folder, read_kept, surroundings
+from fedrec.runtime.content_digest import content_digest
+from fedrec.runtime.text_files import MOST_JSON, parse_json
 
-LARGEST = 2**29
-"""Bytes of the files that are kept."""
 _PRIVATE = "fedrec.baselines.private"
 _OURS = {"fedrec", "builtins", "numpy", "torch"}
-
-
-def baseline_cache_folder() -> Path | None:
-    """The folder of kept results; None if the cache is switched off."""
-    if os.environ.get("FEDREC_CACHE_BASELINES", "").lower() in ("no", "off", "0"):
-        return None
-    return cache_folder().parent / "baselines"
 
 
 class BaselineCache:
@@ -66,7 +44,7 @@ class BaselineCache:
         self._experiment = experiment
         self._population = population
         self._evaluation = evaluation
-        self._folder = baseline_cache_folder()
+        self._folder = kept_folder()
 
     def file(self, baseline: Baseline) -> Path | None:
         """The file of a system that is not fitted yet; None if its results are not kept."""
@@ -87,46 +65,28 @@ class BaselineCache:
     def _common(self) -> str:
         """Digest of what all systems depend on."""
         settings = self._experiment.evaluation.model_dump(mode="json", exclude={"baselines"})
-        libraries = [
-            [found.get(key) for key in ("internal_api", "version", "architecture", "num_threads")]
-            for found in threadpool_info()
-        ]
-        machine = {key: value for key, value in environment().items() if key != "commit"}
         return content_digest(
-            source_digest(Path(fedrec.__file__).parent),
-            machine,
-            sorted(map(repr, libraries)),
-            torch.backends.cpu.get_cpu_capability(),
-            torch.get_num_threads(),
+            surroundings(),
             settings,
             self._evaluation.clients,
             _content(self._population),
         )
 
 
-def read_kept(file: Path) -> dict[str, str] | None:
+def read_texts(file: Path) -> dict[str, str] | None:
     """Texts by file name; None if nothing is kept, or something damaged."""
+    content = read_kept(file)
     try:
-        found = read_json(file)
-        file.touch()  # the most recently used are kept
-    except (OSError, ValueError):
+        found = None if content is None else parse_json(content, MOST_JSON)
+    except ValueError:
         return None
     ours = isinstance(found, dict) and all(isinstance(text, str) for text in found.values())
     return found if ours else None
 
 
-def keep(file: Path, texts: Mapping[str, str]) -> None:
-    """Keep texts by file name, and delete what was used least recently beyond `LARGEST`. A folder
-    that cannot be written keeps nothing."""
-    with suppress(RunError, OSError):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # metrics of single users
-        write_atomically(file, json.dumps(dict(texts)), durable=False)
-        kept = sorted(file.parent.glob("*.json"), key=lambda one: one.stat().st_mtime, reverse=True)
-        total = 0
-        for one in kept:
-            total += one.stat().st_size
-            if total > LARGEST:
-                one.unlink()
+def keep_texts(file: Path, texts: Mapping[str, str]) -> None:
+    """Keep texts by file name."""
+    keep(file, json.dumps(dict(texts)))
 
 
 def _module(part: object) -> str:

@@ -39,7 +39,7 @@ from fedrec.report.privacy_total import systems_together
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.strict_json import finite
-from server.baseline_cache import BaselineCache, keep, read_kept
+from server.baseline_cache import BaselineCache, keep_texts, read_texts
 from server.callbacks.callback_list import CallbackList
 
 log = logging.getLogger("fedrec")
@@ -139,7 +139,7 @@ def _measured(
     device = resolve_device(experiment.engine.device)
     baseline = make_baseline(label, options, seed=experiment.seed, device=device)
     file = cache.file(baseline)
-    texts = None if file is None else read_kept(file)
+    texts = None if file is None else read_texts(file)
     if texts is not None:
         run.write_baseline_texts(label, texts)
         log.info("baseline %s: fitted by an earlier run, kept in %s", label, file)
@@ -162,7 +162,7 @@ def _measured(
         found["privacy"] = _account(label, ledger, baseline)
     run.write_baseline(label, found, evaluated.users, evaluated.groups())
     if file is not None:
-        keep(file, run.baseline_texts(label))
+        keep_texts(file, run.baseline_texts(label))
     log.info("baseline %s in %.2f s: %s", label, sum(seconds.values()), metrics)
     return found
 

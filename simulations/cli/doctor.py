@@ -102,12 +102,12 @@ def _kernel() -> str:
 
 def _baselines() -> str:
     """What earlier runs kept of centralised systems."""
-    from server.baseline_cache import baseline_cache_folder
+    from fedrec.runs.kept import kept_folder
 
-    folder = baseline_cache_folder()
+    folder = kept_folder()
     if folder is None:
         return "fitted in each run (FEDREC_CACHE_BASELINES)"
-    size = sum(file.stat().st_size for file in folder.glob("*.json")) / 2**20
+    size = sum(file.stat().st_size for file in folder.glob("*.*")) / 2**20
     return f"{size:.0f} MiB kept from earlier runs in {folder}, which may be deleted"
 
 

@@ -7,8 +7,6 @@ import pytest
 
 from fedrec.baselines.simple.popularity import Popularity
 from fedrec.evaluation.central import CentralEvaluation
-from server import baseline_cache
-from server.baseline_cache import keep, read_kept
 from simulations import runner
 
 TESTED = ["popularity", {"name": "ease", "regularisation": 5.0}]
@@ -103,15 +101,3 @@ def test_a_damaged_file_is_fitted_anew(cache, fitted, run):
     for file in cache.glob("*.json"):
         file.write_text("{", encoding="utf-8")
     assert stored(run(2)) == stored(first) and len(fitted) == 4
-
-
-def test_what_was_used_least_recently_is_deleted(tmp_path, monkeypatch):
-    monkeypatch.setattr(baseline_cache, "LARGEST", 100)
-    files = [tmp_path / f"{name}.json" for name in "abc"]
-    for age, file in zip((30, 20), files, strict=False):
-        keep(file, {"users.csv": "x" * 20})
-        then = file.stat().st_mtime_ns - age * 10**9
-        baseline_cache.os.utime(file, ns=(then, then))
-    assert read_kept(files[0]) == {"users.csv": "x" * 20}
-    keep(files[2], {"users.csv": "x" * 20})
-    assert [file.exists() for file in files] == [True, False, True]

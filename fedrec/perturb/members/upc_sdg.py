@@ -7,6 +7,8 @@ contribution; the k n rows of each user with the smallest weights are replaced, 
 Gumbel-softmax trained for similarity of at most gamma to the row's item and for the user's
 preference. The parts are in `fedrec.perturb.synthesis`. Every row counts as an interaction,
 whatever its rating; a substitute takes over the rating and time of the row that it replaces.
+Embeddings and attention depend on the rows and not on k and gamma, and are kept for later runs
+(`fedrec.runs.kept`).
 
 The paper's definition 1 calls the share that is *kept* the replacement ratio, but uses it
 everywhere as the share that is replaced, as here. It claims privacy without a proof: see `words`.
@@ -38,6 +40,7 @@ from fedrec.perturb.synthesis.selection import lowest, replaced_counts
 from fedrec.perturb.synthesis.similarity import Definition, Similarity
 from fedrec.perturb.synthesis.substitutes import Draw, random_substitutes, scored_substitutes
 from fedrec.rng import stream, torch_stream
+from fedrec.runs.kept import kept_arrays
 
 
 class UpcSdgConfig(ReplacementConfig):
@@ -110,11 +113,17 @@ class UpcSdg(Perturbation):
         ]
 
     def _embeddings(self, rows: Interactions) -> tuple[torch.Tensor, Similarity]:
-        trained = Bprmf(self.config.embeddings.model_copy(update={"seed": self.seed}))
-        trained.fit(Histories(rows.num_items, rows.user_offsets, rows.items[rows.user_order]))
-        return torch.from_numpy(trained.own), Similarity(
-            torch.from_numpy(trained.items), self.config.similarity
-        )
+        """Of users, `float32 [users, d]`, and of items with their similarity."""
+        settings = self.config.embeddings.model_copy(update={"seed": self.seed})
+
+        def train() -> dict[str, np.ndarray]:
+            trained = Bprmf(settings)
+            trained.fit(Histories(rows.num_items, rows.user_offsets, rows.items[rows.user_order]))
+            return {"users": trained.own, "items": trained.items}
+
+        found = kept_arrays(train, "upc-sdg embeddings", settings, rows)
+        items = torch.from_numpy(found["items"])
+        return torch.from_numpy(found["users"]), Similarity(items, self.config.similarity)
 
     def _chosen(
         self, rows: Interactions, preferences: Preferences, users: torch.Tensor, items: torch.Tensor
@@ -123,9 +132,19 @@ class UpcSdg(Perturbation):
         counts = replaced_counts(rows, preferences.ratio)
         if self.config.select == "random" or not counts.any():
             return lowest(rows, stream(self.seed, "perturb-rows").random(len(rows)), counts), {}
-        source = torch_stream(self.seed, "perturb-attention")
-        logits, losses = train_attention(self.config.attention, rows, users, items, source)
-        return lowest(rows, logits, counts), {"attention loss per user": _first_and_last(losses)}
+        config = self.config.attention
+
+        def train() -> dict[str, np.ndarray]:
+            source = torch_stream(self.seed, "perturb-attention")
+            logits, losses = train_attention(config, rows, users, items, source)
+            return {"logits": logits, "losses": np.array(losses)}
+
+        learned = users.numpy(), items.numpy()
+        found = kept_arrays(train, "upc-sdg attention", config, self.seed, rows, *learned)
+        losses = found["losses"].tolist()
+        return lowest(rows, found["logits"], counts), {
+            "attention loss per user": _first_and_last(losses)
+        }
 
     def _substitutes(
         self,

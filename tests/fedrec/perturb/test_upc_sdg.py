@@ -2,12 +2,15 @@
 """UPC-SDG against closed forms: similarities, attention, Gumbel-softmax, and limits of gamma and
 k."""
 
+from operator import attrgetter
+
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
 
 from fedrec.errors import DataError, ExperimentError
+from fedrec.perturb.members import upc_sdg
 from fedrec.perturb.members.upc_sdg import UpcSdg, UpcSdgConfig
 from fedrec.perturb.synthesis.attention import (
     Attention,
@@ -293,6 +296,31 @@ class TestWhole:
         finally:
             torch.set_num_threads(before)
         assert (found[0] == found[1]).all()
+
+    def test_embeddings_and_attention_are_trained_once_for_all_ratios_and_sensitivities(
+        self, two_tastes, tmp_path, monkeypatch
+    ):
+        wanted = [
+            {"replacement-ratio": k, "sensitivity": g} for k in (0.3, 0.6) for g in (0.2, 0.8)
+        ]
+        alone = [synthetic(two_tastes, **one) for one in wanted]
+        monkeypatch.setenv("FEDREC_CACHE", str(tmp_path))
+        monkeypatch.delenv("FEDREC_CACHE_BASELINES")
+        trained = []
+        for name in ("Bprmf.fit", "train_attention"):
+            real = attrgetter(name)(upc_sdg)
+
+            def told(*given, name=name, real=real):
+                trained.append(name)
+                return real(*given)
+
+            monkeypatch.setattr(f"{upc_sdg.__name__}.{name}", told)
+        kept = [synthetic(two_tastes, **one) for one in wanted]
+        assert sorted(trained) == ["Bprmf.fit", "train_attention"]
+        for one, other in zip(alone, kept, strict=True):
+            assert (one.rows.items == other.rows.items).all() and one.figures == other.figures
+        synthetic(two_tastes, seed=1)
+        assert len(trained) == 4
 
     @pytest.mark.parametrize(
         ("wrong", "word"),
