@@ -69,6 +69,7 @@ MILLION := --set dataset.users=1000000 --set dataset.items=100000 --set dataset.
 bench-costs: $(VENV)/.installed-test  ## What is not training, parts of whole commands, what privacy costs, a million users
 	$(BIN)/python benchmarks/overhead.py --cohort 100 --rounds 20
 	$(BIN)/python benchmarks/privacy_cost.py --cohort 100 --rounds 25 --repeats 8
+	$(BIN)/python -m benchmarks.kernel_limit privrec-ml1m sgd
 	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/command_parts.py
 	$(BIN)/python benchmarks/start.py 10000000

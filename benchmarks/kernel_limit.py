@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the compiled training of a shipped experiment could be, and what it is, on one core.
+
+    FEDREC_DATA=DATA python -m benchmarks.kernel_limit privrec-ml1m sgd
+
+Counts the operations of matrix products in the local steps of a round, measures how many a
+second this core does at most, in tiles of a few shapes whose numbers are in the L1 cache, and
+in products of the step's own shapes, and compares with the time of training. Operations outside of
+products (activations, gathering rows, steps of biases) are not counted: their time is what is left.
+
+Arguments: experiment, step, users (default 64), overrides.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from benchmarks.contestants.shipped import initial, node_of, orders, trained
+from fedrec.cohort.kernel import training
+from fedrec.nn.native.products import add_outputs, descend_weights, input_gradients
+from fedrec.nn.native.tiles import WIDE, tile
+from fedrec.runtime.compilation import FAST
+
+SHAPES = ((8, 32), (10, 32), (12, 32)) if WIDE else ((4, 16), (5, 16), (6, 16))
+"""Rows and columns of the tiles that are tried."""
+PRODUCTS = {"forward": add_outputs, "of inputs": input_gradients, "of weights": descend_weights}
+"""Kinds of products: the forward pass, and the two gradients."""
+Shape = tuple[str, int, int, int]
+"""Kind, rows of the batch or table, and a weight's inputs and outputs."""
+
+
+@dataclass
+class Seen:
+    """What compiled training was asked to do, and its processor time."""
+
+    products: Counter[Shape] = field(default_factory=Counter)
+    clients: int = 0
+    numbers: int = 0
+    """Parameters of all clients."""
+    seconds: float = 0.0
+
+    def watched(self, real: Callable[..., None]) -> Callable[..., None]:
+        """The compiled function, watched."""
+
+        def train(network: Any, rates: Any, examples: Any, steps: Any, *rest: Any) -> None:
+            counts = examples[3]
+            _, _, _, dense, rows, *_ = rest
+            for client, taken in enumerate(steps):
+                for rows_of_batch in counts[:taken, client].tolist():
+                    self.products.update(_products(network, rows_of_batch, rows.shape[2]))
+            self.clients += len(steps)
+            self.numbers += dense.size + rows.size
+            begun = time.process_time()
+            real(network, rates, examples, steps, *rest)
+            self.seconds += time.process_time() - begun
+
+        return train
+
+
+def _products(network: Any, examples: int, width: int) -> Iterator[Shape]:
+    """The products of one step."""
+    out = int(network.layers[0, 2])
+    tables = [(int(feature[5]), int(feature[1])) for feature in network.features]
+    first = [(examples, width)] if width else []
+    for rows, inputs in first + tables:
+        yield from ((kind, rows, inputs, out) for kind in PRODUCTS)
+    for _, inputs, outputs, _ in network.layers[1:].tolist():
+        yield from ((kind, examples, inputs, outputs) for kind in PRODUCTS)
+
+
+def operations(shape: Shape) -> int:
+    """Multiplications and additions of a product."""
+    return 2 * shape[1] * shape[2] * shape[3]
+
+
+def product_seconds(shape: Shape) -> float:
+    """Processor time of one product whose numbers are in the caches."""
+    kind, rows, inputs, outputs = shape
+    values, weights, results = (
+        np.ones(size, dtype=np.float32)
+        for size in ((rows, inputs), (inputs, outputs), (rows, outputs))
+    )
+    room = np.empty(4 * (weights.size + values.size + results.size) + 4096, dtype=np.float32)
+    given = {
+        "forward": (values, weights, results, room),
+        "of inputs": (results, weights, values, room),
+        "of weights": (np.float32(1e-30), values, results, weights, room),
+    }[kind]
+    return _least(_repeated(PRODUCTS[kind]), *given)
+
+
+def peak(rows: int, columns: int) -> float:
+    """Operations a second of a tile, over 256 numbers."""
+    add = tile(rows, columns)
+
+    @njit(**FAST)
+    def run(times: int, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        for _ in range(times):
+            add(
+                np.float32(1), 256, a.ctypes.data, 256, 1, b.ctypes.data, columns, out.ctypes.data,
+                columns,
+            )  # fmt: skip
+
+    shapes = ((rows, 256), (256, columns), (rows, columns))
+    given = [np.zeros(shape, dtype=np.float32) for shape in shapes]
+    return 2 * rows * columns * 256 / _least(run, *given)
+
+
+@cache
+def _repeated(product: Callable[..., None]) -> Callable[..., None]:
+    @njit(**FAST)
+    def run(times, *given):
+        for _ in range(times):
+            product(*given)
+
+    return run
+
+
+def _least(run: Callable[..., None], *given: Any) -> float:
+    """Processor time of one of many runs, the least of four measurements of 4 ms or more."""
+    run(1, *given)
+    times = 1
+    while (seconds := _clocked(run, times, *given)) < 0.004:
+        times *= 2
+    return min(seconds, *(_clocked(run, times, *given) for _ in range(3))) / times
+
+
+def _clocked(run: Callable[..., None], times: int, *given: Any) -> float:
+    begun = time.process_time()
+    run(times, *given)
+    return time.process_time() - begun
+
+
+def main(name: str, step: str, users: str = "64", *overrides: str) -> None:
+    """Train two rounds, measure the products of the second, and print both."""
+    node = node_of(name, "kernel", *overrides)
+    arrays = initial(node)
+    warm, order = orders(node, step, int(users), 2)
+    trained(node, arrays, warm)
+    seen = Seen()
+    training.train_clients = seen.watched(training.train_clients)
+    begun = time.process_time()
+    trained(node, arrays, order)
+    whole = time.process_time() - begun
+    most = {shape: peak(*shape) for shape in SHAPES}
+    best = max(most.values())
+    print("tiles:", ", ".join(f"{r} x {c} {v / 1e9:.0f} GFLOP/s" for (r, c), v in most.items()))
+    work = sum(count * operations(shape) for shape, count in seen.products.items())
+    found = {shape: product_seconds(shape) for shape in seen.products}
+    in_products = sum(found[shape] * count for shape, count in seen.products.items())
+    print(f"{'product':>12}{'rows':>6}{'in':>6}{'out':>6}{'of all':>9}{'GFLOP/s':>9}{'of peak':>9}")
+    largest = sorted(seen.products.items(), key=lambda one: -one[1] * operations(one[0]))
+    for (kind, rows, inputs, outputs), count in largest[:12]:
+        shape = kind, rows, inputs, outputs
+        speed = operations(shape) / found[shape]
+        print(
+            f"{kind:>12}{rows:>6}{inputs:>6}{outputs:>6}{count * operations(shape) / work:>9.1%}"
+            f"{speed / 1e9:>9.1f}{speed / best:>9.0%}"
+        )
+    users_seen = seen.clients
+    print(
+        f"a user: {work / users_seen / 1e6:.1f} MFLOP in products,"
+        f" {seen.numbers / users_seen / 1e3:.0f} thousand parameters"
+    )
+    times = {"products at the peak": work / best, "products": in_products}
+    times |= {"compiled training": seen.seconds, "everything": whole}
+    for name_of_time, seconds in times.items():
+        print(f"{name_of_time:>22}{1e3 * seconds / users_seen:>8.3f} ms a user")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
