@@ -10,6 +10,7 @@ With noise from the operating system it counts again.
 from __future__ import annotations
 
 import logging
+import sqlite3
 
 import numpy as np
 
@@ -23,7 +24,10 @@ log = logging.getLogger("fedrec")
 class UploadLedger(DatabaseFile):
     """Uploads by client and round."""
 
-    opening = ("CREATE TABLE IF NOT EXISTS uploads (client INTEGER, round INTEGER)",)
+    opening = (
+        "CREATE TABLE IF NOT EXISTS uploads (client INTEGER, round INTEGER)",
+        "CREATE INDEX IF NOT EXISTS by_client ON uploads (client, round)",
+    )
 
     def take(
         self, clients: np.ndarray, round_number: int, limit: int, *, fresh: bool
@@ -44,15 +48,19 @@ class UploadLedger(DatabaseFile):
             if not fresh:
                 named = [(client, int(round_number)) for client in clients.tolist()]
                 connection.executemany("DELETE FROM uploads WHERE client = ? AND round >= ?", named)
-            made = dict(
-                connection.execute(
-                    "SELECT client, COUNT(*) FROM uploads GROUP BY client"
-                ).fetchall()
+            may = np.array(
+                [_uploads(connection, client) < limit for client in clients.tolist()], dtype=bool
             )
-            may = np.array([made.get(client, 0) < limit for client in clients.tolist()], dtype=bool)
             rows = [(client, int(round_number)) for client in clients[may].tolist()]
             connection.executemany("INSERT INTO uploads VALUES (?, ?)", rows)
         return may
+
+
+def _uploads(connection: sqlite3.Connection, client: int) -> int:
+    (made,) = connection.execute(
+        "SELECT COUNT(*) FROM uploads WHERE client = ?", (client,)
+    ).fetchone()
+    return made
 
 
 def permitted(

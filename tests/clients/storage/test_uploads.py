@@ -27,6 +27,15 @@ def test_a_client_has_so_many_and_no_more(tmp_path, on_disk):
     assert ledger.take(ids(1, 2, 3), 3, 2, fresh=False).tolist() == [True, False, True]
 
 
+def test_what_a_round_costs_does_not_grow_with_earlier_uploads():
+    """In thousands of instructions of SQLite, which go through 20,000 rows in a hundred."""
+    ledger, thousands = UploadLedger(None), []
+    ledger.take(np.arange(20_000), 1, 1, fresh=False)
+    ledger._memory.set_progress_handler(lambda: thousands.append(1) and None, 1000)
+    assert not ledger.take(np.arange(20), 2, 1, fresh=False).any()
+    assert len(thousands) <= 5
+
+
 def test_a_repeated_round_counts_once_from_a_seed_and_each_time_without(tmp_path):
     seeded, fresh = UploadLedger(None), UploadLedger(None)
     assert [seeded.take(ids(1), 1, 2, fresh=False)[0] for _ in range(5)] == [True] * 5
