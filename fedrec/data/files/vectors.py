@@ -38,9 +38,11 @@ def read_vectors(path: Path, ids: np.ndarray, *, complete: bool) -> Vectors:
     if names.duplicated().any():
         twice = names[names.duplicated()][0]
         raise _wrong(path, "one vector per item", f"two of {twice!r}", "leave one of them out")
+    with np.errstate(over="ignore"):  # what is too large becomes infinity
+        values = values.astype(np.float32)
     if values.ndim != 2 or not np.isfinite(values).all():
         got = "NaN or infinity" if values.ndim == 2 else f"an array of shape {list(values.shape)}"
-        raise _wrong(path, "finite numbers, [items, width]", got, "correct the vectors")
+        raise _wrong(path, "finite numbers of 32 bits, [items, width]", got, "correct the vectors")
     place = names.get_indexer(pd.Index(ids.astype(str)))
     known = place >= 0
     missing = ids[~known]
@@ -76,7 +78,7 @@ def _npy(path: Path) -> tuple[pd.Index, np.ndarray]:
     except (OSError, ValueError, SyntaxError, TokenError) as error:  # the latter two: of its header
         expected = f"an array of numbers, and {_ids_of(path).name} with the id of each row"
         raise _wrong(path, expected, str(error), "write both files again") from None
-    if len(lines) != len(np.atleast_1d(values)) or not np.issubdtype(values.dtype, np.number):
+    if len(lines) != len(np.atleast_1d(values)) or values.dtype.kind not in "iuf":
         got = f"{len(lines):,} ids and an array {list(values.shape)} of {values.dtype}"
         raise _wrong(path, "numbers, and an id for each row", got, "write both files again")
     return pd.Index(lines), values

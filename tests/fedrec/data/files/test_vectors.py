@@ -55,6 +55,7 @@ def test_an_item_without_a_vector_is_refused_unless_it_may_have_the_mean(tmp_pat
         read_vectors(npy(tmp_path), np.array(["x"]), complete=False)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("values", "names", "message"),
     [
@@ -62,7 +63,9 @@ def test_an_item_without_a_vector_is_refused_unless_it_may_have_the_mean(tmp_pat
         (VALUES, ["30", "10"], "2 ids and an array"),
         (VALUES[:, 0], NAMES, r"an array of shape \[3\]"),
         (np.where(VALUES > 8, np.nan, VALUES), NAMES, "NaN or infinity"),
+        (np.where(VALUES > 8, 1e300, VALUES), NAMES, "NaN or infinity"),
         (np.array([["a"], ["b"], ["c"]]), NAMES, "of <U1"),
+        (VALUES + 1j, NAMES, "of complex128"),
     ],
 )
 def test_vectors_that_cannot_be_used_are_refused(tmp_path, values, names, message):
