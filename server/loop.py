@@ -26,6 +26,7 @@ from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from fedrec.rng import seed_sequence
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
+from fedrec.runtime.end_signals import raise_if_interrupted
 from server.callbacks.base import Callback
 from server.callbacks.callback_list import CallbackList
 from server.checkpoint import Checkpoints, State
@@ -126,6 +127,7 @@ class Loop:
         stop = False
         try:
             while state.round < self.experiment.rounds and not stop and self._goes_on(state.round):
+                raise_if_interrupted()
                 before = self._watched(state)
                 state = self._round(state)
                 self.callbacks.on_update(state.round, before, state.parameters)

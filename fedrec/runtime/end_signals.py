@@ -52,19 +52,30 @@ def uninterrupted() -> Iterator[None]:
             one.raise_late()
 
 
+def raise_if_interrupted() -> None:
+    """Raise `KeyboardInterrupt` again if a signal came since `interrupting` began: native code that
+    calls Python may drop the exception, and what is interrupted would go on."""
+    for one in _present():
+        if one.received:
+            raise KeyboardInterrupt(one.received)
+
+
 class _Interrupt:
     """Handles a signal by `KeyboardInterrupt`, at once or when it need not wait any more."""
 
     def __init__(self) -> None:
         self.waiting = 0
         """How many blocks of code, one within the other, must not be interrupted."""
+        self.received = ""
+        """Name of the last signal."""
         self._late = ""
 
     def __call__(self, number: int, _: FrameType | None) -> None:
+        self.received = signal.Signals(number).name
         if self.waiting:
-            self._late = signal.Signals(number).name
+            self._late = self.received
         else:
-            raise KeyboardInterrupt(signal.Signals(number).name)
+            raise KeyboardInterrupt(self.received)
 
     def raise_late(self) -> None:
         if self._late and not self.waiting:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals interrupt at once, or after what must be finished; handlers of others stay."""
 
+import contextlib
 import signal
 
 import pytest
 
-from fedrec.runtime.end_signals import interrupting, uninterrupted
+from fedrec.runtime.end_signals import interrupting, raise_if_interrupted, uninterrupted
 
 SIGNS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -61,3 +62,14 @@ def test_without_interrupting_nothing_waits():
     with pytest.raises(KeyboardInterrupt), uninterrupted():
         signal.raise_signal(signal.SIGINT)
         pytest.fail("it waited")
+
+
+def test_an_interruption_that_was_dropped_is_raised_again():
+    with interrupting():
+        raise_if_interrupted()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(KeyboardInterrupt, match="SIGHUP"):
+            raise_if_interrupted()
+    with interrupting():
+        raise_if_interrupted()
