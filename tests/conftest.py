@@ -92,6 +92,14 @@ def files_without_sync():
         yield
 
 
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """The folder of what runs keep for later ones: switched on, and empty."""
+    monkeypatch.setenv("FEDREC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDREC_CACHE_BASELINES")
+    return tmp_path / "cache" / "baselines"
+
+
 @pytest.fixture(scope="session")
 def tiny_experiment():
     """Makes the table of an experiment with 24 users (18 of them train) that runs in a fraction of

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.baselines.base import Histories
-from fedrec.baselines.factorisation.bprmf import Bprmf, BprmfConfig
+from fedrec.baselines.factorisation.bprmf import BprmfConfig
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed
+from fedrec.perturb.synthesis.embeddings import trained_embeddings
 from fedrec.perturb.synthesis.similarity import Definition, Similarity
 
 FIGURE = "mean similarity by sensitivity"
@@ -78,7 +78,8 @@ def measured_similarity(
     moved = originals != substitutes
     if not moved.any():
         return {}
-    items = _embeddings(real, seed)
+    epochs = min(BprmfConfig().epochs, max(1, _MOST_STEPS // max(1, len(real))))
+    _, items = trained_embeddings(BprmfConfig(epochs=epochs, seed=seed), real)
     return mean_similarity(originals[moved], substitutes[moved], items)
 
 
@@ -90,10 +91,3 @@ def _groups(sensitivity: np.ndarray | None, count: int) -> tuple[list[str], np.n
         sensitivity = sensitivity.round(1)
     values, place = np.unique(sensitivity, return_inverse=True)
     return [f"{value:g}" for value in values], place
-
-
-def _embeddings(rows: Interactions, seed: int) -> Tensor:
-    epochs = min(BprmfConfig().epochs, max(1, _MOST_STEPS // max(1, len(rows))))
-    trained = Bprmf(BprmfConfig(epochs=epochs, seed=seed))
-    trained.fit(Histories(rows.num_items, rows.user_offsets, rows.items[rows.user_order]))
-    return torch.from_numpy(trained.items)

@@ -39,6 +39,11 @@ def kept_folder() -> Path | None:
     return cache_folder().parent / "baselines"
 
 
+def kept_files(folder: Path) -> list[Path]:
+    """What is kept in a folder; nothing where there is none."""
+    return [*folder.glob("*.json"), *folder.glob("*.npz")]
+
+
 def surroundings() -> str:
     """Digest of what all numbers depend on: the code of fedrec, and the libraries with their
     threads and the processor's instructions."""
@@ -72,9 +77,10 @@ def keep(file: Path, content: bytes | str) -> None:
     with suppress(RunError, OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(file, content, durable=False)
-        ours = [one for one in file.parent.iterdir() if one.suffix in (".json", ".npz")]
         total = 0
-        for one in sorted(ours, key=lambda one: one.stat().st_mtime, reverse=True):
+        for one in sorted(
+            kept_files(file.parent), key=lambda one: one.stat().st_mtime, reverse=True
+        ):
             total += one.stat().st_size
             if total > LARGEST:
                 one.unlink()

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_SIGNS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @contextmanager
 def interrupting() -> Iterator[None]:
@@ -21,7 +23,7 @@ def interrupting() -> Iterator[None]:
     changed = {}
     if threading.current_thread() is threading.main_thread():
         interrupt = _Interrupt()
-        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for sign in _SIGNS:
             present = signal.getsignal(sign)
             if _only_ends(present):
                 changed[sign] = present
@@ -68,26 +70,25 @@ class _Interrupt:
         """How many blocks of code, one within the other, must not be interrupted."""
         self.received = ""
         """Name of the last signal."""
-        self._late = ""
+        self._late = False
 
     def __call__(self, number: int, _: FrameType | None) -> None:
         self.received = signal.Signals(number).name
         if self.waiting:
-            self._late = self.received
+            self._late = True
         else:
             raise KeyboardInterrupt(self.received)
 
     def raise_late(self) -> None:
+        """Raise for a signal that had to wait, once no block of code needs that any more."""
         if self._late and not self.waiting:
-            late = self._late
-            self._late = ""
-            raise KeyboardInterrupt(late)
+            self._late = False
+            raise KeyboardInterrupt(self.received)
 
 
 def _present() -> set[_Interrupt]:
     """The handlers of `interrupting`."""
-    signs = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    return {one for one in map(signal.getsignal, signs) if isinstance(one, _Interrupt)}
+    return {one for one in map(signal.getsignal, _SIGNS) if isinstance(one, _Interrupt)}
 
 
 def _only_ends(handler: object) -> bool:

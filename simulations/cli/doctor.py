@@ -102,12 +102,12 @@ def _kernel() -> str:
 
 def _baselines() -> str:
     """What earlier runs kept of centralised systems."""
-    from fedrec.runs.kept import kept_folder
+    from fedrec.runs.kept import kept_files, kept_folder
 
     folder = kept_folder()
     if folder is None:
         return "fitted in each run (FEDREC_CACHE_BASELINES)"
-    size = sum(file.stat().st_size for file in folder.glob("*.*")) / 2**20
+    size = sum(file.stat().st_size for file in kept_files(folder)) / 2**20
     return f"{size:.0f} MiB kept from earlier runs in {folder}, which may be deleted"
 
 

@@ -18,14 +18,6 @@ class Alike(Popularity):
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """An empty cache, switched on."""
-    monkeypatch.setenv("FEDREC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDREC_CACHE_BASELINES")
-    return tmp_path / "cache" / "baselines"
-
-
-@pytest.fixture
 def fitted(monkeypatch):
     """Names of the systems that were fitted."""
     names = []
@@ -62,7 +54,7 @@ def stored(folder):
     return {name: found[name] for name in found if name not in ("run.json", "environment.json")}
 
 
-def test_a_second_run_has_the_same_bytes_without_a_fit(cache, fitted, run, monkeypatch):
+def test_a_second_run_has_the_same_bytes_without_a_fit(kept, fitted, run, monkeypatch):
     first = run(1)
     assert fitted == ["Popularity", "Ease"]
     again = run(2)
@@ -72,7 +64,7 @@ def test_a_second_run_has_the_same_bytes_without_a_fit(cache, fitted, run, monke
     assert fitted == ["Popularity", "Ease"] * 2
     assert stored(first) == stored(again) == stored(without)
     assert len(stored(first)) >= 9
-    assert cache.stat().st_mode & 0o077 == 0
+    assert kept.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(
@@ -83,21 +75,21 @@ def test_a_second_run_has_the_same_bytes_without_a_fit(cache, fitted, run, monke
         {"baselines": ["popularity", {"name": "ease", "regularisation": 6.0}]},
     ],
 )
-def test_what_a_system_depends_on_is_fitted_anew(cache, fitted, run, change):
+def test_what_a_system_depends_on_is_fitted_anew(kept, fitted, run, change):
     run(1)
     del fitted[:]
     run(2, **change)
     assert "Ease" in fitted
 
 
-def test_private_systems_and_those_of_others_are_never_kept(cache, fitted, run):
+def test_private_systems_and_those_of_others_are_never_kept(kept, fitted, run):
     for number in (1, 2):
         run(number, [PRIVATE, {"name": f"{__name__}:Alike", "label": "alike"}])
-    assert len(fitted) == 4 and not list(cache.glob("*"))
+    assert len(fitted) == 4 and not list(kept.glob("*"))
 
 
-def test_a_damaged_file_is_fitted_anew(cache, fitted, run):
+def test_a_damaged_file_is_fitted_anew(kept, fitted, run):
     first = run(1)
-    for file in cache.glob("*.json"):
+    for file in kept.glob("*.json"):
         file.write_text("{", encoding="utf-8")
     assert stored(run(2)) == stored(first) and len(fitted) == 4

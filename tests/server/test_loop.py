@@ -2,7 +2,9 @@
 """The rounds: callbacks, early end, divergence, reproducible files, and evaluations."""
 
 import json
+import signal
 import time
+from contextlib import suppress
 from itertools import pairwise
 from typing import ClassVar
 
@@ -327,3 +329,19 @@ def test_the_last_evaluation_and_the_baselines_can_be_limited_to_the_same_users(
     assert result.baselines != everybody.baselines
     table = everybody.users.loc[result.users.index]
     assert result.metrics["hits@5"] == pytest.approx(table["hits@5"].mean())
+
+
+class Dropping(Callback):
+    """Is interrupted in round 2, and drops the exception, as native code may."""
+
+    def after_round(self, row, seconds):
+        if row["round"] == 2:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+
+
+def test_an_interruption_that_was_dropped_ends_the_run_before_the_next_round(run_tiny, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny("rounds=5", callbacks=[Dropping()])
+    status = RunFolder(tmp_path / "run").status()
+    assert (status["state"], status["round"]) == ("interrupted", 2)

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedrec.baselines.base import Histories
-from fedrec.baselines.factorisation.bprmf import Bprmf, BprmfConfig
+from fedrec.baselines.factorisation.bprmf import BprmfConfig
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.perturb.mean_similarity import FIGURE, mean_similarity
 from fedrec.perturb.synthesis.attention import AttentionConfig, train_attention
+from fedrec.perturb.synthesis.embeddings import trained_embeddings
 from fedrec.perturb.synthesis.generator import Generator, GeneratorConfig, train_generator
 from fedrec.perturb.synthesis.preferences import (
     Preferences,
@@ -87,7 +87,9 @@ class UpcSdg(Perturbation):
         rows = data.rows
         preferences = preferences_of(self.config, rows, self.config.sensitivity)
         with _one_thread():
-            users, similarity = self._embeddings(rows)
+            settings = self.config.embeddings.model_copy(update={"seed": self.seed})
+            users, embedded = trained_embeddings(settings, rows)
+            similarity = Similarity(embedded, self.config.similarity)
             chosen, attention = self._chosen(rows, preferences, users, similarity.items)
             items = rows.items.copy()
             items[chosen], generator = self._substitutes(
@@ -111,19 +113,6 @@ class UpcSdg(Perturbation):
                 " What a table tells can be measured only: see `fedrec synthesise`."
             ),
         ]
-
-    def _embeddings(self, rows: Interactions) -> tuple[torch.Tensor, Similarity]:
-        """Of users, `float32 [users, d]`, and of items with their similarity."""
-        settings = self.config.embeddings.model_copy(update={"seed": self.seed})
-
-        def train() -> dict[str, np.ndarray]:
-            trained = Bprmf(settings)
-            trained.fit(Histories(rows.num_items, rows.user_offsets, rows.items[rows.user_order]))
-            return {"users": trained.own, "items": trained.items}
-
-        found = kept_arrays(train, "upc-sdg embeddings", settings, rows)
-        items = torch.from_numpy(found["items"])
-        return torch.from_numpy(found["users"]), Similarity(items, self.config.similarity)
 
     def _chosen(
         self, rows: Interactions, preferences: Preferences, users: torch.Tensor, items: torch.Tensor

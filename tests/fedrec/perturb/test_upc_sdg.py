@@ -2,13 +2,12 @@
 """UPC-SDG against closed forms: similarities, attention, Gumbel-softmax, and limits of gamma and
 k."""
 
-from operator import attrgetter
-
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
 
+from fedrec.baselines.factorisation.bprmf import Bprmf
 from fedrec.errors import DataError, ExperimentError
 from fedrec.perturb.members import upc_sdg
 from fedrec.perturb.members.upc_sdg import UpcSdg, UpcSdgConfig
@@ -18,6 +17,7 @@ from fedrec.perturb.synthesis.attention import (
     attention_weights,
     train_attention,
 )
+from fedrec.perturb.synthesis.embeddings import trained_embeddings
 from fedrec.perturb.synthesis.generator import (
     Generator,
     GeneratorConfig,
@@ -244,7 +244,9 @@ class TestWhole:
         rows = two_tastes.rows
         settings = {"generate": "fixed-similarity", "similarity": "cosine", "sensitivity": 0.3}
         made = UpcSdg(UpcSdgConfig.parse({**QUICK, **settings, "replacement-ratio": 0.1}), 0)
-        new, (_, similarity) = made.perturb(two_tastes).rows.items, made._embeddings(rows)
+        new = made.perturb(two_tastes).rows.items
+        _, embedded = trained_embeddings(made.config.embeddings, rows)
+        similarity = Similarity(embedded, "cosine")
         away = (similarity.rows(torch.arange(40)) - 0.3).abs()
         chosen = np.flatnonzero(new != rows.items)
         for row in chosen:
@@ -298,25 +300,24 @@ class TestWhole:
         assert (found[0] == found[1]).all()
 
     def test_embeddings_and_attention_are_trained_once_for_all_ratios_and_sensitivities(
-        self, two_tastes, tmp_path, monkeypatch
+        self, two_tastes, request, monkeypatch
     ):
         wanted = [
             {"replacement-ratio": k, "sensitivity": g} for k in (0.3, 0.6) for g in (0.2, 0.8)
         ]
         alone = [synthetic(two_tastes, **one) for one in wanted]
-        monkeypatch.setenv("FEDREC_CACHE", str(tmp_path))
-        monkeypatch.delenv("FEDREC_CACHE_BASELINES")
+        request.getfixturevalue("kept")
         trained = []
-        for name in ("Bprmf.fit", "train_attention"):
-            real = attrgetter(name)(upc_sdg)
+        for owner, name in ((Bprmf, "fit"), (upc_sdg, "train_attention")):
+            real = getattr(owner, name)
 
             def told(*given, name=name, real=real):
                 trained.append(name)
                 return real(*given)
 
-            monkeypatch.setattr(f"{upc_sdg.__name__}.{name}", told)
+            monkeypatch.setattr(owner, name, told)
         kept = [synthetic(two_tastes, **one) for one in wanted]
-        assert sorted(trained) == ["Bprmf.fit", "train_attention"]
+        assert sorted(trained) == ["fit", "train_attention"]
         for one, other in zip(alone, kept, strict=True):
             assert (one.rows.items == other.rows.items).all() and one.figures == other.figures
         synthetic(two_tastes, seed=1)

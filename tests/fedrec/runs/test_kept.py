@@ -6,16 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from fedrec.runs import kept
 from fedrec.runs.kept import keep, kept_arrays, read_kept
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """An empty folder, switched on."""
-    monkeypatch.setenv("FEDREC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDREC_CACHE_BASELINES")
-    return tmp_path / "cache" / "baselines"
 
 
 @pytest.fixture
@@ -30,7 +21,7 @@ def computed():
     return calls, compute
 
 
-def test_arrays_are_computed_once_for_the_same_values(folder, computed):
+def test_arrays_are_computed_once_for_the_same_values(kept, computed):
     calls, compute = computed
     first = kept_arrays(compute, "name", 3, np.ones(2))
     again = kept_arrays(compute, "name", 3, np.ones(2))
@@ -39,40 +30,40 @@ def test_arrays_are_computed_once_for_the_same_values(folder, computed):
         np.testing.assert_array_equal(again[name], array)
         assert again[name].dtype == array.dtype
     kept_arrays(compute, "name", 3, np.zeros(2))
-    assert len(calls) == 2 and len(list(folder.glob("*.npz"))) == 2
-    assert folder.stat().st_mode & 0o077 == 0
+    assert len(calls) == 2 and len(list(kept.glob("*.npz"))) == 2
+    assert kept.stat().st_mode & 0o077 == 0
 
 
-def test_other_code_or_threads_compute_anew(folder, computed, monkeypatch):
+def test_other_code_or_threads_compute_anew(kept, computed, monkeypatch):
     calls, compute = computed
     kept_arrays(compute, 1)
-    monkeypatch.setattr(kept, "source_digest", lambda folder: "other")
+    monkeypatch.setattr("fedrec.runs.kept.source_digest", lambda folder: "other")
     kept_arrays(compute, 1)
-    monkeypatch.setattr(kept.torch, "get_num_threads", lambda: 77)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 77)
     kept_arrays(compute, 1)
     assert len(calls) == 3
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"PK\x03\x04" + bytes(50)], ids=len)
-def test_a_damaged_file_is_computed_anew(folder, computed, damage):
+def test_a_damaged_file_is_computed_anew(kept, computed, damage):
     calls, compute = computed
     kept_arrays(compute, 1)
-    [file] = folder.iterdir()
+    [file] = kept.iterdir()
     file.write_bytes(damage)
     np.testing.assert_array_equal(kept_arrays(compute, 1)["more"], np.eye(2))
     assert len(calls) == 2 and file.read_bytes() != damage
 
 
-def test_nothing_is_kept_when_it_is_switched_off(folder, computed, monkeypatch):
+def test_nothing_is_kept_when_it_is_switched_off(kept, computed, monkeypatch):
     monkeypatch.setenv("FEDREC_CACHE_BASELINES", "no")
     calls, compute = computed
     kept_arrays(compute, 1)
     kept_arrays(compute, 1)
-    assert len(calls) == 2 and not folder.exists()
+    assert len(calls) == 2 and not kept.exists()
 
 
 def test_what_was_used_least_recently_is_deleted(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "LARGEST", 100)
+    monkeypatch.setattr("fedrec.runs.kept.LARGEST", 100)
     files = [tmp_path / name for name in ("a.json", "b.npz", "c.json")]
     for age, file in zip((30, 20), files, strict=False):
         keep(file, "x" * 40)
