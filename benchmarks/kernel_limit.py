@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -154,27 +154,34 @@ def main(name: str, step: str, users: str = "64", *overrides: str) -> None:
     most = {shape: peak(*shape) for shape in SHAPES}
     best = max(most.values())
     print("tiles:", ", ".join(f"{r} x {c} {v / 1e9:.0f} GFLOP/s" for (r, c), v in most.items()))
-    work = sum(count * operations(shape) for shape, count in seen.products.items())
-    found = {shape: product_seconds(shape) for shape in seen.products}
+    work = {shape: count * operations(shape) for shape, count in seen.products.items()}
+    found = {shape: product_seconds(shape) for shape in work}
+    _print_largest(work, found, best)
+    total = sum(work.values())
+    print(
+        f"a user: {total / seen.clients / 1e6:.1f} MFLOP in products,"
+        f" {seen.numbers / seen.clients / 1e3:.0f} thousand parameters"
+    )
     in_products = sum(found[shape] * count for shape, count in seen.products.items())
+    times = {"products at the peak": total / best, "products": in_products}
+    times |= {"compiled training": seen.seconds, "everything": whole}
+    for part, seconds in times.items():
+        print(f"{part:>22}{1e3 * seconds / seen.clients:>8.3f} ms a user")
+
+
+def _print_largest(
+    work: Mapping[Shape, int], seconds: Mapping[Shape, float], best: float, most: int = 12
+) -> None:
+    """The products with most operations: their share of all, and their speed."""
     print(f"{'product':>12}{'rows':>6}{'in':>6}{'out':>6}{'of all':>9}{'GFLOP/s':>9}{'of peak':>9}")
-    largest = sorted(seen.products.items(), key=lambda one: -one[1] * operations(one[0]))
-    for (kind, rows, inputs, outputs), count in largest[:12]:
-        shape = kind, rows, inputs, outputs
-        speed = operations(shape) / found[shape]
+    total = sum(work.values())
+    for shape in sorted(work, key=lambda one: -work[one])[:most]:
+        kind, rows, inputs, outputs = shape
+        speed = operations(shape) / seconds[shape]
         print(
-            f"{kind:>12}{rows:>6}{inputs:>6}{outputs:>6}{count * operations(shape) / work:>9.1%}"
+            f"{kind:>12}{rows:>6}{inputs:>6}{outputs:>6}{work[shape] / total:>9.1%}"
             f"{speed / 1e9:>9.1f}{speed / best:>9.0%}"
         )
-    users_seen = seen.clients
-    print(
-        f"a user: {work / users_seen / 1e6:.1f} MFLOP in products,"
-        f" {seen.numbers / users_seen / 1e3:.0f} thousand parameters"
-    )
-    times = {"products at the peak": work / best, "products": in_products}
-    times |= {"compiled training": seen.seconds, "everything": whole}
-    for name_of_time, seconds in times.items():
-        print(f"{name_of_time:>22}{1e3 * seconds / users_seen:>8.3f} ms a user")
 
 
 if __name__ == "__main__":
