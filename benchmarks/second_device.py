@@ -3,16 +3,20 @@
 processor, and refuse what a GPU would refuse.
 
 It counts what makes the processor and a GPU wait for each other: values that are read back, and
-arrays that are copied. Its times say nothing about a GPU.
+arrays that are copied. Steps that a GPU would replay as CUDA graphs are run, and may not do either.
+Its times say nothing about a GPU.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -83,15 +87,17 @@ class SecondDevice(_python_dispatch.TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.crossings: Counter[tuple[Direction, str]] = Counter()
-        self._numbers = _Numbers()
+        self._others = ExitStack()
 
     def __enter__(self) -> SecondDevice:
-        self._numbers.__enter__()
+        place = "fedrec.cohort.recorded_steps.recorder_of"
+        self._others.enter_context(mock.patch(place, lambda _: _Repeating(self)))
+        self._others.enter_context(_Numbers())
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._numbers.__exit__(*error)
+        self._others.__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         given = kwargs or {}
@@ -110,6 +116,41 @@ class SecondDevice(_python_dispatch.TorchDispatchMode):
                 self.crossings[direction, place] += 1
                 return
             frame = frame.f_back
+
+
+@dataclass(frozen=True)
+class _Repeating:
+    """Stands for CUDA graphs: what would be replayed is run.
+
+    Attributes:
+        device: which then may not cross.
+    """
+
+    device: SecondDevice
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Nothing has to be done."""
+        yield
+
+    def record(self, work: Callable[[], None]) -> _Postponed:
+        """Work, without doing it."""
+        return _Postponed(self.device, work)
+
+
+@dataclass(frozen=True)
+class _Postponed:
+    """Work that was recorded."""
+
+    device: SecondDevice
+    work: Callable[[], None]
+
+    def replay(self) -> None:
+        """Do it, without a crossing."""
+        before = self.device.crossings.copy()
+        self.work()
+        if self.device.crossings != before:
+            raise RuntimeError(f"a recorded step crosses: {self.device.crossings - before}")
 
 
 class _Numbers(TorchFunctionMode):

@@ -175,6 +175,8 @@ class HistoryObjective:
         beta: weight of the divergence from the prior.
     """
 
+    capturable = False  # with one epoch, as shipped, there is one step
+
     def __init__(self, model: Vae, beta: float) -> None:
         self.model = model
         self.beta = beta

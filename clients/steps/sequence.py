@@ -117,6 +117,8 @@ class SequenceObjective:
         model: the model of sequences.
     """
 
+    capturable = False  # dropout is drawn on the processor
+
     def __init__(self, model: SequenceModel) -> None:
         self.model = model
 

@@ -5,9 +5,9 @@ before the loop."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -42,7 +42,12 @@ class Block:
         examples: `[C]`, number of examples of each client in an epoch.
         last_epoch: `[C]`, number of steps in the last epoch.
         members: the clients' batches; empty for a block without batches.
+        number: of a block that `at` returned, the number of its step, `int64 [1]`; None in others.
+        like: of such a block, a step that differs in its numbers alone.
+        training: of such a block, `bool [C]`: which of its clients have not ended before the step.
     """
+
+    stepwise: ClassVar[tuple[str, ...]] = ("items", "places", "labels", "sizes")
 
     users: tuple[Tensor, ...]
     active: tuple[int, ...]
@@ -55,6 +60,9 @@ class Block:
     examples: tuple[int, ...]
     last_epoch: tuple[int, ...]
     members: tuple[Batches, ...]
+    number: Tensor | None = field(default=None, kw_only=True)
+    like: int = field(default=0, kw_only=True)
+    training: Tensor | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
@@ -65,36 +73,32 @@ class Block:
             batches: the batches of each client, most steps first.
             device: device of the tensors.
         """
-        steps = np.array([len(batch.sizes) for batch in batches])
-        width = batches[0].items.shape[1]
-        shape = (int(steps.max(initial=0)), len(batches), width)
+        rectangle = Rectangle.of(batches, device)
         needed = [batch.references() for batch in batches]
-        items = np.zeros(shape, dtype=np.int64)
-        rows = np.zeros((*shape[:2], max(own.shape[1] for own, _ in needed)), dtype=np.int64)
-        labels = np.zeros(shape, dtype=np.float32)
-        sizes = np.zeros(shape[:2], dtype=np.int64)
-        touched = []
-        for place, batch in enumerate(batches):
-            references, named = needed[place]
-            own, index = _numbered(references[named])
-            items[: steps[place], place] = batch.items
-            rows[: steps[place], place, : references.shape[1]][named] = index
-            labels[: steps[place], place] = batch.labels
-            sizes[: steps[place], place] = batch.sizes
-            touched.append(own)
-        table = np.zeros((len(batches), max(1, max(map(len, touched)))), dtype=np.int64)
-        for place, own in enumerate(touched):
+        numbered = [_numbered(references[named]) for references, named in needed]
+        width = max(1, max(len(own) for own, _ in numbered))
+        table = np.zeros((len(batches), width), dtype=np.int64)
+        longest = max(references.shape[1] for references, _ in needed)
+        rows = []
+        for place, ((own, index), (references, named)) in enumerate(
+            zip(numbered, needed, strict=True)
+        ):
             table[place, : len(own)] = own
-        rows += (np.arange(len(batches)) * table.shape[1])[:, None]
+            found = np.full((len(references), longest), place * width)
+            found[:, : references.shape[1]][named] = index + place * width
+            rows.append(found)
+        firsts = on_device(np.arange(len(batches)) * width, device)
         codes = tuple(on_device(np.stack(feature), device) for feature in zip(*users, strict=True))
-        items, rows, labels, sizes, table = (
-            on_device(array, device) for array in (items, rows, labels, sizes, table)
+        items, labels, sizes = (
+            rectangle.filled([getattr(batch, name) for batch in batches])
+            for name in ("items", "labels", "sizes")
         )
-        active = tuple(int((steps > step).sum()) for step in range(shape[0]))
-        counts = tuple(map(len, touched))
+        tables = (items, rectangle.filled(rows, firsts), labels, sizes, on_device(table, device))
+        steps = np.array(rectangle.steps)
+        active = tuple(int((steps > step).sum()) for step in range(len(items)))
+        counts = tuple(len(own) for own, _ in numbered)
         examples = tuple(batch.examples for batch in batches)
         last_epoch = tuple(batch.last_epoch for batch in batches)
-        tables = (items, rows, labels, sizes, table)
         return cls(codes, active, *tables, counts, examples, last_epoch, tuple(batches))
 
     @classmethod
@@ -119,6 +123,12 @@ class Block:
             touched=whole,
             touched_counts=(items,) * len(self),
         )
+
+    def at(self, number: Tensor, like: int) -> Self:
+        """One step alone, whose number `int64 [1]` is on the device, so that the same operations
+        give any step that is `like` another."""
+        own = {name: getattr(self, name).index_select(0, number) for name in self.stepwise}
+        return replace(self, **own, number=number, like=like, training=number < self._ends)
 
     @cached_property
     def steps(self) -> list[int]:
@@ -149,6 +159,11 @@ class Block:
         places = torch.arange(self.items.shape[2], device=self.items.device)
         return (places < self.sizes[:, :, None]) / self.sizes.clamp(min=1)[:, :, None]
 
+    @cached_property
+    def _ends(self) -> Tensor:
+        """`int64 [C]`: `steps`, on the device."""
+        return on_device(np.array(self.steps, dtype=np.int64), self.touched.device)
+
     @property
     def last_epoch_begins(self) -> Tensor:
         """`int64 [C]`: the step in which the last epoch of each client begins."""
@@ -173,6 +188,46 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.examples)
+
+
+@dataclass(frozen=True, eq=False)
+class Rectangle:
+    """The steps of some clients side by side, step by step; those of a client with fewer are
+    padded.
+
+    Attributes:
+        steps: number of steps of each client.
+        places: `int64 [N]`, place of each client's steps, one client after the other, in the
+            rectangle laid out in one row, `[S * C]`.
+    """
+
+    steps: tuple[int, ...]
+    places: Tensor
+
+    @classmethod
+    def of(cls, batches: Sequence[Batches], device: torch.device) -> Rectangle:
+        """That of the clients' batches on a device."""
+        steps = tuple(len(batch.sizes) for batch in batches)
+        places = [np.arange(count) * len(steps) + client for client, count in enumerate(steps)]
+        return cls(steps, on_device(np.concatenate(places), device))
+
+    def filled(self, parts: Sequence[np.ndarray], padding: Tensor | None = None) -> Tensor:
+        """Arrays `[steps, ...]` of the clients as one, `[S, C, ...]`, on the device. Padding, which
+        is most of it if a few clients have many steps, is not copied there.
+
+        Args:
+            parts: of each client.
+            padding: `[C]`, what is after its last step; default: 0.
+        """
+        given = on_device(np.concatenate(parts), self.places.device)
+        shape = max(self.steps), len(self.steps), *given.shape[1:]
+        if padding is None:
+            found = given.new_zeros(shape)
+        else:
+            ends = padding.view(-1, *[1] * (given.dim() - 1))
+            found = ends.expand(shape).contiguous()
+        found.flatten(0, 1).index_copy_(0, self.places, given)
+        return found
 
 
 def _numbered(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
+from fedrec.cohort.recorded_steps import run_steps
 from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import Group, SgdSettings, descend_all
 from fedrec.models.base import Model
@@ -19,7 +21,15 @@ from fedrec.nn.table_rows import rows_at
 
 
 class Objective(Protocol):
-    """The objective of local training."""
+    """The objective of local training.
+
+    Attributes:
+        capturable: whether it neither reads from a GPU nor copies to it, and takes its random
+            numbers from the block, so that a step can be recorded as a CUDA graph.
+    """
+
+    @property
+    def capturable(self) -> bool: ...
 
     def __call__(
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
@@ -41,6 +51,11 @@ class Recommending:
 
     def __init__(self, model: Model) -> None:
         self.model = model
+
+    @property
+    def capturable(self) -> bool:
+        """Whether the model's predictions and loss are."""
+        return self.model.declared_capturable
 
     def __call__(
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
@@ -86,9 +101,9 @@ def descend(
         )
     cohort = _Cohort.of(start, own or {}, block, sgd, item_tables)
     objective = objective or Recommending(model)
-    losses = torch.zeros(len(block.active), len(block), device=block.touched.device)
-    for step, active in enumerate(block.active):
-        losses[step, :active] = cohort.step(objective, step, active)
+    # otherwise the values of clients who have ended would still change
+    capturable = objective.capturable and sgd.plain
+    losses = run_steps(block, partial(cohort.step, objective), cohort.moving, capturable)
     means = block.last_epoch_means(losses)
     values = {name: group.make_own() for name, group in {**cohort.dense, **cohort.tables}.items()}
     still = torch.ones(len(block)) if sgd.plain else cohort.untouched.value.view(-1)
@@ -139,27 +154,43 @@ class _Cohort:
             block, tables, dense, Group(factors, 1.0, sgd, next(iter(item_tables), ""), block)
         )
 
-    def step(self, objective: Objective, step: int, active: int) -> Tensor:
-        """One step of the first `active` clients; returns each client's loss before the step,
-        `[active]`."""
-        places = self.block.places[step, :active].flatten()
+    def moving(self, step: int) -> tuple[str, ...]:
+        """The parameters whose gradient has an effect in a step."""
+        groups = (*self.dense.items(), *self.tables.items())
+        return tuple(name for name, group in groups if group.moves(step))
+
+    def step(self, objective: Objective, block: Block, step: int, active: int) -> Tensor:
+        """One step of the first `active` clients, of the block or of one of its steps; returns each
+        client's loss before the step, `[active]`."""
+        number = step if block.number is None else block.number
+        places = block.places[step, :active].flatten()
         rows = {name: group.rows(places, active) for name, group in self.tables.items()}
         leaves = {name: group.active(active).detach() for name, group in self.dense.items()}
-        moving = [
-            name for name, group in (*self.dense.items(), *self.tables.items()) if group.moves(step)
-        ]
+        moving = self.moving(step if block.number is None else block.like)
         given = {**leaves, **rows}
         for name in moving:
             given[name].requires_grad_()
-        loss = objective(given, self.block, step, active)
+        loss = objective(given, block, step, active)
         gradients: dict[str, Tensor | None] = {}
         if loss.requires_grad:  # otherwise no parameter changes in this step
             found = torch.autograd.grad(
                 loss.sum(), [given[name] for name in moving], allow_unused=True
             )
             gradients = dict(zip(moving, found, strict=True))
-        descend_all(list(self.dense.values()), gradients, active, step)
+        if block.training is not None:
+            gradients = _of_those(block.training[:active], gradients)
+        descend_all(list(self.dense.values()), gradients, active, number)
         for name, group in self.tables.items():
-            group.descend_rows(gradients.get(name), places, active, step)
-        self.untouched.descend(None, active, step)
+            group.descend_rows(gradients.get(name), places, active, number)
+        self.untouched.descend(None, active, number)
         return loss.detach()
+
+
+def _of_those(clients: Tensor, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """Gradients `[active, ...]` by name, zero for all but some clients, `bool [active]`."""
+    return {
+        name: None
+        if found is None
+        else found.where(clients.view(-1, *[1] * (found.dim() - 1)), 0.0)
+        for name, found in gradients.items()
+    }

@@ -14,6 +14,9 @@ from fedrec.cohort.block import Block
 from fedrec.device import on_device
 from fedrec.nn.table_rows import add_to_rows
 
+Number = int | Tensor
+"""Number of a step; of one on the device `int64 [1]`."""
+
 
 @dataclass(frozen=True)
 class SgdSettings:
@@ -100,7 +103,9 @@ class Group:
         a copy."""
         return self._flat.index_select(0, places).view(active, -1, self.value.shape[-1])
 
-    def descend_rows(self, gradient: Tensor | None, places: Tensor, active: int, step: int) -> None:
+    def descend_rows(
+        self, gradient: Tensor | None, places: Tensor, active: int, step: Number
+    ) -> None:
         """One step with the gradient `[active, B, d]` of gathered rows; a row that was gathered
         twice gets both gradients."""
         if gradient is None:
@@ -119,7 +124,7 @@ class Group:
         """The values of so many clients, `[clients, ...]`, in the same memory."""
         return self.value if clients == self.value.shape[0] else self.value[:clients]
 
-    def descend(self, gradient: Tensor | None, active: int, step: int) -> None:
+    def descend(self, gradient: Tensor | None, active: int, step: Number) -> None:
         """One step of the first `active` clients with the gradient `[active, ...]`; None is a
         gradient of zero."""
         if gradient is not None:
@@ -137,7 +142,7 @@ class Group:
             gradient = self.buffer[:active].mul_(self.sgd.momentum).add_(gradient)
         value.sub_(self._held(gradient, step), alpha=self.rate)
 
-    def _held(self, gradient: Tensor, step: int) -> Tensor:
+    def _held(self, gradient: Tensor, step: Number) -> Tensor:
         """A gradient `[a, ...]`, zero for the clients whose late parameters are not trained yet."""
         if self._begins is None:
             return gradient
@@ -151,7 +156,7 @@ class Group:
 
 
 def descend_all(
-    groups: Sequence[Group], gradients: Mapping[str, Tensor | None], active: int, step: int
+    groups: Sequence[Group], gradients: Mapping[str, Tensor | None], active: int, step: Number
 ) -> None:
     """`Group.descend` of many parameters, with the gradients `[active, ...]` by name; those of one
     rate in one call."""

@@ -51,6 +51,8 @@ class Model(ABC):
             items of their histories (step `gram`, `fedrec.factors.chosen_items`); empty: none.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
+        capturable: whether `predict` and `loss` neither read from a GPU nor copy to it, once they
+            were called, so that they can be recorded as a CUDA graph.
         by_features: whether the shared parameters represent users by their features (`user.NAME`)
             and by nothing else.
     """
@@ -60,6 +62,7 @@ class Model(ABC):
     item_tables: ClassVar[tuple[str, ...]] = ()
     products: ClassVar[str] = ""
     generated: ClassVar[bool] = False
+    capturable: ClassVar[bool] = False
     by_features: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:
@@ -106,6 +109,12 @@ class Model(ABC):
         return (
             self.kernel() if covers_overrides(type(self), "kernel", ("predict", "loss")) else None
         )
+
+    @property
+    def declared_capturable(self) -> bool:
+        """`capturable`, unless a subclass overrides `predict` or `loss` and does not declare it."""
+        own = type(self)
+        return self.capturable and covers_overrides(own, "capturable", ("predict", "loss"))
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or

@@ -55,6 +55,7 @@ class Mf(Model):
 
     Config = MfConfig
     paper = "Koren et al. 2009, eq. 4"
+    capturable = True
     item_tables = ("item.factors", "item.bias")
     config: MfConfig
 

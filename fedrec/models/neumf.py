@@ -55,6 +55,7 @@ class Neumf(Model):
 
     Config = NeumfConfig
     paper = "FedNCF (Perifanis and Efraimidis 2022); He et al. 2017"
+    capturable = True
     config: NeumfConfig
 
     def __init__(self, config: NeumfConfig, schema: Schema) -> None:

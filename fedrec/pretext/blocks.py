@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block, UserCodes
+from fedrec.cohort.block import Block, Rectangle, UserCodes
 from fedrec.cohort.descent import Recommending
 from fedrec.pretext.task import SessionTask
 from fedrec.pretext.views import ViewLayout
@@ -80,20 +80,25 @@ class SessionBlock(Block):
             examples.
     """
 
+    stepwise = (*Block.stepwise, "views")
+
     views: Tensor
 
     @classmethod
     def of(cls, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Self:
         """Build a block from the data of some clients, whose batches are `SessionBatches`."""
         own = [batch for batch in batches if isinstance(batch, SessionBatches)]
-        steps = max(len(batch.views) for batch in own)
         most = max(batch.views.shape[1] for batch in own)
-        views = np.full((steps, len(own), most, own[0].views.shape[2]), -1, dtype=np.int64)
-        for place, batch in enumerate(own):
-            views[: len(batch.views), place, : batch.views.shape[1]] = batch.views
+        views = [
+            np.pad(
+                batch.views, ((0, 0), (0, most - batch.views.shape[1]), (0, 0)), constant_values=-1
+            )
+            for batch in own
+        ]
+        none = torch.full((len(own),), -1, device=device)
         plain = Block.of(users, batches, device)
         shared = {field.name: getattr(plain, field.name) for field in fields(Block)}
-        return cls(**shared, views=torch.from_numpy(views).to(device))
+        return cls(**shared, views=Rectangle.of(own, device).filled(views, none))
 
 
 class SessionObjective:
@@ -112,6 +117,11 @@ class SessionObjective:
         self.task = task
         self.recommending = recommending
         self.weight = weight
+
+    @property
+    def capturable(self) -> bool:
+        """Whether the loss on the examples is; that on views is."""
+        return self.recommending is None or self.recommending.capturable
 
     def __call__(
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import torch
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from clients.local.shuffled import ShuffledConfig, ShuffledStep
 from fedrec.cohort.block import Block
+from fedrec.cohort.recorded_steps import run_steps
 from fedrec.cohort.results import Trained
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Parameters
@@ -105,9 +107,7 @@ class FedrapStep(ShuffledStep):
             for name in PRIVATE
         }
         values[SHARED] = rows_at(parameters[SHARED], block.touched)
-        losses = torch.zeros(len(block.active), len(block), device=values[SHARED].device)
-        for step, active in enumerate(block.active):
-            losses[step, :active] = self._descend_together(values, block, step, active)
+        losses = run_steps(block, partial(self._descend_together, values))
         _refuse_divergence(values, None)
         untouched = torch.ones(len(block))
         return Trained(

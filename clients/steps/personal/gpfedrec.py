@@ -19,6 +19,8 @@ plain factor; there it is 80 times the network's.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -26,6 +28,7 @@ from torch import Tensor
 from clients.local.shuffled import ShuffledConfig, ShuffledStep
 from clients.local.updates import Updates
 from fedrec.cohort.block import Block
+from fedrec.cohort.recorded_steps import run_steps
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Parameters
 from fedrec.models.personal.gpfedrec import Gpfedrec
@@ -93,9 +96,8 @@ class GpfedrecStep(ShuffledStep):
         real = (rows < counts[:, None]).unsqueeze(-1)
         guide = torch.where(real, given[GUIDE], given[ITEMS])
         values = {n: v.clone() for n, v in given.items() if n not in (GUIDE, OWN)}
-        losses = torch.zeros(len(block.active), len(block), device=self.device)
-        for step, active in enumerate(block.active):
-            losses[step, :active] = self._descend_together(values, guide, block, step, active)
+        work = partial(self._descend_together, values, guide)
+        losses = run_steps(block, work, capturable=self.model.declared_capturable)
         found = {name: value - given[name] for name, value in values.items()}
         moved = torch.zeros_like(given[OWN])
         places = torch.where(real.squeeze(-1), block.touched, 0)
@@ -133,7 +135,11 @@ class GpfedrecStep(ShuffledStep):
         found = dict(
             zip(leaves, torch.autograd.grad(losses.sum(), list(leaves.values())), strict=True)
         )
-        table[:active].lerp_(guide[:active], self.config.pull)
+        if block.training is None:
+            table[:active].lerp_(guide[:active], self.config.pull)
+        else:
+            pull = self.config.pull * block.training[:active, None, None]
+            table[:active].lerp_(guide[:active], pull)
         moved = found.pop(ITEMS).flatten(0, 1)
         add_to_rows(flat, places, moved, -self._rate(ITEMS))
         for name, gradient in found.items():

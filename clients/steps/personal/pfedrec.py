@@ -14,12 +14,15 @@ row: here the strategy corrects for that, by its server rate or by `fed-adam`.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from clients.local.shuffled import ShuffledConfig, ShuffledStep
 from fedrec.cohort.block import Block
+from fedrec.cohort.recorded_steps import run_steps
 from fedrec.cohort.results import Trained
 from fedrec.models.base import Parameters
 from fedrec.models.pfedrec import Pfedrec
@@ -68,9 +71,7 @@ class PfedrecStep(ShuffledStep):
             for name in (WEIGHT, BIAS)
         }
         table = rows_at(parameters[ITEMS], block.touched)
-        losses = torch.zeros(len(block.active), len(block), device=table.device)
-        for step, active in enumerate(block.active):
-            losses[step, :active] = self._turns_together(score, table, block, step, active)
+        losses = run_steps(block, partial(self._turns_together, score, table))
         untouched = torch.ones(len(block))
         values = {**score, ITEMS: table}
         return Trained(

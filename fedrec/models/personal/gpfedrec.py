@@ -38,6 +38,7 @@ class Gpfedrec(Model):
     Config = GpfedrecConfig
     paper = "GPFedRec (Zhang et al. 2024), section 4"
     item_tables = ("item.id",)
+    capturable = True
     config: GpfedrecConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
