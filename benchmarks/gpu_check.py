@@ -7,7 +7,8 @@
 2. `steps`: for every step of every shipped experiment, on the path `blocks`: users per second,
    beside one client after the other with whole tables (the path `reference`) on the same device;
    how far the sums of a round are from those of the processor, in float32 and, on CUDA, in bf16;
-   and the lines that make processor and device wait for each other. Experiments run on synthetic
+   and the lines that make processor and device wait for each other. Steps of a block are replayed
+   from CUDA graphs. Experiments run on synthetic
    data with the catalogue of MovieLens-1M, for one local epoch.
 3. `cohorts`: PrivRec's network with 64 to 4,096 users a round: users per second, memory, and the
    share of the time in which the GPU ran a kernel.
@@ -232,7 +233,7 @@ def cohort_row(node: Node, arrays: Numbers, users: int) -> dict[str, float]:
 
 def tests(budget: Budget) -> dict[str, Any]:
     """Pytest's last line."""
-    files = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
+    files = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *TESTS]
     marks = ["-m", "slow or not slow"] if CUDA else []
     done = _run([*files, *marks], budget, "tests")
     return {"passed": done is not None and not done.returncode, "summary": _last(done)}

@@ -61,7 +61,7 @@ def measure(name: str, task: Task, memory: bool = False) -> dict[str, Any]:
     is counted."""
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "RAY_USAGE_STATS_ENABLED": "0",
         "FLWR_TELEMETRY_ENABLED": "0",
     }
