@@ -184,6 +184,9 @@ class _CudaRecorder:
 
     def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """A graph of work."""
+        free, total = torch.cuda.mem_get_info(self.stream.device)
+        if free < total / 2:  # what the process keeps for later cannot be given back meanwhile
+            torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         memory = None if self._last is None else self._last.pool()
         graph.capture_begin(pool=memory, capture_error_mode="thread_local")
