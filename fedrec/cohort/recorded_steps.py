@@ -37,7 +37,7 @@ class Replayable(Protocol):
         ...
 
 
-class Recorder(Protocol):
+class StepRecorder(Protocol):
     """Records work for a device."""
 
     def entered(self) -> AbstractContextManager[None]:
@@ -82,7 +82,7 @@ def run_steps(
 
 
 @functools.lru_cache
-def recorder_of(device: torch.device) -> Recorder | None:
+def recorder_of(device: torch.device) -> StepRecorder | None:
     """What records for a device, always the same; None: nothing does."""
     return _CudaRecorder(device) if device.type == "cuda" else None
 
@@ -136,7 +136,7 @@ class _Span:
     losses: Tensor
     steps: _Steps
 
-    def run(self, recorder: Recorder) -> None:
+    def run(self, recorder: StepRecorder) -> None:
         """All of them; recorded if there are enough."""
         steps = self.steps
         if steps.count < _WORTH:

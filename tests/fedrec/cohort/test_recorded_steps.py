@@ -13,7 +13,7 @@ from fedrec.cohort.recorded_steps import run_steps
 from fedrec.models.mf import Mf
 
 
-class Recorder:
+class Repeater:
     """Does again what it recorded; notes when."""
 
     def __init__(self):
@@ -37,7 +37,7 @@ class Replayed:
 
 @pytest.fixture
 def recorder(monkeypatch):
-    made = Recorder()
+    made = Repeater()
     monkeypatch.setattr("fedrec.cohort.recorded_steps.recorder_of", lambda device: made)
     return made
 
