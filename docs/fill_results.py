@@ -35,10 +35,13 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from fedrec.report.input_codes import budgets, input_codes
-from simulations.bench.declaration import bench
-from simulations.bench.results import NUMBERS, number_text, recorded_cells, state
-from simulations.reproduce.recorded import (
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the results beside these pages, whichever checkout is installed
+
+from fedrec.report.input_codes import budgets, input_codes  # noqa: E402
+from simulations.bench.declaration import bench  # noqa: E402
+from simulations.bench.results import NUMBERS, number_text, recorded_cells, state  # noqa: E402
+from simulations.reproduce.recorded import (  # noqa: E402
     Number,
     Recorded,
     command,
@@ -49,7 +52,6 @@ from simulations.reproduce.recorded import (
     study_of,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
 _TABLE = re.compile(r"(<!-- results (\S+)(.*?) -->\n).*?(<!-- end -->)", re.S)
 _BENCH = re.compile(r"(<!-- bench (\S+)/(\S+) sort=\"(\S+)\" -->\n).*?(<!-- end -->)", re.S)
 _NUMBER = re.compile(r"(<!-- r ([^;]+); (.+?); (.+?)( ±)? -->).*?(<!-- /r -->)")
