@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -43,6 +42,7 @@ from benchmarks.contestants.shipped import (  # noqa: E402
     trained,
 )
 from benchmarks.contestants.shipped_loop import rounds_of  # noqa: E402
+from benchmarks.environment import child_environment  # noqa: E402
 from clients.step import Step  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
 
@@ -76,8 +76,9 @@ def difference(name: str, step: str) -> float:
 def measured(module: str, *arguments: object) -> dict[str, Any]:
     """What a contestant printed."""
     command = [sys.executable, "-m", f"benchmarks.contestants.{module}", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=child_environment(), capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])

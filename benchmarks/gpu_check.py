@@ -4,12 +4,12 @@
     python benchmarks/gpu_check.py [--minutes 10] [--output gpu-check.json]
 
 1. `tests`: those that compare devices, and those of precision.
-2. `steps`: for every step of every shipped experiment, on the path `blocks`: users per second,
-   beside one client after the other with whole tables (the path `reference`) on the same device;
-   how far the sums of a round are from those of the processor, in float32 and, on CUDA, in bf16;
-   and the lines that make processor and device wait for each other. Steps of a block are replayed
-   from CUDA graphs. Experiments run on synthetic
-   data with the catalogue of MovieLens-1M, for one local epoch.
+2. `steps`: for every step of every shipped experiment, on the path `blocks`, whose steps are
+   replayed from CUDA graphs: users per second, beside one client after the other with whole tables
+   (the path `reference`) on the same device; how far the sums of a round are from those of the
+   processor, in float32 and, on CUDA, in bf16; and the lines that make processor and device wait
+   for each other. Experiments run on synthetic data with the catalogue of MovieLens-1M, for one
+   local epoch.
 3. `cohorts`: PrivRec's network with 64 to 4,096 users a round: users per second, memory, and the
    share of the time in which the GPU ran a kernel.
 4. `loop`: the same work beside a plain PyTorch loop, by `simulation.py`.
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -44,6 +43,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from benchmarks.contestants.shipped import Numbers, initial, orders, trained  # noqa: E402
+from benchmarks.environment import child_environment  # noqa: E402
 from benchmarks.second_device import DEVICE, SecondDevice  # noqa: E402
 from benchmarks.watch import GpuWatch  # noqa: E402
 from benchmarks.workload import experiment  # noqa: E402
@@ -260,13 +260,11 @@ def loop(budget: Budget) -> dict[str, Any]:
 
 def _run(command: list[str], budget: Budget, part: str) -> subprocess.CompletedProcess[str] | None:
     """A command, stopped when its part of the time is over; None: it was."""
-    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     try:
         return subprocess.run(
             command,
             cwd=ROOT,
-            env=environment,
+            env=child_environment(),
             capture_output=True,
             text=True,
             timeout=max(1.0, budget.left(part)),

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -45,6 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.contestants.commands import Task, command  # noqa: E402
+from benchmarks.environment import child_environment  # noqa: E402
 from benchmarks.watch import GpuWatch, TreeWatch  # noqa: E402
 from benchmarks.workload import write  # noqa: E402
 
@@ -59,12 +59,7 @@ CHANGE_TOLERANCE = 2e-3
 def measure(name: str, task: Task, memory: bool = False) -> dict[str, Any]:
     """Run one contestant once; with its memory instead of its speeds, or with neither when no round
     is counted."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "FLWR_TELEMETRY_ENABLED": "0",
-    }
+    environment = child_environment(RAY_USAGE_STATS_ENABLED="0", FLWR_TELEMETRY_ENABLED="0")
     with (
         tempfile.TemporaryFile("w+") as said,
         tempfile.TemporaryFile("w+", errors="replace") as complained,
