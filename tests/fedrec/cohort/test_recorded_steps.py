@@ -2,6 +2,7 @@
 """Steps of a block that are recorded once and replayed."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,12 @@ import torch
 
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
+from fedrec.cohort.descent import descend
 from fedrec.cohort.recorded_steps import run_steps
-from fedrec.models.mf import Mf
+from fedrec.cohort.sgd import SgdSettings
+from fedrec.data.features import FeatureTable
+from fedrec.data.schema import Schema
+from fedrec.models.mf import Mf, MfConfig
 
 
 class Repeater:
@@ -27,12 +32,7 @@ class Repeater:
 
     def record(self, work):
         self.noted.append("recorded")
-        return Replayed(work)
-
-
-class Replayed:
-    def __init__(self, work):
-        self.replay = work
+        return SimpleNamespace(replay=work)
 
 
 @pytest.fixture
@@ -84,6 +84,27 @@ def test_steps_of_two_kinds_are_not_one_recording(recorder, recorded):
     run_steps(block, steps, kind=lambda step: step < 4, capturable=recorded)
     assert steps.sums.tolist() == [55, 55]
     assert recorder.noted == (["begun", *["recorded"] * 2, "ended"] if recorded else [])
+
+
+class Shrinking:
+    """A loss that does not depend on a client's examples, so that only their number matters."""
+
+    capturable = True
+
+    def __call__(self, parameters, block, step, active):
+        return parameters["user.factors"].square().sum(-1)
+
+
+def test_clients_who_have_ended_stay_as_they_are(recorder):
+    """Each step multiplies a client's factors by the same number."""
+    counts = (12, 9, 5, 1)
+    model = Mf(MfConfig(factors=2), Schema(12, FeatureTable(12), (), "ranking"))
+    start = model.initial(torch.Generator().manual_seed(0))
+    found = descend(model, start, block_of(*counts), SgdSettings(0.1), Shrinking())
+    for client, count in enumerate(counts):
+        wanted = start["user.factors"] * (1 - 2 * 0.1) ** count
+        torch.testing.assert_close(found.values["user.factors"][client], wanted)
+    assert "recorded" in recorder.noted
 
 
 def test_a_subclass_with_a_loss_of_its_own_declares_whether_it_is_capturable():
