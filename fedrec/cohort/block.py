@@ -16,6 +16,7 @@ from torch import Tensor
 from fedrec.cohort.batches import Batches
 from fedrec.device import on_device
 from fedrec.protocol.client_arrays import ItemRequests
+from fedrec.runtime.grouping import within_groups
 
 UserCodes = Sequence[tuple[np.ndarray, ...]]
 """For each client its category codes per user feature, `int64 [width]` each."""
@@ -79,23 +80,24 @@ class Block:
         width = max(1, max(len(own) for own, _ in numbered))
         table = np.zeros((len(batches), width), dtype=np.int64)
         longest = max(references.shape[1] for references, _ in needed)
-        rows = []
-        for place, ((own, index), (references, named)) in enumerate(
-            zip(numbered, needed, strict=True)
-        ):
+        rows = np.zeros((len(rectangle.places), longest), dtype=np.int64)
+        start = 0
+        for place, (own, index) in enumerate(numbered):
+            references, named = needed[place]
+            stop = start + len(references)
             table[place, : len(own)] = own
-            found = np.full((len(references), longest), place * width)
-            found[:, : references.shape[1]][named] = index + place * width
-            rows.append(found)
-        firsts = on_device(np.arange(len(batches)) * width, device)
+            rows[start:stop, : references.shape[1]][named] = index
+            start = stop
+        firsts = np.arange(len(batches)) * width
+        rows += firsts.repeat(rectangle.steps)[:, None]
         codes = tuple(on_device(np.stack(feature), device) for feature in zip(*users, strict=True))
         items, labels, sizes = (
-            rectangle.filled([getattr(batch, name) for batch in batches])
+            rectangle.filled(np.concatenate([getattr(batch, name) for batch in batches]))
             for name in ("items", "labels", "sizes")
         )
-        tables = (items, rectangle.filled(rows, firsts), labels, sizes, on_device(table, device))
-        steps = np.array(rectangle.steps)
-        active = tuple(int((steps > step).sum()) for step in range(len(items)))
+        places = rectangle.filled(rows, on_device(firsts, device))
+        tables = (items, places, labels, sizes, on_device(table, device))
+        active = tuple(int((rectangle.steps > step).sum()) for step in range(len(items)))
         counts = tuple(len(own) for own, _ in numbered)
         examples = tuple(batch.examples for batch in batches)
         last_epoch = tuple(batch.last_epoch for batch in batches)
@@ -196,31 +198,32 @@ class Rectangle:
     padded.
 
     Attributes:
-        steps: number of steps of each client.
+        steps: `int64 [C]`, number of steps of each client.
         places: `int64 [N]`, place of each client's steps, one client after the other, in the
             rectangle laid out in one row, `[S * C]`.
     """
 
-    steps: tuple[int, ...]
+    steps: np.ndarray
     places: Tensor
 
     @classmethod
     def of(cls, batches: Sequence[Batches], device: torch.device) -> Rectangle:
         """That of the clients' batches on a device."""
-        steps = tuple(len(batch.sizes) for batch in batches)
-        places = [np.arange(count) * len(steps) + client for client, count in enumerate(steps)]
-        return cls(steps, on_device(np.concatenate(places), device))
+        steps = np.array([len(batch.sizes) for batch in batches])
+        clients = np.arange(len(steps))
+        places = within_groups(steps) * len(steps) + clients.repeat(steps)
+        return cls(steps, on_device(places, device))
 
-    def filled(self, parts: Sequence[np.ndarray], padding: Tensor | None = None) -> Tensor:
-        """Arrays `[steps, ...]` of the clients as one, `[S, C, ...]`, on the device. Padding, which
-        is most of it if a few clients have many steps, is not copied there.
+    def filled(self, values: np.ndarray, padding: Tensor | None = None) -> Tensor:
+        """The clients' arrays, one after the other, `[N, ...]`, as a rectangle `[S, C, ...]` on the
+        device. Padding, which is most of it if a few clients have many steps, is not copied there.
 
         Args:
-            parts: of each client.
-            padding: `[C]`, what is after its last step; default: 0.
+            values: the arrays.
+            padding: `[C]`, what is after a client's last step; default: 0.
         """
-        given = on_device(np.concatenate(parts), self.places.device)
-        shape = max(self.steps), len(self.steps), *given.shape[1:]
+        given = on_device(values, self.places.device)
+        shape = int(self.steps.max()), len(self.steps), *given.shape[1:]
         if padding is None:
             found = given.new_zeros(shape)
         else:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedrec.cohort.block import Block
 from fedrec.cohort.recorded_steps import run_steps
 from fedrec.cohort.results import Trained
-from fedrec.cohort.sgd import Group, SgdSettings, descend_all
+from fedrec.cohort.sgd import Group, SgdSettings, descend_all, of_clients
 from fedrec.models.base import Model
 from fedrec.nn.layers import all_rows
 from fedrec.nn.table_rows import rows_at
@@ -178,19 +178,13 @@ class _Cohort:
             )
             gradients = dict(zip(moving, found, strict=True))
         if block.training is not None:
-            gradients = _of_those(block.training[:active], gradients)
+            training = block.training[:active]
+            gradients = {
+                name: None if found is None else of_clients(found, training)
+                for name, found in gradients.items()
+            }
         descend_all(list(self.dense.values()), gradients, active, number)
         for name, group in self.tables.items():
             group.descend_rows(gradients.get(name), places, active, number)
         self.untouched.descend(None, active, number)
         return loss.detach()
-
-
-def _of_those(clients: Tensor, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Gradients `[active, ...]` by name, zero for all but some clients, `bool [active]`."""
-    return {
-        name: None
-        if found is None
-        else found.where(clients.view(-1, *[1] * (found.dim() - 1)), 0.0)
-        for name, found in gradients.items()
-    }

@@ -72,12 +72,15 @@ def run_steps(
     losses = torch.zeros(len(block.active), len(block), device=device)
     recorder = recorder_of(device) if capturable else None
     if recorder is None:
-        for step, active in enumerate(block.active):
-            losses[step, :active] = one_step(block, step, active)
+        _Span(block, one_step, losses, range(len(losses))).run()
         return losses
     with recorder.entered():
-        for span in _spans(block, kind):
-            _Span(block, one_step, losses, span).run(recorder)
+        for steps, clients in _alike(block, kind):
+            span = _Span(block, one_step, losses, steps)
+            if len(steps) < _WORTH:
+                span.run()
+            else:
+                span.replay(recorder, clients)
     return losses
 
 
@@ -87,30 +90,16 @@ def recorder_of(device: torch.device) -> StepRecorder | None:
     return _CudaRecorder(device) if device.type == "cuda" else None
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """Steps that differ in their numbers alone.
+def _alike(block: Block, kind: Callable[[int], Hashable]) -> Iterator[tuple[range, int]]:
+    """All steps of a block in their order, those together that differ in their numbers alone, with
+    a number of clients that suffices for each."""
 
-    Attributes:
-        first: the first.
-        count: how many.
-        clients: number of clients that suffices for each.
-    """
+    def key(step: int) -> tuple[int, Hashable]:
+        return _halved(len(block), block.active[step]), kind(step)
 
-    first: int
-    count: int
-    clients: int
-
-
-def _spans(block: Block, kind: Callable[[int], Hashable]) -> Iterator[_Steps]:
-    """All steps of a block in their order."""
-    alike = groupby(
-        range(len(block.active)),
-        lambda step: (kind(step), _halved(len(block), block.active[step])),
-    )
-    for (_, clients), steps in alike:
-        first, *others = steps
-        yield _Steps(first, 1 + len(others), clients)
+    for (clients, _), alike in groupby(range(len(block.active)), key):
+        steps = list(alike)
+        yield range(steps[0], steps[-1] + 1), clients
 
 
 def _halved(clients: int, active: int) -> int:
@@ -134,27 +123,26 @@ class _Span:
     block: Block
     one_step: OneStep
     losses: Tensor
-    steps: _Steps
+    steps: range
 
-    def run(self, recorder: StepRecorder) -> None:
-        """All of them; recorded if there are enough."""
-        steps = self.steps
-        if steps.count < _WORTH:
-            for step in range(steps.first, steps.first + steps.count):
-                active = self.block.active[step]
-                self.losses[step, :active] = self.one_step(self.block, step, active)
-            return
-        number = torch.full((1,), steps.first, device=self.losses.device)
-        work = functools.partial(self._next, number)
+    def run(self) -> None:
+        """One after the other."""
+        for step in self.steps:
+            active = self.block.active[step]
+            self.losses[step, :active] = self.one_step(self.block, step, active)
+
+    def replay(self, recorder: StepRecorder, clients: int) -> None:
+        """The same by one recording, of so many clients, for which the first step is run."""
+        number = torch.full((1,), self.steps.start, device=self.losses.device)
+        work = functools.partial(self._next, number, clients)
         work()
         recorded = recorder.record(work)
-        for _ in range(steps.count - 1):
+        for _ in self.steps[1:]:
             recorded.replay()
 
-    def _next(self, number: Tensor) -> None:
+    def _next(self, number: Tensor, clients: int) -> None:
         """The step of this number, `int64 [1]`, which then is that of the following one."""
-        clients = self.steps.clients
-        found = self.one_step(self.block.at(number, self.steps.first), 0, clients)
+        found = self.one_step(self.block.at(number, self.steps.start), 0, clients)
         self.losses[:, :clients].index_copy_(0, number, found[None].to(self.losses.dtype))
         number.add_(1)
 

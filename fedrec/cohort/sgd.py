@@ -146,13 +146,17 @@ class Group:
         """A gradient `[a, ...]`, zero for the clients whose late parameters are not trained yet."""
         if self._begins is None:
             return gradient
-        moving = (self._begins[: len(gradient)] <= step).to(gradient)
-        return gradient * moving.view(-1, *[1] * (gradient.dim() - 1))
+        return of_clients(gradient, self._begins[: len(gradient)] <= step)
 
     @cached_property
     def _flat(self) -> Tensor:
         """The rows of a table of all clients end to end, `[C * R, d]`."""
         return self.value.view(-1, self.value.shape[-1])
+
+
+def of_clients(gradient: Tensor, clients: Tensor) -> Tensor:
+    """A gradient `[a, ...]`, zero for all but some clients, `bool [a]`."""
+    return gradient.where(clients.view(-1, *[1] * (gradient.dim() - 1)), 0.0)
 
 
 def descend_all(

@@ -88,17 +88,18 @@ class SessionBlock(Block):
     def of(cls, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Self:
         """Build a block from the data of some clients, whose batches are `SessionBatches`."""
         own = [batch for batch in batches if isinstance(batch, SessionBatches)]
+        rectangle = Rectangle.of(own, device)
         most = max(batch.views.shape[1] for batch in own)
-        views = [
-            np.pad(
-                batch.views, ((0, 0), (0, most - batch.views.shape[1]), (0, 0)), constant_values=-1
-            )
-            for batch in own
-        ]
+        views = np.full((len(rectangle.places), most, own[0].views.shape[2]), -1, dtype=np.int64)
+        start = 0
+        for batch in own:
+            stop = start + len(batch.views)
+            views[start:stop, : batch.views.shape[1]] = batch.views
+            start = stop
         none = torch.full((len(own),), -1, device=device)
         plain = Block.of(users, batches, device)
         shared = {field.name: getattr(plain, field.name) for field in fields(Block)}
-        return cls(**shared, views=Rectangle.of(own, device).filled(views, none))
+        return cls(**shared, views=rectangle.filled(views, none))
 
 
 class SessionObjective:
