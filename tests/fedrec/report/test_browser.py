@@ -9,10 +9,8 @@ import pytest
 
 import fedrec
 from fedrec.report.page.page import report
-from tests.fedrec.report.browser import CONTRAST, OUTSIDE, executable
+from tests.fedrec.report.browser import CONTRAST, OUTSIDE
 
-PATH = executable()
-pytestmark = pytest.mark.skipif(PATH is None, reason="no Chromium is installed")
 SCHEMES = ("light", "dark")
 PHONE, PAPER = 360, 718  # pixels; A4 within its margins
 FOCUSABLE = "a[href], summary, [tabindex='0']"

@@ -11,9 +11,8 @@ from simulations.bench.cell import GAP, PROBE
 from simulations.bench.declaration import BenchCell, bench
 from simulations.bench.page.page import rendered
 from simulations.bench.results import NUMBERS, results
-from tests.fedrec.report.browser import CONTRAST, OUTSIDE, executable
+from tests.fedrec.report.browser import CONTRAST, OUTSIDE
 
-PATH = executable()
 DONE = [
     BenchCell(dataset, protocol, system)
     for dataset in ("ml-100k", "office")
@@ -73,18 +72,15 @@ def test_a_probe_that_is_not_at_chance_is_called_a_leak(tmp_path):
     assert "NOT at chance" in rendered(bench(), results(tmp_path / "results.json"))
 
 
-needs_browser = pytest.mark.skipif(PATH is None, reason="no Chromium is installed")
 SHOWN = "[...document.querySelectorAll('tbody')].filter(e => e.checkVisibility()).length"
 
 
-@needs_browser
 def test_it_opens_in_under_a_second_and_asks_for_nothing(chromium, page):
     chromium.show()
     assert min(chromium.open(page) for _ in range(3)) < 1
     assert chromium.requests() == [page.as_uri()] and chromium.complaints() == []
 
 
-@needs_browser
 def test_cells_are_filtered_by_keyboard(browser):
     assert browser.evaluate(SHOWN) == 150
     browser.evaluate("document.querySelector('[name=missing]').focus()")
@@ -97,7 +93,6 @@ def test_cells_are_filtered_by_keyboard(browser):
     assert told == "6 of 150 cells shown"
 
 
-@needs_browser
 def test_cells_are_sorted_and_opened_by_keyboard(browser):
     browser.evaluate("document.querySelector('thead button').focus()")
     browser.press("Enter")
@@ -117,7 +112,6 @@ def test_cells_are_sorted_and_opened_by_keyboard(browser):
     )
 
 
-@needs_browser
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_can_be_read_on_desktop_and_phone_light_and_dark(browser, width, scheme):
