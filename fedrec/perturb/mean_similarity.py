@@ -10,7 +10,6 @@ million steps.
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedrec.baselines.factorisation.bprmf import BprmfConfig
 from fedrec.data.interactions import Interactions
@@ -28,7 +27,7 @@ _MOST_STEPS = 30_000_000
 def mean_similarity(
     originals: np.ndarray,
     substitutes: np.ndarray,
-    items: Tensor,
+    similarity: Similarity,
     sensitivity: np.ndarray | None = None,
 ) -> dict[str, dict[str, float]]:
     """Mean similarity of items to their substitutes, in all three definitions.
@@ -36,7 +35,7 @@ def mean_similarity(
     Args:
         originals: `int64 [n]`, items.
         substitutes: `int64 [n]`, the items that replace them.
-        items: `float32 [items, d]`, embeddings.
+        similarity: of the items, by any definition.
         sensitivity: `float64 [n]`, gamma of each row's user; rounded to one decimal place if there
             are more than twenty values.
 
@@ -48,7 +47,7 @@ def mean_similarity(
         return {}
     labels, place = _groups(sensitivity, len(originals))
     pair = torch.from_numpy(originals), torch.from_numpy(substitutes)
-    values = {name: Similarity(items, name).between(*pair).numpy() for name in _DEFINITIONS}
+    values = {name: similarity.defined(name).between(*pair).numpy() for name in _DEFINITIONS}
     counts = np.bincount(place)
     sums = {name: np.bincount(place, value) for name, value in values.items()}
     return {
@@ -80,7 +79,8 @@ def measured_similarity(
         return {}
     epochs = min(BprmfConfig().epochs, max(1, _MOST_STEPS // max(1, len(real))))
     _, items = trained_embeddings(BprmfConfig(epochs=epochs, seed=seed), real)
-    return mean_similarity(originals[moved], substitutes[moved], items)
+    similarity = Similarity(items, "paper")
+    return mean_similarity(originals[moved], substitutes[moved], similarity)
 
 
 def _groups(sensitivity: np.ndarray | None, count: int) -> tuple[list[str], np.ndarray]:

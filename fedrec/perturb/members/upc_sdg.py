@@ -7,8 +7,8 @@ contribution; the k n rows of each user with the smallest weights are replaced, 
 Gumbel-softmax trained for similarity of at most gamma to the row's item and for the user's
 preference. The parts are in `fedrec.perturb.synthesis`. Every row counts as an interaction,
 whatever its rating; a substitute takes over the rating and time of the row that it replaces.
-Embeddings and attention depend on the rows and not on k and gamma, and are kept for later runs
-(`fedrec.runs.kept`).
+Embeddings, attention and substitutes are kept for later runs (`fedrec.runs.kept`); the first two
+depend on the rows and not on k and gamma.
 
 The paper's definition 1 calls the share that is *kept* the replacement ratio, but uses it
 everywhere as the share that is replaced, as here. It claims privacy without a proof: see `words`.
@@ -96,7 +96,7 @@ class UpcSdg(Perturbation):
                 rows, chosen, preferences, users, similarity
             )
             gamma = preferences.sensitivity[rows.users[chosen]]
-            alike = mean_similarity(rows.items[chosen], items[chosen], similarity.items, gamma)
+            alike = mean_similarity(rows.items[chosen], items[chosen], similarity, gamma)
         figures = {"replaced rows": len(chosen), **attention, **generator, FIGURE: alike}
         return Perturbed(dataclasses.replace(rows, items=items), np.arange(len(rows)), figures)
 
@@ -155,13 +155,22 @@ class UpcSdg(Perturbation):
                 ),
                 {},
             )
-        source = torch_stream(self.seed, "perturb-generator")
-        made, losses = train_generator(
-            config.generator, rows, chosen, preferences.sensitivity, users, similarity, source
+        learned = users.numpy(), similarity.items.numpy()
+        bound = preferences.sensitivity
+
+        def make() -> dict[str, np.ndarray]:
+            source = torch_stream(self.seed, "perturb-generator")
+            made, losses = train_generator(
+                config.generator, rows, chosen, bound, users, similarity, source
+            )
+            scores = _logits(made, rows, users, similarity.items, gamma)
+            drawn = scored_substitutes(rows, chosen, scores, config.draw, self.seed)
+            return {"items": drawn, "losses": np.array(losses)}
+
+        found = kept_arrays(
+            make, "upc-sdg substitutes", config, self.seed, rows, chosen, bound, *learned
         )
-        scores = _logits(made, rows, users, similarity.items, gamma)
-        found = scored_substitutes(rows, chosen, scores, config.draw, self.seed)
-        return found, {"generator loss per row": _first_and_last(losses)}
+        return found["items"], {"generator loss per row": _first_and_last(found["losses"].tolist())}
 
 
 @contextmanager

@@ -9,12 +9,19 @@
 in the same direction, so its range does not end at 1. `released` is computed by the authors' public
 code: normalised by the substitute's row instead of the original's, always in [0, 1]. The text calls
 the quantity a cosine, but its formula is not one; `cosine` is.
+
+The least and largest product of an item are among its products with all items; they are kept for
+later runs (`fedrec.runs.kept`).
 """
 
-from typing import Literal
+import copy
+from typing import Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fedrec.runs.kept import kept_arrays
 
 Definition = Literal["paper", "released", "cosine"]
 _ITEMS_AT_ONCE = 512  # items per block of products in memory
@@ -32,8 +39,15 @@ class Similarity:
     def __init__(self, items: Tensor, definition: Definition) -> None:
         self.items = items
         self.definition = definition
-        self.least, self.most = _extremes(items)
+        found = kept_arrays(lambda: _extremes(items), "extremes of products", items.numpy())
+        self.least, self.most = (torch.from_numpy(found[name]) for name in ("least", "most"))
         self.own = items.square().sum(1)
+
+    def defined(self, definition: Definition) -> Self:
+        """The similarity of the same items by another definition."""
+        other = copy.copy(self)
+        other.definition = definition
+        return other
 
     def of(
         self, originals: Tensor, others: Tensor, extremes: tuple[Tensor, Tensor] | None = None
@@ -78,8 +92,9 @@ class Similarity:
         return (product - self.least) / (self.most - self.least).clamp(min=_SMALL)
 
 
-def _extremes(items: Tensor) -> tuple[Tensor, Tensor]:
+def _extremes(items: Tensor) -> dict[str, np.ndarray]:
     """Least and largest product of each item with any, itself included, `[items]` each; in blocks
     of items."""
     products = [(part @ items.T).aminmax(dim=1) for part in items.split(_ITEMS_AT_ONCE)]
-    return torch.cat([one.min for one in products]), torch.cat([one.max for one in products])
+    least, most = (torch.cat(parts) for parts in zip(*products, strict=True))
+    return {"least": least.numpy(), "most": most.numpy()}

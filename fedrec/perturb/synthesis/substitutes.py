@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrec.baselines._native import native
 from fedrec.data.interactions import Interactions
 from fedrec.data.negatives import nth_outside
 from fedrec.errors import DataError
@@ -22,6 +23,7 @@ Scores = Callable[[np.ndarray], Tensor]
 _CELLS_AT_ONCE = 24_000_000  # rows times items of a block with its own random stream
 _CELLS_IN_CACHE = 2_000_000  # rows times items of scores in memory
 _DRAWS_AT_ONCE = 16  # proposals per row
+_ROWS_AT_ONCE = 4
 
 
 def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.ndarray:
@@ -167,12 +169,29 @@ def drawn_by_weight(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
         that share of the total; never one with weight 0.
     """
     found = np.empty(uniform.shape, dtype=np.int64)
-    for row, own in enumerate(weights):
-        sums = own.cumsum(dtype=np.float64)
-        drawn = np.searchsorted(sums, uniform[row] * sums[-1], side="right")
-        # rounding can move a draw beyond the last item with positive weight
-        found[row] = np.minimum(drawn, np.searchsorted(sums, sums[-1]))
+    _draw(weights, uniform, found)
     return found
+
+
+@native(boundscheck=False)
+def _draw(weights: np.ndarray, uniform: np.ndarray, found: np.ndarray) -> None:
+    """See `drawn_by_weight`. Sums of several rows at once: each addition waits for the one before
+    it in its row."""
+    items = weights.shape[1]
+    sums = np.empty((_ROWS_AT_ONCE, items), dtype=np.float64)
+    for first in range(0, len(weights), _ROWS_AT_ONCE):
+        count = min(_ROWS_AT_ONCE, len(weights) - first)
+        sums[:count, 0] = weights[first : first + count, 0]
+        for item in range(1, items):
+            for n in range(count):
+                sums[n, item] = sums[n, item - 1] + weights[first + n, item]
+        for n in range(count):
+            total = sums[n, -1]
+            # rounding can move a draw beyond the last item with positive weight
+            last = np.searchsorted(sums[n], total)
+            for m in range(uniform.shape[1]):
+                drawn = np.searchsorted(sums[n], uniform[first + n, m] * total, side="right")
+                found[first + n, m] = min(drawn, last)
 
 
 def _mask_own(

@@ -20,7 +20,7 @@ ITEMS = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [-1.0, 0.5]])
 def test_each_gamma_has_the_mean_of_its_own_rows():
     originals, substitutes = np.array([0, 1, 2, 3]), np.array([1, 2, 3, 0])
     gamma = np.array([0.5, 0.1, 0.5, 0.1])
-    found = mean_similarity(originals, substitutes, ITEMS, gamma)
+    found = mean_similarity(originals, substitutes, Similarity(ITEMS, "paper"), gamma)
     assert list(found) == ["0.1", "0.5"] and [one["rows"] for one in found.values()] == [2, 2]
     for definition in ("paper", "released", "cosine"):
         alike = Similarity(ITEMS, definition).rows(torch.from_numpy(originals)).numpy()
@@ -31,7 +31,7 @@ def test_each_gamma_has_the_mean_of_its_own_rows():
 
 def test_many_gammas_are_rounded():
     some = np.zeros(50, dtype=np.int64)
-    found = mean_similarity(some, some + 1, ITEMS, np.linspace(0, 1, 50))
+    found = mean_similarity(some, some + 1, Similarity(ITEMS, "cosine"), np.linspace(0, 1, 50))
     assert list(found) == [f"{step / 10:g}" for step in range(11)]
     assert sum(one["rows"] for one in found.values()) == 50
 
@@ -40,7 +40,7 @@ def test_nothing_replaced_has_no_similarity(two_tastes):
     nothing = np.empty(0, dtype=np.int64)
     same = Perturbed(two_tastes.rows, np.arange(len(two_tastes.rows)))
     foreign = Perturbed(two_tastes.rows, np.full(len(two_tastes.rows), -1))
-    assert mean_similarity(nothing, nothing, ITEMS) == {}
+    assert mean_similarity(nothing, nothing, Similarity(ITEMS, "paper")) == {}
     assert all(measured_similarity(two_tastes.rows, one, 0) == {} for one in (same, foreign))
 
 

@@ -299,7 +299,7 @@ class TestWhole:
             torch.set_num_threads(before)
         assert (found[0] == found[1]).all()
 
-    def test_embeddings_and_attention_are_trained_once_for_all_ratios_and_sensitivities(
+    def test_what_was_computed_for_the_same_rows_and_settings_is_not_computed_again(
         self, two_tastes, request, monkeypatch
     ):
         wanted = [
@@ -308,7 +308,11 @@ class TestWhole:
         alone = [synthetic(two_tastes, **one) for one in wanted]
         request.getfixturevalue("kept")
         trained = []
-        for owner, name in ((Bprmf, "fit"), (upc_sdg, "train_attention")):
+        for owner, name in (
+            (Bprmf, "fit"),
+            (upc_sdg, "train_attention"),
+            (upc_sdg, "train_generator"),
+        ):
             real = getattr(owner, name)
 
             def told(*given, name=name, real=real):
@@ -317,11 +321,14 @@ class TestWhole:
 
             monkeypatch.setattr(owner, name, told)
         kept = [synthetic(two_tastes, **one) for one in wanted]
-        assert sorted(trained) == ["fit", "train_attention"]
-        for one, other in zip(alone, kept, strict=True):
-            assert (one.rows.items == other.rows.items).all() and one.figures == other.figures
+        assert sorted(trained) == ["fit", "train_attention", *["train_generator"] * len(wanted)]
+        again = [synthetic(two_tastes, **one) for one in wanted]
+        assert len(trained) == 6
+        for one, *others in zip(alone, kept, again, strict=True):
+            for other in others:
+                assert (one.rows.items == other.rows.items).all() and one.figures == other.figures
         synthetic(two_tastes, seed=1)
-        assert len(trained) == 4
+        assert len(trained) == 9
 
     @pytest.mark.parametrize(
         ("wrong", "word"),
