@@ -15,7 +15,7 @@ import json
 import math
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,7 @@ class Recorded:
         machine: its class.
         seeds: number of them.
         part: how many of the tasks were run, such as `3 of 23`; empty: all.
+        tasks: the rows of each of those tasks; empty: all were run.
         package: name and version of a package that brings the system; empty: fedrec.
         rows: by row and metric; a row's name begins with its data set where there are several.
         differences: of two rows paired by seed, by metric: mean, ends of the 95 % interval, p of
@@ -99,6 +100,7 @@ class Recorded:
     rows: Mapping[str, Mapping[str, Number]]
     differences: Mapping[str, Mapping[str, tuple[float, ...]]]
     part: str = ""
+    tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     package: str = ""
     inputs: Mapping[str, Inputs] = field(default_factory=dict)
 
@@ -167,8 +169,9 @@ def _read(table: dict[str, Any]) -> Recorded:
 
 
 def record(folder: Path, file: Path = FILE) -> str:
-    """Put the finished tasks of a study into the file, in place of what it had of that study. A
-    task that has fewer seeds than others counts as not finished.
+    """Put the finished tasks of a study into the file, in place of what it had of that study; tasks
+    of earlier runs with as many seeds stay where only some tasks were run both times. A task that
+    has fewer seeds than others counts as not finished.
 
     Args:
         folder: of the study, as `fedrec reproduce ... --output` made it.
@@ -185,6 +188,9 @@ def record(folder: Path, file: Path = FILE) -> str:
     if found is None:
         raise RunError(f"{folder} has no finished task", fix="run the study, see its study.json")
     known = read_json(file) if file.is_file() else {}
+    before = known.get(key(study), {})
+    if "part" in found and "part" in before and found["seeds"] == before["seeds"]:
+        found = _joined(study, before, found)
     known[key(study)] = {"command": command(study, found["seeds"]), **found}
     write_atomically(file, text_of(dict(sorted(known.items()))))
     return key(study)
@@ -209,20 +215,67 @@ def entry(study: Study, jobs: list[TaskJob]) -> dict[str, Any] | None:
         numbers = [row["ours"], *ends, *(values[cell] if several else [])]
         rows.setdefault(names[cell], {})[row["metric"]] = list(map(_short, numbers))
     table = _made([job for job, _ in done])
-    ran = len({job.task.name for job, _ in done})
-    if ran < len(study.tasks):
-        table["part"] = f"{ran} of {len(study.tasks)}"
+    tasks: dict[str, list[str]] = {}
+    for job, numbers in done:
+        of_task = tasks.setdefault(job.task.name, [])
+        of_task += dict.fromkeys(
+            names[one.cell] for one in numbers if names[one.cell] not in of_task
+        )
+    inputs = _stated(names, inputs_of(one for _, one in found))
+    further = {"inputs": inputs, "differences": _differences(study, found)}
+    seeds = len({job.seed for job, _ in done})
+    return {
+        **table,
+        **_part(study, tasks),
+        "seeds": seeds,
+        "rows": rows,
+        **{what: own for what, own in further.items() if own},
+    }
+
+
+def _part(study: Study, tasks: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Which of the tasks were run, with the rows of each; nothing where all were."""
+    if len(tasks) == len(study.tasks):
+        return {}
+    return {"part": f"{len(tasks)} of {len(study.tasks)}", "tasks": tasks}
+
+
+def _differences(
+    study: Study, found: Iterable[tuple[int, Found]]
+) -> dict[str, dict[str, list[Any]]]:
+    """Of the rows that a study compares, see `Recorded`."""
     apart: dict[str, dict[str, list[Any]]] = {}
     for row in differences(study.compared, found).to_dict("records"):
         own = [row[key] for key in ("difference", "low", "high", "t", "seeds")]
         apart.setdefault(row["rows"], {})[row["metric"]] = list(map(_short, own))
-    inputs = _stated(names, inputs_of(one for _, one in found))
-    further = {"inputs": inputs, "differences": apart}
-    seeds = len({job.seed for job, _ in done})
-    return {
-        **table,
-        "seeds": seeds,
+    return apart
+
+
+def _joined(study: Study, before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Tasks of an earlier run and of this one, in the study's order, with the commits of both."""
+    ran = {**before["tasks"], **found["tasks"]}
+    tasks = {task.name: ran[task.name] for task in study.tasks if task.name in ran}
+    both = {
+        what: {**before.get(what, {}), **found.get(what, {})}
+        for what in ("rows", "inputs", "differences")
+    }
+    rows = {row: both["rows"][row] for own in tasks.values() for row in own}
+    numbers = [
+        (seed, Found("", row, metric, _float(value)))
+        for row, own in rows.items()
+        for metric, parts in own.items()
+        for seed, value in enumerate(parts[3:])
+    ]
+    further = {
+        **both,
         "rows": rows,
+        "differences": both["differences"] | _differences(study, numbers),
+    }
+    commits = dict.fromkeys([*before["commit"].split(", "), found["commit"]])
+    return {
+        **{key: value for key, value in found.items() if key not in ("part", "tasks")},
+        "commit": ", ".join(filter(None, commits)),
+        **_part(study, tasks),
         **{what: own for what, own in further.items() if own},
     }
 

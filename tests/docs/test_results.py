@@ -213,17 +213,25 @@ def test_a_recorded_table_shows_inputs_and_warns_where_rows_differ(tmp_path):
     assert "| EASE | .200 | - |" in alone and "ows differ" not in alone
 
 
-def test_a_study_that_is_not_done_says_how_much_is(tmp_path):
+def part_of_a_study(path, numbers):
+    """The folder of `privrec figure4` with two seeds of some of its tasks, by row."""
     study = STUDIES["privrec/figure4"]
-    folder = folder_of(study, tmp_path / "study", quick=False)
-    jobs = study.jobs(folder.path, 2, quick=False)
-    for job, value in ((jobs[0], 0.2), (jobs[3], 0.3), (jobs[1], 0.1)):  # one has a seed less
-        job.folder.mkdir(parents=True)
+    folder = folder_of(study, path, quick=False)
+    for job in study.jobs(folder.path, 2, quick=False):
         row = job.task.options["row"]
-        cell = {"dataset": "MovieLens-1M", "model": row, "metric": "Hits@10", "value": value}
-        (job.folder / "found.json").write_text(json.dumps({"found": [cell], "seconds": 1.0}))
+        if job.seed < len(numbers.get(row, ())):
+            value = numbers[row][job.seed]
+            cell = {"dataset": "MovieLens-1M", "model": row, "metric": "Hits@10", "value": value}
+            job.folder.mkdir(parents=True)
+            made = {"found": [cell], "seconds": 1.0, "date": "2026-01-31"}
+            (job.folder / "found.json").write_text(json.dumps(made))
+    return folder.path
+
+
+def test_a_study_that_is_not_done_says_how_much_is(tmp_path):
+    folder = part_of_a_study(tmp_path / "study", {"PrivRec": (0.2, 0.3), "DP-PrivRec": (0.1,)})
     file = tmp_path / "results.json"
-    name = record(folder.path, file)
+    name = record(folder, file)
     found = recorded(file)[name]
     assert (found.part, found.seeds, found.commit) == ("1 of 3", 2, "")
     assert list(found.rows) == ["PrivRec"]
@@ -232,6 +240,26 @@ def test_a_study_that_is_not_done_says_how_much_is(tmp_path):
     assert found.source.startswith(
         "`fedrec reproduce privrec figure4 --seeds 2`, 2 seeds, 1 of 3 tasks so far; fedrec "
     )
+
+
+def test_tasks_of_earlier_runs_stay_until_all_were_run(tmp_path):
+    file = tmp_path / "results.json"
+    rows = {
+        job.task.options["row"] for job in STUDIES["privrec/figure4"].jobs(tmp_path, 1, quick=False)
+    }
+    assert len(rows) == 3
+    first, second, last = sorted(rows)
+    record(part_of_a_study(tmp_path / "a", {first: (0.1, 0.2), second: (0.3, 0.5)}), file)
+    name = record(part_of_a_study(tmp_path / "b", {second: (0.4, 0.4)}), file)
+    found = recorded(file)[name]
+    assert found.part == "2 of 3" and found.rows.keys() == {first, second}
+    assert found.rows[first]["Hits@10"].values == (0.1, 0.2)
+    assert found.rows[second]["Hits@10"].values == (0.4, 0.4)
+    record(part_of_a_study(tmp_path / "c", {last: (0.6, 0.7)}), file)
+    found = recorded(file)[name]
+    assert found.part == "" and not found.tasks and found.rows.keys() == rows
+    record(part_of_a_study(tmp_path / "d", {last: (0.8,)}), file)  # other seeds
+    assert recorded(file)[name].rows.keys() == {last}
 
 
 def test_small_versions_and_empty_folders_are_not_recorded(tmp_path):
