@@ -33,6 +33,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.environment import child_environment  # noqa: E402
 from benchmarks.round_ends import RoundEnds  # noqa: E402
 from benchmarks.workload import experiment  # noqa: E402
 from clients.steps.sgd import Sgd  # noqa: E402
@@ -100,8 +101,7 @@ def measure(cohort: int, items: int, rounds: int, nodes: int) -> dict[str, float
     step = work.step.model_copy(update={"name": "benchmarks.overhead:TimedSgd"})
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
-        os.environ[NOTES] = str(notes)
-        os.environ["PYTHONPATH"] = str(ROOT)
+        os.environ |= child_environment(**{NOTES: str(notes)})
         timed = work.model_copy(update={"step": step, "engine": engine})
         run(timed, output=Path(folder) / "run", callbacks=[clock])
         lines = [line.split() for line in notes.read_text().splitlines()]

@@ -181,7 +181,7 @@ def clients_of(population: Population, users: Sequence[object] | None) -> np.nda
             f"there is no user {unknown[0]!r}",
             expected=f"ids as in the data, such as {ids[0]}",
             got=", ".join(repr(user) for user in unknown[:5]),
-            fix="correct the ids; new users are served with their rows (--history)",
+            fix="correct the ids; for new users give their rows to `fedrec recommend --history`",
         )
     return place.astype(np.int64)
 

@@ -212,6 +212,8 @@ def _tested(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
     found = {"difference": float(gain.mean()), "seeds": len(gain)}
     if len(gain) < 2:
         return found
+    if not gain.any():  # SciPy would divide by zero
+        return {**found, "low": 0.0, "high": 0.0, "t": 1.0, "wilcoxon": 1.0}
     test: Any = ttest_rel(after, before)
     low, high = test.confidence_interval()
     signed: Any = wilcoxon(gain)

@@ -103,6 +103,12 @@ def test_wilcoxons_p_is_exact_without_ties():
     assert found["wilcoxon"] == pytest.approx(2 * 3 / 2**5)
 
 
+@pytest.mark.filterwarnings("error")
+def test_equal_values_do_not_differ():
+    found = differences([("a", "b")], rows(a=[0.2] * 3, b=[0.2] * 3)).iloc[0]
+    assert (found["low"], found["high"], found["t"], found["wilcoxon"]) == (0, 0, 1, 1)
+
+
 def test_the_difference_of_two_differences():
     """What noise costs one system minus what it costs another, paired by seed."""
     found = rows(a=[1.0, 1.2], noisy_a=[1.5, 1.4, 7.0], b=[0.9, 1.0], noisy_b=[1.0, 1.4])
