@@ -77,9 +77,10 @@ def small_heap():
 @pytest.fixture(scope="session", autouse=True)
 def no_collection_per_run():
     """Skip the garbage collection by which a run releases memory before training: half of the time
-    of such small runs. Python's own collections continue."""
+    of such small runs. Python's own collections continue, as often as elsewhere."""
+    nothing = types.SimpleNamespace(collect=lambda: 0, set_threshold=lambda *_: None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedrec.runtime.heap.gc", types.SimpleNamespace(collect=lambda: 0))
+        patch.setattr("fedrec.runtime.heap.gc", nothing)
         yield
 
 

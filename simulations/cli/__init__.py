@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from fedrec.errors import DataError, FedrecError
+from fedrec.runtime.heap import collect_rarely
 from simulations.cli import attacks, doctor
 from simulations.cli.data import datasets, glove, perturb
 from simulations.cli.data.split import split
@@ -188,6 +189,7 @@ def main() -> None:
     """Entry point: an error that the user can fix is printed without a traceback, with a non-zero
     exit."""
     disable_telemetry(os.environ)
+    collect_rarely()
     try:
         with _warnings_shown(), _impossible_paths_told():
             command_of(app)()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.signal import lfilter
 
 
 def prefix_sums(rounds: int, momentum: float = 0.0) -> np.ndarray:
@@ -30,6 +29,8 @@ def inverse(column: np.ndarray, rounds: int) -> np.ndarray:
 def quotient(series: np.ndarray, column: np.ndarray) -> np.ndarray:
     """A power series `[rounds]` divided by another, `[bands]`, to as many terms as the first has,
     `float64 [rounds]`."""
+    from scipy.signal import lfilter  # importing it is slow, and most mechanisms do without
+
     return np.asarray(lfilter([1.0], column[: len(series)], series))
 
 

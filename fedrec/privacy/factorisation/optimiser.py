@@ -15,7 +15,6 @@ from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import minimize
-from scipy.signal import fftconvolve
 
 from fedrec.privacy.factorisation.coefficients import prefix_sums, quotient, square_root
 
@@ -41,6 +40,8 @@ def optimal_bands(bands: int, rounds: int, momentum: float = 0.0) -> tuple[float
 
 def _loss_and_gradient(later: np.ndarray, workload: np.ndarray) -> tuple[float, np.ndarray]:
     """The logarithm of the loss, and its gradient by all coefficients but the first."""
+    from scipy.signal import fftconvolve  # as in `quotient`
+
     column = np.append(1.0, later)
     rounds = len(workload)
     noise = quotient(workload, column)

@@ -11,6 +11,7 @@ from flwr.server.superlink.linkstate import linkstate_factory
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
 
+from fedrec.runtime.heap import collect_rarely
 from simulations import flower_commands
 from simulations.deployment.flower.patches import direct_middleware, heartbeats, idle_polls
 from simulations.deployment.flower.patches.heartbeats import NodeHeartbeats
@@ -21,9 +22,6 @@ from simulations.deployment.flower.patches.rare_writes import RareWrites
 
 DATABASE_WAIT_MS = 60_000
 """Milliseconds that the SuperLink waits for a lock on its database (Flower: 5,000)."""
-GARBAGE = (50_000, 20, 20)
-"""Thresholds of the garbage collector: new objects, and collections before older generations are
-collected (Python: 700, 10, 10)."""
 
 
 class SuperLinkState(PackedPieces, NodeHeartbeats, IdleNodes, OldMessages, RareWrites):
@@ -52,8 +50,8 @@ def superlink(arguments: list[str]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node
     gc.collect()
-    # excludes the modules imported so far from garbage collection, a seventh of the work;
-    # collections are rarer, as each goes over objects of the web framework and SQLAlchemy
+    # excludes the modules imported so far, a seventh of the work; each collection goes over objects
+    # of the web framework and SQLAlchemy
     gc.freeze()
-    gc.set_threshold(*GARBAGE)
+    collect_rarely()
     flower_commands.run("flower-superlink", arguments)
