@@ -77,8 +77,8 @@ class Recorded:
     Attributes:
         command: that prints them.
         fedrec: version of it.
-        commit: of its source, with a plus if files differed from it; empty where it was not run
-            from a checkout.
+        commit: of its source, with a plus if files differed from it, or several; empty where it was
+            not run from a checkout.
         date: when the last task ended, as in 2026-01-31.
         machine: its class.
         seeds: number of them.
@@ -393,7 +393,8 @@ def _of(folder: Path) -> tuple[Study, list[TaskJob]]:
 
 
 def _made(jobs: list[TaskJob]) -> dict[str, str]:
-    """Of the last of the tasks; of those of an earlier version all but the commit is known."""
+    """Of the last of the tasks, with the commits of all; of those of an earlier version all but the
+    commit is known."""
     found = [
         {
             **made(),
@@ -403,8 +404,8 @@ def _made(jobs: list[TaskJob]) -> dict[str, str]:
         for job in jobs
     ]
     last = max(found, key=lambda table: str(table["date"]))
-    commit = _ancestor(last["commit"]) if last["commit"] else ""
-    return {**{key: last[key] or "" for key in made()}, "commit": commit}
+    commits = dict.fromkeys(_ancestor(table["commit"]) for table in found if table["commit"])
+    return {**{key: last[key] or "" for key in made()}, "commit": ", ".join(filter(None, commits))}
 
 
 def _ancestor(commit: str) -> str:
