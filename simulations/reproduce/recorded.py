@@ -189,7 +189,7 @@ def record(folder: Path, file: Path = FILE) -> str:
         raise RunError(f"{folder} has no finished task", fix="run the study, see its study.json")
     known = read_json(file) if file.is_file() else {}
     before = known.get(key(study), {})
-    if "part" in found and "part" in before and found["seeds"] == before["seeds"]:
+    if "tasks" in found and "tasks" in before and found["seeds"] == before["seeds"]:
         found = _joined(study, before, found)
     known[key(study)] = {"command": command(study, found["seeds"]), **found}
     write_atomically(file, text_of(dict(sorted(known.items()))))
@@ -206,7 +206,7 @@ def entry(study: Study, jobs: list[TaskJob]) -> dict[str, Any] | None:
     values: dict[Cell, list[float]] = {}
     for _, one in found:
         values.setdefault(one.cell, []).append(one.value)
-    names = row_names(values)
+    names = row_names(values, study)
     rows: dict[str, dict[str, list[Any]]] = {}
     for row in comparison({}, (one for _, one in found)).to_dict("records"):
         cell = row["dataset"], row["model"], row["metric"]
@@ -215,12 +215,10 @@ def entry(study: Study, jobs: list[TaskJob]) -> dict[str, Any] | None:
         numbers = [row["ours"], *ends, *(values[cell] if several else [])]
         rows.setdefault(names[cell], {})[row["metric"]] = list(map(_short, numbers))
     table = _made([job for job, _ in done])
-    tasks: dict[str, list[str]] = {}
+    tasks: dict[str, dict[str, None]] = {}
     for job, numbers in done:
-        of_task = tasks.setdefault(job.task.name, [])
-        of_task += dict.fromkeys(
-            names[one.cell] for one in numbers if names[one.cell] not in of_task
-        )
+        own = tasks.setdefault(job.task.name, {})
+        own.update(dict.fromkeys(names[one.cell] for one in numbers))
     inputs = _stated(names, inputs_of(one for _, one in found))
     further = {"inputs": inputs, "differences": _differences(study, found)}
     seeds = len({job.seed for job, _ in done})
@@ -233,11 +231,12 @@ def entry(study: Study, jobs: list[TaskJob]) -> dict[str, Any] | None:
     }
 
 
-def _part(study: Study, tasks: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _part(study: Study, tasks: Mapping[str, Iterable[str]]) -> dict[str, Any]:
     """Which of the tasks were run, with the rows of each; nothing where all were."""
     if len(tasks) == len(study.tasks):
         return {}
-    return {"part": f"{len(tasks)} of {len(study.tasks)}", "tasks": tasks}
+    rows = {name: list(own) for name, own in tasks.items()}
+    return {"part": f"{len(tasks)} of {len(study.tasks)}", "tasks": rows}
 
 
 def _differences(
@@ -337,14 +336,10 @@ def command(study: Study, seeds: int | None = None) -> str:
     return f"fedrec reproduce {paper} {study.item}{more}"
 
 
-def row_names(cells: Mapping[Cell, Any], datasets: set[str] | None = None) -> dict[Cell, str]:
-    """The names of rows: their model, after the data set where there are several.
-
-    Args:
-        cells: of a study.
-        datasets: those that there are; None: those of the cells.
-    """
-    several = len(datasets or {dataset for dataset, _, _ in cells}) > 1
+def row_names(cells: Mapping[Cell, Any], study: Study) -> dict[Cell, str]:
+    """The names of rows: their model, after the data set where the study, of which the cells may be
+    a part, has several."""
+    several = len(_datasets(study)) > 1 or len({dataset for dataset, _, _ in cells}) > 1
     return {
         (dataset, model, metric): ", ".join(
             filter(None, (dataset if several or not model else "", model))
@@ -353,13 +348,17 @@ def row_names(cells: Mapping[Cell, Any], datasets: set[str] | None = None) -> di
     }
 
 
+def _datasets(study: Study) -> set[str]:
+    return {str(task.options.get("dataset", "")) for task in study.tasks}
+
+
 def printed(name: str) -> dict[tuple[str, str], float]:
     """What the paper prints, by row and metric as they are named here."""
     study = study_of(name)
     known = published(study.paper, study.item, study.published)
-    ours = {str(task.options.get("dataset", "")) for task in study.tasks}
+    ours = _datasets(study)
     cells = {cell: value for cell, value in known.items() if cell[0] in ours}
-    names = row_names(cells, ours)
+    names = row_names(cells, study)
     return {(names[cell], cell[2]): value for cell, value in cells.items()}
 
 
@@ -404,8 +403,9 @@ def _made(jobs: list[TaskJob]) -> dict[str, str]:
         for job in jobs
     ]
     last = max(found, key=lambda table: str(table["date"]))
-    commits = dict.fromkeys(_ancestor(table["commit"]) for table in found if table["commit"])
-    return {**{key: last[key] or "" for key in made()}, "commit": ", ".join(filter(None, commits))}
+    commits = dict.fromkeys(table["commit"] for table in found if table["commit"])
+    known = dict.fromkeys(filter(None, map(_ancestor, commits)))
+    return {**{key: last[key] or "" for key in made()}, "commit": ", ".join(known)}
 
 
 def _ancestor(commit: str) -> str:

@@ -213,15 +213,20 @@ def test_a_recorded_table_shows_inputs_and_warns_where_rows_differ(tmp_path):
     assert "| EASE | .200 | - |" in alone and "ows differ" not in alone
 
 
-def part_of_a_study(path, numbers):
-    """The folder of `privrec figure4` with two seeds of some of its tasks, by row."""
-    study = STUDIES["privrec/figure4"]
+def part_of_a_study(path, numbers, name="privrec/figure4"):
+    """The folder of a study with two seeds of some of its tasks, by row."""
+    study = STUDIES[name]
     folder = folder_of(study, path, quick=False)
     for job in study.jobs(folder.path, 2, quick=False):
-        row = job.task.options["row"]
+        row = job.task.options.get("row")
         if job.seed < len(numbers.get(row, ())):
             value = numbers[row][job.seed]
-            cell = {"dataset": "MovieLens-1M", "model": row, "metric": "Hits@10", "value": value}
+            cell = {
+                "dataset": job.task.options["dataset"],
+                "model": row,
+                "metric": "Hits@10",
+                "value": value,
+            }
             job.folder.mkdir(parents=True)
             made = {"found": [cell], "seconds": 1.0, "date": "2026-01-31"}
             (job.folder / "found.json").write_text(json.dumps(made))
@@ -260,6 +265,22 @@ def test_tasks_of_earlier_runs_stay_until_all_were_run(tmp_path):
     assert found.part == "" and not found.tasks and found.rows.keys() == rows
     record(part_of_a_study(tmp_path / "d", {last: (0.8,)}), file)  # other seeds
     assert recorded(file)[name].rows.keys() == {last}
+
+
+def test_rows_of_two_runs_are_compared(tmp_path):
+    file = tmp_path / "results.json"
+    for folder, rows in (("a", {"PrivRec": (0.1, 0.2)}), ("b", {"FCF": (0.4, 0.6)})):
+        name = record(part_of_a_study(tmp_path / folder, rows, "privrec/table2"), file)
+    difference, low, high, _, seeds = recorded(file)[name].differences["PrivRec -> FCF"]["Hits@10"]
+    assert (difference, seeds) == (pytest.approx(0.35), 2) and low < 0.35 < high
+
+
+def test_rows_of_a_part_are_named_as_in_the_whole_study(tmp_path):
+    """After their data set, of which a part may have one alone."""
+    file = tmp_path / "results.json"
+    row = "LM-PrivRec(eps=15)"
+    name = record(part_of_a_study(tmp_path / "a", {row: (0.5, 0.5)}, "privrec/table6"), file)
+    assert list(recorded(file)[name].rows) == [f"MovieLens-1M, {row}"]
 
 
 def test_small_versions_and_empty_folders_are_not_recorded(tmp_path):

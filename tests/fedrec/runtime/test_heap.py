@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory in reference cycles is released on request, and large arrays are used again."""
+"""Memory in reference cycles is released on request and looked for less often, and large arrays
+are used again."""
 
 import gc
 import subprocess
@@ -28,6 +29,17 @@ def test_a_cycle_of_references_is_freed(monkeypatch):
         assert freed() is None
     finally:
         gc.enable()
+
+
+def test_cycles_are_looked_for_less_often(monkeypatch):
+    monkeypatch.setattr(heap, "gc", gc)
+    before = gc.get_threshold()
+    try:
+        heap.collect_rarely()
+        assert all(new >= old for new, old in zip(gc.get_threshold(), before, strict=True))
+        assert gc.get_threshold()[0] > 10 * before[0] > 0
+    finally:
+        gc.set_threshold(*before)
 
 
 FAULTS = """
