@@ -42,13 +42,14 @@ def test_every_task_can_be_run(study):
             assert experiment.evaluation.held_out == "validation"
 
 
-def test_every_system_of_an_experiment_is_a_task():
+def test_tasks_are_systems_of_their_experiment_in_its_order():
     for study in declared(FOLDER / "central.toml"):
         experiment = study.tasks[0].options["experiment"]
         if not isinstance(experiment, str):
             continue  # the study's own, whose tasks name their systems
+        labels = [task.options["label"] for task in study.tasks]
         known = load(experiment).evaluation.baseline_settings()
-        assert [task.options["label"] for task in study.tasks] == list(known)
+        assert labels == [label for label in known if label in labels]
 
 
 def test_a_system_alone_has_the_numbers_that_it_has_beside_others(tmp_path, run_tiny, load_tiny):
