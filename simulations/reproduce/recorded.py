@@ -169,9 +169,9 @@ def _read(table: dict[str, Any]) -> Recorded:
 
 
 def record(folder: Path, file: Path = FILE) -> str:
-    """Put the finished tasks of a study into the file, in place of what it had of that study; tasks
-    of earlier runs with as many seeds stay where only some tasks were run both times. A task that
-    has fewer seeds than others counts as not finished.
+    """Put the finished tasks of a study into the file. A whole study takes the place of what the
+    file had of it; to a part, tasks of earlier runs with as many seeds are added. A task that has
+    fewer seeds than others counts as not finished.
 
     Args:
         folder: of the study, as `fedrec reproduce ... --output` made it.
@@ -181,15 +181,24 @@ def record(folder: Path, file: Path = FILE) -> str:
         The study's name there.
 
     Raises:
-        RunError: the folder has no finished task, or is of the small version of a study.
+        RunError: the folder has no finished task, or is of the small version of a study; or it has
+            a part, and the file the whole study, or tasks with another number of seeds.
     """
     study, jobs = _of(folder)
     found = entry(study, jobs)
     if found is None:
         raise RunError(f"{folder} has no finished task", fix="run the study, see its study.json")
     known = read_json(file) if file.is_file() else {}
-    before = known.get(key(study), {})
-    if "tasks" in found and "tasks" in before and found["seeds"] == before["seeds"]:
+    before = known.get(key(study))
+    if before is not None and "part" in found:
+        if "tasks" not in before or found["seeds"] != before["seeds"]:
+            raise RunError(
+                f"a part of {key(study)} would take the place of more",
+                expected=f"the whole study, or tasks with {before['seeds']} seeds for a part of it",
+                got=f"{found['part']} tasks with {found['seeds']} seeds in {folder}, and "
+                f"{before.get('part', 'all')} tasks in {file}",
+                fix=f"finish the study, or delete {key(study)!r} from the file",
+            )
         found = _joined(study, before, found)
     known[key(study)] = {"command": command(study, found["seeds"]), **found}
     write_atomically(file, text_of(dict(sorted(known.items()))))

@@ -263,8 +263,20 @@ def test_tasks_of_earlier_runs_stay_until_all_were_run(tmp_path):
     record(part_of_a_study(tmp_path / "c", {last: (0.6, 0.7)}), file)
     found = recorded(file)[name]
     assert found.part == "" and not found.tasks and found.rows.keys() == rows
-    record(part_of_a_study(tmp_path / "d", {last: (0.8,)}), file)  # other seeds
-    assert recorded(file)[name].rows.keys() == {last}
+
+
+def test_a_part_does_not_take_the_place_of_more(tmp_path):
+    whole = {"PrivRec": (0.1, 0.2), "DP-PrivRec": (0.3, 0.4), "DP-PrivRec-One": (0.5, 0.6)}
+    a_task = part_of_a_study(tmp_path / "task", {"PrivRec": (0.1, 0.2)})
+    fewer = part_of_a_study(tmp_path / "fewer", {"DP-PrivRec": (0.8,)})
+    file = tmp_path / "results.json"
+    name = record(a_task, file)
+    with pytest.raises(RunError, match="tasks with 2 seeds"):
+        record(fewer, file)
+    record(part_of_a_study(tmp_path / "whole", whole), file)
+    with pytest.raises(RunError, match="the whole study"):
+        record(a_task, file)
+    assert recorded(file)[name].rows.keys() == whole.keys()
 
 
 def test_rows_of_two_runs_are_compared(tmp_path):
