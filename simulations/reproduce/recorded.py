@@ -194,7 +194,8 @@ def record(folder: Path, file: Path = FILE) -> str:
         if "tasks" not in before or found["seeds"] != before["seeds"]:
             raise RunError(
                 f"a part of {key(study)} would take the place of more",
-                expected=f"the whole study, or tasks with {before['seeds']} seeds for a part of it",
+                expected="the whole study, or where the file has a part: "
+                f"tasks with {before['seeds']} seeds",
                 got=f"{found['part']} tasks with {found['seeds']} seeds in {folder}, and "
                 f"{before.get('part', 'all')} tasks in {file}",
                 fix=f"finish the study, or delete {key(study)!r} from the file",
