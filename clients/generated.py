@@ -68,8 +68,6 @@ def _touched(node: Node, step: Step, client: int, round_: int) -> np.ndarray:
     """The items of one client's batches, the same as when it trains."""
     drawn = stream(node.experiment.seed, "client", client, round_)
     try:
-        batches = step.batches(node.population.client(client), drawn)
+        return step.items(node.population.client(client), drawn)
     except FedrecError as error:
         raise error.about(f"client {client}") from error
-    references, named = batches.references()
-    return np.unique(references[named])

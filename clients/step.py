@@ -87,6 +87,8 @@ class Step(ABC):
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
+        if "batches" in vars(cls) and "items" not in vars(cls):
+            cls.items = Step.items  # a base class's is of other batches
         if not {"batches", "block", "train_block"}.isdisjoint(vars(cls)):
             cls.contributions = vars(cls).get("contributions", "signed")
             cls.symmetric = vars(cls).get("symmetric", ())
@@ -112,6 +114,12 @@ class Step(ABC):
         """All batches of one client's local work; by default its data and random stream, for steps
         that draw their batches in `train_block` (`clients.local.one_by_one`)."""
         return OwnData.of(data, random)
+
+    def items(self, data: ClientData, random: np.random.Generator) -> np.ndarray:
+        """The items of one client's `batches` under the same random stream, `int64 [items]`,
+        ascending; the server sends their rows to clients that start from generated parameters."""
+        references, named = self.batches(data, random).references()
+        return np.unique(references[named])
 
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
         """Build a block from the data of some clients, see `Block.of`."""

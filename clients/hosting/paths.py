@@ -48,7 +48,7 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
     """
     if engine.path == "reference":
         return TrainingPath("reference")
-    if step.generated:
+    if step.generated and step.declared_refusal() is not None:
         return TrainingPath("blocks")
     if step.private_names(list(model.item_tables)):
         return TrainingPath("reference", "item tables are private")

@@ -33,9 +33,20 @@ class ShuffledStep(Step):
         config = self.config
         epochs = []
         if config.epochs:
-            schema = self.model.schema
-            items, labels = labelled(data, schema, config.negatives, "ignore", random)
+            items, labels = self._examples(data, random)
             for _ in range(config.epochs if len(items) else 0):
                 order = random.permutation(len(items))
                 epochs.append((items[order], labels[order]))
         return Batches.cut(epochs, config.batch_size)
+
+    def items(self, data: ClientData, random: np.random.Generator) -> np.ndarray:
+        """The items of a client's batches: all epochs have the same."""
+        if not self.config.epochs:
+            return np.empty(0, dtype=np.int64)
+        return np.unique(self._examples(data, random)[0])
+
+    def _examples(
+        self, data: ClientData, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Items and labels, the first that is drawn."""
+        return labelled(data, self.model.schema, self.config.negatives, "ignore", random)

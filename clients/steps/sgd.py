@@ -72,7 +72,8 @@ class Sgd(DescentStep):
 
     def kernel_refusal(self) -> str | None:
         """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
-        return kernel_refusal(self.model, self.config.sgd(), self.device)
+        declared = self.model.declared_kernel()
+        return kernel_refusal(self.model, declared, self.config.sgd(), self.device)
 
     def train_in_kernel(
         self, parameters: Parameters, block: Block, own: Parameters | None = None

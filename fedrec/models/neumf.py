@@ -23,6 +23,7 @@ from torch import Tensor
 from fedrec.config import Config, Width
 from fedrec.data.schema import Schema
 from fedrec.models.base import INIT_STD, Model, Parameters, Users
+from fedrec.nn.declaration import KernelModel, Layer, Product
 from fedrec.nn.initial import glorot, kaiming
 from fedrec.nn.layers import gather_rows, perceptron, single_output
 
@@ -103,3 +104,17 @@ class Neumf(Model):
             hidden = perceptron(parts, weights, biases, "relu").view(*rows.shape, -1).relu()
             total = total + single_output(hidden, weight[:, config.factors :])
         return total
+
+    def kernel(self) -> KernelModel | None:
+        """The declaration for native code; None without a tower."""
+        if not self.config.tower:
+            return None
+        tower = (Layer(f"tower{layer}.weight", f"tower{layer}.bias") for layer in self._layers)
+        return KernelModel(
+            layers=(*tower, Layer("output.weight", "output.bias")),
+            activation="relu",
+            loss="logistic" if self.schema.task == "ranking" else "squared",
+            item_table="item.tower",
+            user_rows=("user.tower",),
+            product=Product("user.factors", "item.factors") if self.config.factors else None,
+        )

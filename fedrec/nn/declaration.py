@@ -4,12 +4,13 @@ factorization.
 
 The prediction for item i of a user is
 
-    y = b_i + sum of offsets + MLP([m_1, ..., m_U, q_i, n_1, ..., n_F])
+    y = b_i + sum of offsets + MLP([r_1, ..., m_1, ..., m_U, q_i, n_1, ..., n_F]) + h . (p * s_i)
 
-where m_u is the mean of the rows of a table that the user's u-th feature names, q_i the item's row
-in the item table, n_f the mean of the rows of a table that the item's f-th feature names, and b_i
-the item's bias. The last layer of the MLP has one output. With one layer, no features and the
-user's factors as its weight, y is a matrix factorization.
+where the r are rows of the user's own, m_u is the mean of the rows of a table that the user's u-th
+feature names, q_i the item's row in the item table, n_f the mean of the rows of a table that the
+item's f-th feature names, and b_i the item's bias. The last layer of the MLP has one output. With
+one layer, no features and the user's factors as its weight, y is a matrix factorization. The last
+term (NeuMF) is the product of another row of the user's own and another row of the item.
 """
 
 from dataclasses import dataclass
@@ -54,6 +55,20 @@ class ItemFeature:
         return int(self.codes.max(initial=-1)) + 1
 
 
+@dataclass(frozen=True)
+class Product:
+    """The elementwise product of a user's row and an item's, an additional input of the last layer.
+
+    Attributes:
+        user: name of the parameter `[k]`.
+        item_table: name of the parameter `[items, k]`. The first k rows of the last layer's weight
+            `[k + in, 1]` meet the product.
+    """
+
+    user: str
+    item_table: str
+
+
 @dataclass(frozen=True, eq=False)
 class KernelModel:
     """A model in the form that native code trains. All names are of parameters.
@@ -69,6 +84,8 @@ class KernelModel:
         item_features: features of the items.
         item_bias: the table `[items, 1]` of biases; None without one.
         offsets: parameters of one number that are added to every prediction.
+        user_rows: parameters `[d]`, each a row of the user's own.
+        product: a product of two more rows; None without one.
     """
 
     layers: tuple[Layer, ...]
@@ -79,11 +96,19 @@ class KernelModel:
     item_features: tuple[ItemFeature, ...] = ()
     item_bias: str | None = None
     offsets: tuple[str, ...] = ()
+    user_rows: tuple[str, ...] = ()
+    product: Product | None = None
+
+    @property
+    def product_table(self) -> str | None:
+        """Name of the item table of the product; None without one."""
+        return self.product.item_table if self.product is not None else None
 
     @property
     def item_tables(self) -> tuple[str, ...]:
         """Names of the parameters with one row per item."""
-        return tuple(name for name in (self.item_table, self.item_bias) if name is not None)
+        tables = (self.item_table, self.item_bias, self.product_table)
+        return tuple(name for name in tables if name is not None)
 
     @property
     def dense(self) -> tuple[str, ...]:
@@ -92,6 +117,8 @@ class KernelModel:
             name for layer in self.layers for name in (layer.weight, layer.bias) if name is not None
         ]
         return (
+            *((self.product.user,) if self.product is not None else ()),
+            *self.user_rows,
             *self.user_tables,
             *(feature.table for feature in self.item_features),
             *layers,

@@ -2,6 +2,7 @@
 """A client of GPFedRec in its limiting cases: without guidance it is plain gradient descent, with
 guidance only it converges to it."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from fedrec.cohort.batches import Batches
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.models.base import Model
+from fedrec.models.personal.gpfedrec import Gpfedrec
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import ItemQuery, TrainOrder
 from fedrec.rng import stream
@@ -25,7 +27,8 @@ class Mine(Model):
     """A model of a plug-in."""
 
 
-MODEL = {"name": "gpfedrec", "embedding": 3, "hidden": [4]}
+MODEL_SETTINGS = {"embedding": 3, "hidden": [4]}
+MODEL = {"name": "gpfedrec", **MODEL_SETTINGS}
 COMMON = {"epochs": 2, "batch-size": 8, "negatives": 2, "learning-rate": 0.1}
 
 
@@ -102,6 +105,7 @@ def test_a_client_without_examples_sends_what_the_others_send(
         return Batches.whole([]) if data.client == clients[0] else batches(step, data, random)
 
     monkeypatch.setattr(GpfedrecStep, "batches", none_for_the_first)
+    monkeypatch.setattr(GpfedrecStep, "items", Step.items)
     order = TrainOrder(1, clients, step=step, each=True)
     requests = requested_items(node, ItemQuery(1, clients, "train", step))
     rows = node.initial()["item.id"].numpy()[requests.items]
@@ -109,6 +113,59 @@ def test_a_client_without_examples_sends_what_the_others_send(
     found = train_each(node, given.arrays(), order).updates
     assert set(found.rows) == {"item.id"} and not found.values
     assert found.requests.offsets.tolist()[:2] == [0, 0] and found.rows["item.id"].any()
+
+
+def test_a_client_asks_for_the_items_of_its_batches(guided):
+    node, _, data = guided(epochs=3)
+    step = node.step(node.experiment.step)
+    references, named = step.batches(data, stream(0, "client", data.client, 1)).references()
+    found = step.items(data, stream(0, "client", data.client, 1))
+    assert found.tolist() == sorted(set(references[named].tolist())) and len(found) > 10
+
+    class Halved(GpfedrecStep):
+        def batches(self, data, random):
+            return Batches.cut([(np.arange(2), np.ones(2, np.float32))], 2)
+
+    other = Halved(step.config, node.model, node.device)
+    assert other.items(data, stream(0, "client", data.client, 1)).tolist() == [0, 1]
+    assert other.kernel_refusal() is None and "overrides" in (other.declared_refusal() or "")
+
+
+def test_the_kernel_trains_as_blocks_do(tiny_experiment, tmp_path):
+    """What is sent, what is kept, and losses, of clients whose guidance differs."""
+    step = {"name": "gpfedrec", **COMMON, "pull": 0.2, "item-rate": 5.0, "user-rate": 3.0}
+    found = {}
+    for path in ("kernel", "blocks"):
+        table = tiny_experiment() | {"model": MODEL, "step": step, "engine": {"path": path}}
+        node = Node(load(table), 0, 1, tmp_path / path)
+        assert node.paths == {"gpfedrec": path}
+        clients = node.training[:5]
+        requests = requested_items(node, ItemQuery(1, clients, "train", step))
+        rows = node.initial()["item.id"].numpy()[requests.items]
+        guide = rows + np.random.default_rng(0).normal(size=rows.shape).astype(np.float32)
+        given = ClientArrays(requests, {}, {"item.id": rows, "item.guide": guide})
+        reply = train_each(node, given.arrays(), TrainOrder(1, clients, step=step, each=True))
+        kept = [node.private.load(int(client), 2) for client in clients]
+        found[path] = reply.updates.rows["item.id"], kept, reply.losses
+    (sent, kept, losses), (wanted, wanted_kept, wanted_losses) = found["kernel"], found["blocks"]
+    assert np.abs(wanted).max() > 0.01
+    np.testing.assert_allclose(sent, wanted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(losses, wanted_losses, rtol=1e-5)
+    for own, other in zip(kept, wanted_kept, strict=True):
+        assert set(own) == set(other) > {"item.own", "user.id"}
+        for name, value in own.items():
+            np.testing.assert_allclose(value, other[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_a_model_that_predicts_otherwise_is_trained_in_blocks(tiny_experiment):
+    class Other(Gpfedrec):
+        def predict(self, parameters, users, items, rows=None):
+            return 2 * super().predict(parameters, users, items, rows)
+
+    node = Node(load(tiny_experiment() | {"model": MODEL}), 0, 1, None)
+    other = Other(Other.Config(**MODEL_SETTINGS), node.model.schema)
+    step = GpfedrecStep(GpfedrecStep.Config(), other, node.device)
+    assert step.kernel_refusal() == "model Other declares no kernel"
 
 
 def test_training_without_guidance_is_refused(guided):

@@ -23,13 +23,13 @@ def nodes(tiny_experiment, tmp_path):
     """Two nodes that differ in the path, each with its own private folder."""
     from fedrec.experiment.loading import load
 
-    def make(task, settings):
+    def make(task, settings, model=None):
         found = []
         for path in ("auto", "reference"):
             table = tiny_experiment() | {"task": task, "split": {"name": "ratio"}}
             if task == "rating":
                 del table["positive-above"]
-            table["model"] = {"name": "mf", "factors": 3, "center": 3.0}
+            table["model"] = model or {"name": "mf", "factors": 3, "center": 3.0}
             common = {
                 "learning-rate": 0.05,
                 "epochs": 3,
@@ -91,6 +91,35 @@ def test_two_rounds_are_equal(nodes, case, task):
     # there is no state before the first round
     later = evaluate_clients(fast, arrays, EvaluateOrder(0, None)).table
     assert not np.allclose(later.iloc[:, 0], mine.iloc[:, 0])
+
+
+NEUMF = {
+    "both": {"name": "neumf", "factors": 3, "tower": [4, 5, 3]},
+    "tower": {"name": "neumf", "factors": 0, "tower": [6, 4]},
+}
+
+
+@pytest.mark.parametrize("task", ["rating", "ranking"])
+@pytest.mark.parametrize("case", NEUMF)
+def test_neumf_in_the_kernel_is_equal(nodes, case, task):
+    rates = {"user.*": 2.0, "item.*": 3.0, "output.*": 0.5}
+    fast, slow = nodes(task, {"rates": rates}, NEUMF[case])
+    assert fast.paths == {"sgd": "kernel"}
+    arrays = {name: value.numpy() for name, value in slow.initial().items()}
+    order = TrainOrder(1, np.arange(12))
+    got, expected = (train_clients(node, arrays, order) for node in (fast, slow))
+    for name, start in arrays.items():
+        wanted = dense_change(expected.total[name], start)
+        assert_close(dense_change(got.total[name], start), wanted)
+    assert got.loss == pytest.approx(expected.loss, rel=1e-4)
+    for name, own in fast.private.load(5, 2).items():
+        assert_close(own, slow.private.load(5, 2)[name])
+        assert np.abs(own - arrays[name]).max() > 1e-3
+
+
+def test_neumf_without_a_tower_trains_in_blocks(nodes):
+    fast, _ = nodes("ranking", {}, {"name": "neumf", "factors": 3, "tower": []})
+    assert fast.paths == {"sgd": "blocks (model Neumf declares no kernel)"}
 
 
 def test_private_item_tables_go_one_by_one(nodes):

@@ -19,6 +19,7 @@ plain factor; there it is 80 times the network's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -28,7 +29,9 @@ from torch import Tensor
 from clients.local.shuffled import ShuffledConfig, ShuffledStep
 from clients.local.updates import Updates
 from fedrec.cohort.block import Block
+from fedrec.cohort.kernel.suitability import kernel_refusal
 from fedrec.cohort.recorded_steps import run_steps
+from fedrec.cohort.sgd import SgdSettings
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Parameters
 from fedrec.models.personal.gpfedrec import Gpfedrec
@@ -38,6 +41,7 @@ from fedrec.nn.table_rows import add_to_rows
 ITEMS = "item.id"
 GUIDE = "item.guide"
 OWN = "item.own"
+_Descent = Callable[[Parameters, Tensor, Block], tuple[dict[str, Tensor], Tensor]]
 
 
 class GpfedrecStepConfig(ShuffledConfig):
@@ -71,6 +75,7 @@ class GpfedrecStep(ShuffledStep):
     generated = True
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
     config: GpfedrecStepConfig
+    model: Gpfedrec
 
     def train_block(
         self, parameters: Parameters, block: Block, own: Parameters | None = None
@@ -80,7 +85,22 @@ class GpfedrecStep(ShuffledStep):
         Raises:
             ExperimentError: there is no guidance among what the server sent.
         """
-        given = own or {}
+        return self._guided(parameters, block, own or {}, self._descend)
+
+    def kernel_refusal(self) -> str | None:
+        """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
+        return kernel_refusal(self.model, self.model.network(), self._settings(), self.device)
+
+    def train_in_kernel(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Updates:
+        """The same as `train_block` in native code; called if `kernel_refusal` is None."""
+        return self._guided(parameters, block, own or {}, self._descend_in_kernel)
+
+    def _guided(
+        self, parameters: Parameters, block: Block, given: Parameters, descend: _Descent
+    ) -> Updates:
+        """What the clients of a block send and keep after their steps."""
         if not block.active:
             kept = {name: value for name, value in given.items() if name != GUIDE}
             return Updates.none(parameters, block, kept, (ITEMS,))
@@ -91,32 +111,62 @@ class GpfedrecStep(ShuffledStep):
                 got="training without guidance",
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
-        rows = torch.arange(block.touched.shape[1], device=self.device)
+        width = block.touched.shape[1]
         counts = torch.tensor(block.touched_counts, device=self.device)
-        real = (rows < counts[:, None]).unsqueeze(-1)
+        real = (torch.arange(width, device=self.device) < counts[:, None]).unsqueeze(-1)
         guide = torch.where(real, given[GUIDE], given[ITEMS])
-        values = {n: v.clone() for n, v in given.items() if n not in (GUIDE, OWN)}
-        work = partial(self._descend_together, values, guide)
-        losses = run_steps(block, work, capturable=self.model.declared_capturable)
+        start = {name: value for name, value in given.items() if name not in (GUIDE, OWN)}
+        values, means = descend(start, guide, block)
         found = {name: value - given[name] for name, value in values.items()}
-        moved = torch.zeros_like(given[OWN])
-        places = torch.where(real.squeeze(-1), block.touched, 0)
-        index = places.unsqueeze(-1).expand(-1, -1, moved.shape[-1])
-        moved.scatter_add_(1, index, found[ITEMS] * real)
-        quiet = (counts == 0).view(-1, 1, 1)  # clients without examples keep their values
-        found[OWN] = torch.where(quiet, 0.0, moved - given[OWN])
-        means = block.last_epoch_means(losses).float()
+        active = counts > 0  # clients without examples keep their values
+        found[OWN] = given[OWN].neg().mul_(active.view(-1, 1, 1))
+        clients = torch.arange(len(block), device=self.device)[:, None] * found[OWN].shape[1]
+        places = (torch.where(real.squeeze(-1), block.touched, 0) + clients).flatten()
+        moved = (found[ITEMS] * real).flatten(0, 1)
+        add_to_rows(found[OWN].view(-1, moved.shape[-1]), places, moved, 1.0)
         return Updates(parameters, block, found, means, given, (ITEMS,))
 
-    def _rate(self, name: str) -> float:
-        factors = {ITEMS: self.config.item_rate, "user.id": self.config.user_rate}
-        return self.config.learning_rate * factors.get(name, 1.0)
+    def _settings(self) -> SgdSettings:
+        """Settings of the gradient steps."""
+        config = self.config
+        rates = {ITEMS: config.item_rate, "user.id": config.user_rate}
+        return SgdSettings(config.learning_rate, rates=rates)
+
+    def _descend_in_kernel(
+        self, start: Parameters, guide: Tensor, block: Block
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """All steps in native code, as `_descend`."""
+        from fedrec.cohort.kernel.training import (
+            Guidance,  # imports Numba, which the other paths do not need
+            train_block,
+        )
+
+        declared = self.model.network()
+        if declared is None:
+            raise TypeError(
+                f"Expected a model that declares a network, got {type(self.model).__name__}."
+            )
+        shared = {name: value[0] for name, value in start.items()}
+        guidance = Guidance(self.config.pull, guide)
+        trained = train_block(declared, shared, block, self._settings(), start, guidance)
+        return trained.values, torch.as_tensor(trained.last_losses).float()
+
+    def _descend(
+        self, start: Parameters, guide: Tensor, block: Block
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """All steps of a block by autograd: the trained values, and each client's mean loss over
+        the last epoch, `[C]`."""
+        values = {name: value.clone() for name, value in start.items()}
+        work = partial(self._descend_together, values, guide)
+        losses = run_steps(block, work, capturable=self.model.declared_capturable)
+        return values, block.last_epoch_means(losses).float()
 
     def _descend_together(
         self, values: dict[str, Tensor], guide: Tensor, block: Block, step: int, active: int
     ) -> Tensor:
         """A gradient step and the pull of the first `active` clients, in place; their losses
         before, `[active]`. Only the rows of the batch take part in the gradient."""
+        sgd = self._settings()
         table = values[ITEMS]
         width = block.items.shape[2]
         places = block.places[step, :active, :width]
@@ -141,7 +191,7 @@ class GpfedrecStep(ShuffledStep):
             pull = self.config.pull * block.training[:active, None, None]
             table[:active].lerp_(guide[:active], pull)
         moved = found.pop(ITEMS).flatten(0, 1)
-        add_to_rows(flat, places, moved, -self._rate(ITEMS))
+        add_to_rows(flat, places, moved, -sgd.rate(ITEMS))
         for name, gradient in found.items():
-            values[name][:active].sub_(gradient, alpha=self._rate(name))
+            values[name][:active].sub_(gradient, alpha=sgd.rate(name))
         return losses.detach()

@@ -164,7 +164,7 @@ class Privrec(Baseline):
         )
 
         kernel = self._model.kernel()
-        if kernel is not None and kernel_refusal(self._model, sgd, self.device) is None:
+        if kernel is not None and kernel_refusal(self._model, kernel, sgd, self.device) is None:
             return train_block(kernel, theta, block, sgd)
         return descend(self._model, theta, block, sgd)
 

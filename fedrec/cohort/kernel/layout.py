@@ -24,7 +24,7 @@ class ParameterLayout:
     Attributes:
         model: the declaration.
         shapes: shape of every parameter of the model.
-        user_widths: number of codes of each feature of the users.
+        user_widths: number of codes of each row of the user's own (1) and feature of the users.
         places: place of each dense parameter in the vector.
         size: length of the vector.
     """
@@ -53,11 +53,10 @@ class ParameterLayout:
         users = []
         features = []
         ends = np.cumsum([0, *self.user_widths]).tolist()
-        for place, name in enumerate(self.model.user_tables):
-            users.append(
-                [self.places[name], self.shapes[name][1], start, ends[place], ends[place + 1]]
-            )
-            start += self.shapes[name][1]
+        for place, name in enumerate((*self.model.user_rows, *self.model.user_tables)):
+            width = self.shapes[name][-1]
+            users.append([self.places[name], width, start, ends[place], ends[place + 1]])
+            start += width
         item_start = start
         start = start + self.width
         column = 0
@@ -76,6 +75,7 @@ class ParameterLayout:
             item_start,
             _table(self._layers(), 4),
             np.array([self.places[name] for name in self.model.offsets], dtype=np.int64),
+            np.array(self._product(), dtype=np.int64),
             CODES[self.model.activation],
             self.model.loss == "logistic",
         )
@@ -88,22 +88,31 @@ class ParameterLayout:
 
         layers = self.model.layers
         features = self.model.item_features
+        product = self.model.product
         return Rates(
-            _rates(rate(name) for name in self.model.user_tables),
+            _rates(rate(name) for name in (*self.model.user_rows, *self.model.user_tables)),
             _rates(rate(feature.table) for feature in features),
             _rates(rate(layer.weight) for layer in layers),
             _rates(rate(layer.bias) for layer in layers),
             _rates(rate(name) for name in self.model.offsets),
             np.float32(rate(self.model.item_table)),
             np.float32(rate(self.model.item_bias)),
+            np.float32(rate(product and product.user)),
+            np.float32(rate(product and product.item_table)),
         )
 
     def _refuse_misfits(self) -> None:
         """Raise ValueError if shapes do not match, because native code checks nothing."""
         tables = [*self.model.user_tables, *(feature.table for feature in self.model.item_features)]
         inputs = sum(self.shapes[name][1] for name in tables) + self.width
+        inputs += sum(self.shapes[name][0] for name in self.model.user_rows)
         expected: dict[str, tuple[int, ...]] = {name: (1,) for name in self.model.offsets}
+        product = self.model.product
+        if product is not None:
+            expected[product.user] = self.shapes[product.item_table][1:]
         for layer in self.model.layers:
+            if product is not None and layer is self.model.layers[-1]:
+                inputs += self.shapes[product.item_table][1]
             outputs = self.shapes[layer.weight][1:] or (1,)
             expected[layer.weight] = (inputs, *self.shapes[layer.weight][1:])
             if layer.bias is not None:
@@ -111,9 +120,10 @@ class ParameterLayout:
             inputs = outputs[0]
         if inputs != 1:
             raise ValueError(f"Expected a last layer of one output, got {inputs}.")
-        if len(self.model.user_tables) != len(self.user_widths):
+        own = len(self.model.user_rows)
+        if own + len(self.model.user_tables) != len(self.user_widths):
             raise ValueError(
-                f"Expected a table for each of {len(self.user_widths)} features of the users."
+                f"Expected a table for each of {len(self.user_widths) - own} features of the users."
             )
         for name, shape in expected.items():
             if tuple(self.shapes[name]) != shape:
@@ -132,7 +142,19 @@ class ParameterLayout:
             inputs, *outputs = self.shapes[layer.weight]
             bias = -1 if layer.bias is None else self.places[layer.bias]
             found.append([self.places[layer.weight], inputs, *(outputs or [1]), bias])
+        if self.model.product is not None:  # the first rows of the last weight are the product's
+            width = self._product()[1]
+            found[-1][0] += width
+            found[-1][1] -= width
         return found
+
+    def _product(self) -> list[int]:
+        """Place of the user's row in the product, its width, and place of the weight."""
+        if self.model.product is None:
+            return [0, 0, 0]
+        user = self.model.product.user
+        weight = self.model.layers[-1].weight
+        return [self.places[user], self.shapes[user][0], self.places[weight]]
 
 
 def dense_vectors(

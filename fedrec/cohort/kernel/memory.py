@@ -22,8 +22,8 @@ class Network(NamedTuple):
     parameters.
 
     Attributes:
-        users: `int64 [U, 5]`, per feature of the users: place of the table, width, first row in the
-            first weight, first and last column in the users' codes.
+        users: `int64 [U, 5]`, per row of the user's own and feature of the users: place of the
+            table, width, first row in the first weight, first and last column in the users' codes.
         features: `int64 [F, 7]`, per feature of the items: the same, with columns of `item_codes`,
             the number of categories, and the column of `item_shares`.
         item_codes: `int64 [items, width]`, codes of all features side by side, the real ones first,
@@ -32,6 +32,8 @@ class Network(NamedTuple):
         item_start: first row of the first weight that meets the items' rows.
         layers: `int64 [L, 4]`: place of the weight, inputs, outputs, place of the bias or -1.
         offsets: `int64 [O]`, places of the offsets.
+        product: `int64 [3]`: place of the user's row, its width and place of the weight; a width of
+            0 without a product.
         activation: see `fedrec.nn.native.activations`.
         logistic: whether the loss is logistic; else it is squared.
     """
@@ -43,6 +45,7 @@ class Network(NamedTuple):
     item_start: int
     layers: np.ndarray
     offsets: np.ndarray
+    product: np.ndarray
     activation: int
     logistic: bool
 
@@ -58,6 +61,8 @@ class Rates(NamedTuple):
         offsets: `[O]`.
         item: of the item table.
         item_bias: of the items' biases.
+        product_user: of the user's row in the product.
+        product_item: of the items' rows in the product.
     """
 
     users: np.ndarray
@@ -67,6 +72,8 @@ class Rates(NamedTuple):
     offsets: np.ndarray
     item: np.float32
     item_bias: np.float32
+    product_user: np.float32
+    product_item: np.float32
 
 
 class Client(NamedTuple):
@@ -77,6 +84,7 @@ class Client(NamedTuple):
         rows: `float32 [R, d]`, the rows of the item table that it touches; `[R, 0]` without an item
             table.
         biases: `float32 [R, 1]`, their biases; `[R, 0]` without.
+        factors: `float32 [R, k]`, their rows in the product; `[R, 0]` without.
         codes: `int64 [W]`, the codes of the user's features side by side.
         first_row: offset to subtract from a place to get the row.
     """
@@ -84,6 +92,7 @@ class Client(NamedTuple):
     dense: np.ndarray
     rows: np.ndarray
     biases: np.ndarray
+    factors: np.ndarray
     codes: np.ndarray
     first_row: int
 
@@ -114,6 +123,8 @@ class Scratch(NamedTuple):
         to_table: `[most categories * width]`.
         hidden: `[sum of outputs, times B]`, outputs of the layers, one after the other.
         gradients: two of the largest of these.
+        product: `[k]`, what the items' rows in the product are multiplied by.
+        summed: `[k]`, sums of these rows, weighted by the outputs' gradients.
         room: for transposed factors of products, `[size of the largest weight]`.
     """
 
@@ -125,6 +136,8 @@ class Scratch(NamedTuple):
     to_table: np.ndarray
     hidden: np.ndarray
     gradients: np.ndarray
+    product: np.ndarray
+    summed: np.ndarray
     room: np.ndarray
 
 
@@ -155,5 +168,7 @@ def scratch_for(network, examples, width):
         aligned(1, table)[0],
         aligned(1, outputs * examples)[0],
         aligned(2, whole_lines(widest * examples)),
+        aligned(1, network.product[1])[0],
+        aligned(1, network.product[1])[0],
         aligned(1, weight)[0],
     )

@@ -27,9 +27,9 @@ def train_clients(
     last_epoch,
     first_rows,
     dense,
-    rows,
-    biases,
+    tables,
     codes,
+    guidance,
     losses,
 ):
     """Take all steps of C clients.
@@ -44,15 +44,26 @@ def train_clients(
         last_epoch: `int64 [C]`, number of steps in the last epoch.
         first_rows: `int64 [C]`, see `Client.first_row`.
         dense: `float32 [C, P]`, trained in place.
-        rows: `float32 [C, R, d]`, likewise.
-        biases: `float32 [C, R, 1]` or `[C, R, 0]`, likewise.
+        tables: the items' rows `float32 [C, R, d]`, biases `[C, R, 1]` or `[C, R, 0]`, and rows in
+            the product `[C, R, k]`, likewise.
         codes: `int64 [C, W]`, of the users' features.
+        guidance: the share of the way that all rows of a client go in each step, and where to,
+            `float32 [C, R, d]`; `[C, 0, d]` for a share of 0.
         losses: `float64 [C]`, written: mean loss over the last epoch; stays as it is without steps.
     """
     items, places, labels, counts = examples
+    rows, biases, factors = tables
+    share, guides = guidance
     scratch = scratch_for(network, items.shape[2], rows.shape[2])
     for client in range(len(steps)):
-        own = Client(dense[client], rows[client], biases[client], codes[client], first_rows[client])
+        own = Client(
+            dense[client],
+            rows[client],
+            biases[client],
+            factors[client],
+            codes[client],
+            first_rows[client],
+        )
         total = 0.0
         measured = steps[client] - last_epoch[client]
         for step in range(steps[client]):
@@ -61,13 +72,14 @@ def train_clients(
                 items[step, client, :n], places[step, client, :n], labels[step, client, :n]
             )
             moving = rates[1] if step >= begins[client] else rates[0]
-            total += _step(network, own, batch, moving, scratch, step >= measured)
+            guide = share, guides[client]
+            total += _step(network, own, batch, moving, guide, scratch, step >= measured)
         if last_epoch[client]:
             losses[client] = total / last_epoch[client]
 
 
 @njit(**FAST)
-def _step(network, own, batch, rates, scratch, measured):
+def _step(network, own, batch, rates, guide, scratch, measured):
     """One step on a batch; returns the mean loss before it, or 0 if it is not measured."""
     outputs = _forward(network, own, batch, scratch)
     loss = _mean_loss(outputs, batch.labels, network.logistic) if measured else 0.0
@@ -80,7 +92,10 @@ def _step(network, own, batch, rates, scratch, measured):
             else np.float32(2) * (outputs[n, 0] - target)
         )
         gradient[n, 0] = error / np.float32(len(outputs))
+    if guide[0]:  # the gradient is that of the rows before, of which there are copies
+        _follow(own.rows, guide[0], guide[1])
     _descend_sums(network, own, batch, rates, gradient)
+    _descend_product(network, own, batch, rates, scratch, gradient)
     _backward(network, own, batch, rates, scratch, gradient)
     return loss
 
@@ -118,7 +133,23 @@ def _forward(network, own, batch, scratch):
     if own.biases.shape[1]:
         for example in range(n):
             hidden[example, 0] += own.biases[batch.places[example] - own.first_row, 0]
+    _add_product(network, own, batch, scratch, hidden)
     return hidden
+
+
+@njit(**FAST)
+def _add_product(network, own, batch, scratch, outputs):
+    """Add what the last layer makes of the product."""
+    user, width, weight = network.product
+    for k in range(width):
+        scratch.product[k] = own.dense[user + k] * own.dense[weight + k]
+    if width:
+        for example in range(len(outputs)):
+            row = own.factors[batch.places[example] - own.first_row]
+            total = _ZERO
+            for k in range(width):
+                total += row[k] * scratch.product[k]
+            outputs[example, 0] += total
 
 
 @njit(**FAST)
@@ -145,6 +176,41 @@ def _descend_sums(network, own, batch, rates, gradient):
     if own.biases.shape[1] and rates.item_bias:
         for n in range(len(gradient)):
             own.biases[batch.places[n] - own.first_row, 0] -= rates.item_bias * gradient[n, 0]
+
+
+@njit(**FAST)
+def _descend_product(network, own, batch, rates, scratch, gradient):
+    """The step of both rows in the product and of the weight that it meets; a row that is in two
+    examples gets both gradients, each of the values before."""
+    user, width, weight = network.product
+    if width == 0:
+        return
+    summed = scratch.summed
+    summed[:] = 0
+    for example in range(len(gradient)):
+        row = own.factors[batch.places[example] - own.first_row]
+        for k in range(width):
+            summed[k] += gradient[example, 0] * row[k]
+    if rates.product_item:
+        for example in range(len(gradient)):
+            row = own.factors[batch.places[example] - own.first_row]
+            factor = rates.product_item * gradient[example, 0]
+            for k in range(width):
+                row[k] -= factor * scratch.product[k]
+    weight_rate = rates.weights[len(network.layers) - 1]
+    for k in range(width):
+        of_user = own.dense[user + k]
+        of_weight = own.dense[weight + k]
+        own.dense[user + k] = of_user - rates.product_user * of_weight * summed[k]
+        own.dense[weight + k] = of_weight - weight_rate * of_user * summed[k]
+
+
+@njit(**FAST)
+def _follow(rows, share, guide):
+    """Move rows `[R, d]` a share of the way to others."""
+    for r in range(len(guide)):
+        for i in range(rows.shape[1]):
+            rows[r, i] += share * (guide[r, i] - rows[r, i])
 
 
 @njit(**FAST)

@@ -7,17 +7,21 @@ import torch
 
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.models.base import Model
+from fedrec.nn.declaration import KernelModel
 
 _MOST_CATEGORIES = (
     1024  # of an item feature; a product with all rows of its table is taken in every step
 )
 
 
-def kernel_refusal(model: Model, sgd: SgdSettings, device: torch.device) -> str | None:
+def kernel_refusal(
+    model: Model, declared: KernelModel | None, sgd: SgdSettings, device: torch.device
+) -> str | None:
     """Why native code cannot train a model, in a few words; None: it can.
 
     Args:
         model: the model.
+        declared: its declaration for native code, if there is one.
         sgd: settings of the gradient steps.
         device: where clients are trained.
     """
@@ -25,7 +29,6 @@ def kernel_refusal(model: Model, sgd: SgdSettings, device: torch.device) -> str 
         return f"the kernel runs on the CPU, not on {device.type}"
     if not sgd.plain:
         return "the kernel takes plain SGD, without momentum, weight decay and proximal term"
-    declared = model.declared_kernel()
     if declared is None:
         return f"model {type(model).__name__} declares no kernel"
     most = max((feature.categories for feature in declared.item_features), default=0)

@@ -18,8 +18,10 @@ import itertools
 import torch
 from torch import Tensor
 
+from fedrec.components.contract_check import covers_overrides
 from fedrec.config import Config, Width
 from fedrec.models.base import INIT_STD, Model, Parameters, Users
+from fedrec.nn.declaration import KernelModel, Layer
 from fedrec.nn.layers import gather_rows, perceptron
 
 
@@ -72,3 +74,17 @@ class Gpfedrec(Model):
         biases = [parameters[f"layer{layer}.bias"] for layer in layers]
         user = parameters["user.id"].unsqueeze(1)
         return perceptron([[user], [embedded]], weights, biases, "relu").view(items.shape)
+
+    def network(self) -> KernelModel | None:
+        """The declaration of predictions without `item.own`, from a user's own rows of the items,
+        for native code; None if a subclass predicts or measures losses otherwise."""
+        if not covers_overrides(type(self), "network", ("predict", "loss")):
+            return None
+        layers = range(len(self.config.hidden) + 1)
+        return KernelModel(
+            layers=tuple(Layer(f"layer{layer}.weight", f"layer{layer}.bias") for layer in layers),
+            activation="relu",
+            loss="logistic" if self.schema.task == "ranking" else "squared",
+            item_table="item.id",
+            user_rows=("user.id",),
+        )

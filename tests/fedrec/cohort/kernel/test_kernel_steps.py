@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel against autograd in float64: every activation, depth, loss, kind of input, and late
-parameters."""
+"""The kernel against autograd in float64: every activation, depth, loss, kind of input, late
+parameters, products, and guidance."""
 
 import dataclasses
 import itertools
@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.cohort.kernel.training import train_block
+from fedrec.cohort.kernel.training import Guidance, train_block
 from fedrec.cohort.sgd import SgdSettings
-from fedrec.nn.declaration import ItemFeature, KernelModel, Layer
+from fedrec.nn.declaration import ItemFeature, KernelModel, Layer, Product
 
 ITEMS, WIDTH = 40, 6
 GENRES = np.where(
@@ -92,7 +92,8 @@ def mean_of(table, codes):
 
 def predicted(model, p, user, items):
     """Plain torch, one client."""
-    parts = [
+    parts = [p[name].expand(len(items), -1) for name in model.user_rows]
+    parts += [
         mean_of(p[name], torch.from_numpy(codes)).expand(len(items), -1)
         for name, codes in zip(model.user_tables, user, strict=True)
     ]
@@ -105,14 +106,19 @@ def predicted(model, p, user, items):
     hidden = torch.cat(parts, 1)
     for place, layer in enumerate(model.layers):
         hidden = ACTIVATIONS[model.activation](hidden) if place else hidden
+        if model.product and layer is model.layers[-1]:
+            product = p[model.product.user] * p[model.product.item_table][items]
+            hidden = torch.cat([product, hidden], 1)
         hidden = hidden @ p[layer.weight].view(hidden.shape[1], -1)
         hidden = hidden + p[layer.bias] if layer.bias else hidden
     outputs = hidden[:, 0] + sum(p[name] for name in model.offsets)
     return outputs + p[model.item_bias][items, 0] if model.item_bias else outputs
 
 
-def by_autograd(model, start, user, batches, sgd):
-    """One client in float64; parameters afterwards and the mean loss of its last epoch."""
+def by_autograd(model, start, user, batches, sgd, pull=0.0, guide=None):
+    """One client in float64; parameters afterwards and the mean loss of its last epoch. Rows of the
+    items that it touches are pulled towards `guide` in each step."""
+    touched = batches.items[np.arange(batches.items.shape[1]) < np.array(batches.sizes)[:, None]]
     p = {name: value.double().clone() for name, value in start.items()}
     begins, losses = len(batches.sizes) - batches.last_epoch, []
     for step, size in enumerate(batches.sizes):
@@ -131,6 +137,9 @@ def by_autograd(model, start, user, batches, sgd):
             for (name, value), gradient in zip(p.items(), found, strict=True):
                 rate = 0.0 if name in sgd.late and step < begins else sgd.rate(name)
                 p[name] = value.detach() - rate * gradient
+                if name == model.item_table and pull:
+                    rows = np.unique(touched)
+                    p[name][rows] += pull * (guide[rows] - value.detach()[rows])
     return p, np.mean(losses[len(losses) - batches.last_epoch :]) if batches.last_epoch else np.nan
 
 
@@ -219,6 +228,94 @@ def test_items_by_features_alone():
     }
     users, batches = clients_of()
     check(model, start, clients=([user[:1] for user in users], batches))
+
+
+OWN_ROWS = {
+    "product": ((7,), (), Product("p", "factors")),
+    "deep": ((16, 8), ("mine",), Product("p", "factors")),
+    "rows": ((8, 5), ("mine", "other"), None),
+    "wide": ((40, 24, 16), ("mine",), Product("p", "factors")),
+}
+
+
+def model_with_rows(case, loss="logistic", factors=5):
+    """A model on rows of the user's own and items' rows, with a product or without; its initial
+    parameters, and those of each of 4 clients."""
+    hidden, rows, product = OWN_ROWS[case]
+    widths = [(len(rows) + 1) * WIDTH, *hidden, 1]
+    layers = tuple(Layer(f"w{place}", f"b{place}") for place in range(len(widths) - 1))
+    model = KernelModel(layers, "relu", loss, item_table="items", user_rows=rows, product=product)
+    random = torch.Generator().manual_seed(2)
+    start = {n: v for n, v in start_of(widths).items() if n in (*model.dense, "items")}
+    start |= {name: torch.randn(WIDTH, generator=random) for name in rows}
+    if product:
+        start |= {"p": torch.randn(factors, generator=random) * 0.3}
+        start |= {"factors": torch.randn(ITEMS, factors, generator=random) * 0.3}
+        last = layers[-1].weight
+        start[last] = torch.randn(factors + hidden[-1], 1, generator=random) * 0.3
+    own = {
+        name: torch.randn(4, *start[name].shape, generator=random) * 0.5
+        for name in (*rows, *(["p"] if product else []))
+    }
+    return model, start, own
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize("case", OWN_ROWS)
+def test_rows_of_the_users_own_and_a_product(case, loss):
+    model, start, own = model_with_rows(case, loss)
+    users, batches = clients_of()
+    rates = {"p": 3.0, "factors": 2.0, "mine": 4.0, "items": 5.0, model.layers[-1].weight: 0.5}
+    sgd = SgdSettings(0.1 if loss == "logistic" else 0.01, rates=rates)
+    check(model, start, sgd, ([()] * len(users), batches), own)
+
+
+@pytest.mark.parametrize("still", ["p", "factors", "w1", "mine"])
+def test_a_rate_of_zero_keeps_a_part_of_the_product(still):
+    model, start, own = model_with_rows("deep")
+    users, batches = clients_of()
+    sgd = SgdSettings(0.3, rates={still: 0.0}, late=frozenset({"p"} - {still}))
+    trained = check(model, start, sgd, ([()] * len(users), batches), own)
+    begin = own.get(still, start[still].unsqueeze(0))
+    assert torch.equal(trained.parameters_of(0)[still][0], begin[0])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_guidance_moves_all_touched_rows_in_each_step(share):
+    """The gradient is that of the rows before. Each client has rows of its own from the start."""
+    model, start, own = model_with_rows("rows")
+    users, batches = clients_of()
+    block = Block.of([()] * len(users), batches, torch.device("cpu"))
+    random = torch.Generator().manual_seed(5)
+    whole = torch.randn(4, ITEMS, WIDTH, generator=random)
+    guides = torch.randn(4, ITEMS, WIDTH, generator=random)
+    given = own | {"items": torch.stack([t[r] for t, r in zip(whole, block.touched, strict=True)])}
+    rows = torch.stack([t[r] for t, r in zip(guides, block.touched, strict=True)])
+    sgd = SgdSettings(0.3)
+    trained = train_block(model, start, block, sgd, given, Guidance(share, rows))
+    for place, own_batches in enumerate(batches):
+        begin = start | {name: value[place] for name, value in own.items()}
+        begin["items"] = whole[place]
+        guide = guides[place].double()
+        wanted, _ = by_autograd(model, begin, (), own_batches, sgd, share, guide)
+        touched = block.touched[place, : block.touched_counts[place]]
+        got = {name: value[place].double() for name, value in trained.values.items()}
+        got["items"] = got["items"][: len(touched)]
+        wanted["items"] = wanted["items"][touched]
+        for name, value in got.items():
+            torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_are_not_those_of_the_block_are_refused():
+    model, start, own = model_with_rows("rows")
+    users, batches = clients_of()
+    block = Block.of([()] * len(users), batches, torch.device("cpu"))
+    given = own | {"items": torch.zeros(4, 3, WIDTH)}
+    with pytest.raises(ValueError, match=r"Expected rows of 'items' of shape \(4, "):
+        train_block(model, start, block, SgdSettings(0.1), given)
+    more = Guidance(0.1, torch.zeros(4, block.touched.shape[1] + 1, WIDTH))
+    with pytest.raises(ValueError, match=r"Expected guidance \(4, "):
+        train_block(model, start, block, SgdSettings(0.1), own, more)
 
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
