@@ -121,6 +121,30 @@ def test_a_step_is_the_sum_over_examples_by_hand(node):
         np.testing.assert_allclose((found[name] - start[name]).numpy(), value, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("terms", [{}, {"apart": 0.3, "sparse": 0.2, "schedule": "constant"}])
+def test_the_kernel_trains_as_blocks_do(node, tiny_experiment, tmp_path, terms):
+    """What is sent, what is kept, and losses, in two rounds."""
+    found = {}
+    for path in ("kernel", "blocks"):
+        step = {"name": "fedrap", **COMMON, "shared-rate": 3.0, "personal-rate": 5.0, **terms}
+        table = tiny_experiment() | {"model": {"name": "fedrap", "embedding": WIDTH}, "step": step}
+        one = Node(load(table | {"engine": {"path": path}}), 0, 1, tmp_path / path)
+        assert one.paths == {"fedrap": path}
+        arrays = {n: v.float().numpy() for n, v in drawn(one.population.schema().num_items).items()}
+        replies = [train_clients(one, arrays, TrainOrder(n, one.training[:9])) for n in (1, 2)]
+        sent = [dense_change(reply.total["item.id"], arrays["item.id"]) for reply in replies]
+        kept = [one.private.load(int(client), 3) for client in one.training[:9]]
+        found[path] = sent, kept, [reply.loss for reply in replies]
+    (sent, kept, losses), (wanted, wanted_kept, wanted_losses) = found["kernel"], found["blocks"]
+    assert np.abs(wanted).max() > 0.01
+    np.testing.assert_allclose(sent, wanted, rtol=1e-4, atol=1e-5)
+    assert losses == pytest.approx(wanted_losses, rel=1e-5)
+    for own, other in zip(kept, wanted_kept, strict=True):
+        assert set(own) == set(other) == {"item.personal", "score.weight", "score.bias"}
+        for name, value in own.items():
+            np.testing.assert_allclose(value, other[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
 def test_the_weights_rise_with_the_rounds(node):
     step = node(apart=0.5, sparse=0.1, decay=0.9).step
     rising = step(node(apart=0.5, sparse=0.1, decay=0.9).experiment.step)

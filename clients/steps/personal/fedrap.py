@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -100,19 +101,40 @@ class FedrapStep(ShuffledStep):
     ) -> Trained:
         """Train every client of a block. Gradients in closed form, for all clients of a block at
         once: of the touched rows of the shared part, and of the whole table of the personal one."""
-        values = {
-            name: (own or {})
-            .get(name, parameters[name].expand(len(block), *parameters[name].shape))
-            .clone(memory_format=torch.contiguous_format)
-            for name in PRIVATE
-        }
-        values[SHARED] = rows_at(parameters[SHARED], block.touched)
+        values = _start(parameters, block, own or {})
         losses = run_steps(block, partial(self._descend_together, values))
-        _refuse_divergence(values, None)
-        untouched = torch.ones(len(block))
-        return Trained(
-            parameters, block, values, (SHARED,), untouched, block.last_epoch_means(losses)
+        return _trained(parameters, block, values, block.last_epoch_means(losses))
+
+    def kernel_refusal(self) -> str | None:
+        """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
+        if self.device.type != "cpu":
+            return f"the kernel runs on the CPU, not on {self.device.type}"
+        return None
+
+    def train_in_kernel(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Trained:
+        """The same as `train_block` in native code; called if `kernel_refusal` is None."""
+        from fedrec.cohort.kernel.additive import (
+            train_additive,  # imports Numba, which the other paths do not need
         )
+
+        values = _start(parameters, block, own or {})
+        arrays = {name: value.numpy() for name, value in values.items()}
+        losses = np.full(len(block), np.nan)
+        rates = self._rates()
+        train_additive(
+            (block.items.numpy(), block.places.numpy(), block.labels.numpy(), block.sizes.numpy()),
+            np.array(block.steps, dtype=np.int64),
+            np.array(block.last_epoch, dtype=np.int64),
+            (arrays[WEIGHT][:, :, 0], arrays[BIAS][:, 0]),
+            arrays[SHARED],
+            arrays[PERSONAL],
+            np.array([rates[name] for name in (WEIGHT, SHARED, PERSONAL)], dtype=np.float32),
+            np.array([self.config.apart, self.config.sparse], dtype=np.float32),
+            losses,
+        )
+        return _trained(parameters, block, values, losses)
 
     def _rates(self) -> dict[str, float]:
         rate = self.config.learning_rate
@@ -162,8 +184,27 @@ class FedrapStep(ShuffledStep):
         return losses
 
 
+def _start(parameters: Parameters, block: Block, own: Parameters) -> dict[str, Tensor]:
+    """What the clients train, `[C, ...]` each: of the shared part the touched rows."""
+    values = {
+        name: own.get(name, parameters[name].expand(len(block), *parameters[name].shape)).clone(
+            memory_format=torch.contiguous_format
+        )
+        for name in PRIVATE
+    }
+    return values | {SHARED: rows_at(parameters[SHARED], block.touched)}
+
+
+def _trained(
+    parameters: Parameters, block: Block, values: dict[str, Tensor], losses: Tensor | np.ndarray
+) -> Trained:
+    _refuse_divergence(values, None)
+    return Trained(parameters, block, values, (SHARED,), torch.ones(len(block)), losses)
+
+
 def _refuse_divergence(values: Mapping[str, Tensor], client: int | None) -> None:
-    if all(bool(values[name].isfinite().all()) for name in values):
+    # sums are infinite or NaN if a number is, and faster than looking at each
+    if all(math.isfinite(float(value.sum())) for value in values.values()):
         return
     raise ExperimentError(
         "FedRAP's parts of the item embeddings diverged"
