@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from pydantic import Field
 
 from fedrec.graphs.third_party import ThirdParty
@@ -113,7 +114,9 @@ class FedgnnStrategy(PerClientStrategy):
             self._third.register(int(each.clients[place]), own.copy(), embedding.copy())
         names = [name for name in theta if name == ITEMS or name.startswith(LAYERS)]
         sums = {name: np.zeros(theta[name].shape) for name in names}
-        np.add.at(sums[ITEMS], updates.requests.items, updates.rows[ITEMS])
+        rows = torch.from_numpy(updates.requests.items)
+        changes = torch.tensor(updates.rows[ITEMS], dtype=torch.float64)
+        torch.from_numpy(sums[ITEMS]).index_add_(0, rows, changes)
         for name in names:
             if name != ITEMS:
                 sums[name] += updates.values[name].sum(axis=0, dtype=np.float64)

@@ -2,6 +2,7 @@
 """A client of FedGNN: the gradient of its local graph, clip and noise, and their guarantee."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,6 +146,56 @@ def test_pseudo_items_have_rows_and_no_part_in_the_loss(local):
     assert len(made) and found.delta["item.id"][made].all()
     assert found.loss == pytest.approx(wanted.loss) and found.examples == wanted.examples
     torch.testing.assert_close(found.delta["items.weight"], wanted.delta["items.weight"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clip-norm": 1e6},
+        {"clip-norm": 0.02, "pseudo": 5, "noise": 0.1},
+        {"clip-norm": 0.1, "clip": "message", "pseudo": 4},
+    ],
+    ids=["plain", "pseudo items and noise", "whole messages"],
+)
+def test_a_client_learns_in_company_what_it_learns_alone(tiny_experiment, settings):
+    """Clients of different sizes, some with more likes than slots, one without likes."""
+    table = tiny_experiment() | {
+        "model": {"name": "fedgnn", "embedding": WIDTH},
+        "step": {"name": "fedgnn", **settings},
+    }
+    node = Node(load(table), 0, 1, None)
+    step = node.step(node.experiment.step)
+    clients = [node.population.client(client) for client in range(7)]
+    drawn = [step.batches(data, stream(0, "client", data.client, 1)) for data in clients]
+    drawn[3] = replace(drawn[3], labels=np.zeros_like(drawn[3].labels))
+    users = [data.features for data in clients]
+    block = step.block(users, drawn, step.device)
+    slots = 4
+    random = torch.Generator().manual_seed(1)
+    shared = {name: value.double() for name, value in node.initial().items()}
+    given = {
+        name: value[block.touched] if name == "item.id" else value.expand(7, *value.shape).clone()
+        for name, value in shared.items()
+    }
+    given["user.id"] = torch.randn(7, WIDTH, generator=random).double()
+    given["third.neighbours"] = torch.randn(7, slots, 2, WIDTH, generator=random).double()
+    given["third.counts"] = torch.randint(3, (7, slots), generator=random)
+    given["third.tokens"] = torch.zeros(7, slots, dtype=torch.int64)
+    given["third.user"] = torch.zeros(7, WIDTH).double()
+    together = step.train_block({}, block, given)
+    assert sum(bool(np.isfinite(loss)) for loss in together.losses()) >= 5
+    assert math.isnan(together.losses()[3]) and not together.changes_of(3)["user.id"].any()
+    for place in range(7):
+        alone = step.block(users[place : place + 1], drawn[place : place + 1], step.device)
+        count = block.touched_counts[place]
+        own = {name: value[place : place + 1] for name, value in given.items()}
+        own["item.id"] = own["item.id"][:, :count]
+        wanted = step.train_block({}, alone, own)
+        np.testing.assert_allclose(together.losses()[place], wanted.losses()[0])
+        found = together.changes_of(place)
+        for name, value in wanted.changes_of(0).items():
+            mine = found[name][:count] if name == "item.id" else found[name]
+            torch.testing.assert_close(mine, value)
 
 
 def test_the_cost_of_the_noise_is_composed():

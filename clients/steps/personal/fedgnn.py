@@ -26,7 +26,7 @@ of a client's examples are one batch. Its public code clips and perturbs once pe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -46,6 +46,7 @@ from fedrec.errors import ExperimentError
 from fedrec.graphs.third_party import NOTHING, tokens
 from fedrec.models.base import Parameters
 from fedrec.models.personal.fedgnn import Fedgnn
+from fedrec.nn.layers import gather_rows
 
 ITEMS = "item.id"
 USER = "user.id"
@@ -92,6 +93,48 @@ class FedgnnStepConfig(StepConfig):
         return rounds * once * (coordinates if self.clip == "coordinate" else 1)
 
 
+@dataclass(frozen=True, eq=False)
+class _Graphs:
+    """The examples and local graphs of C clients.
+
+    Attributes:
+        items: of each client the items of its examples, `int64 [B]`, ascending, distinct.
+        liked: of each client the items of its local graph.
+        labels: `float32 [C, B]`: 1, 0, or -1 for pseudo items and padding.
+        rows: `int64 [C, B]`, where each example's row is in the client's compact table.
+        places: `int64 [C, n]`, which examples are the items of the local graph, -1 for padding.
+    """
+
+    items: list[np.ndarray]
+    liked: list[list[int]]
+    labels: Tensor
+    rows: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, block: Block, clients: list[int], slots: int) -> _Graphs:
+        """Those of some clients of a block, with up to so many items in a local graph."""
+        device = block.items.device
+        sizes = block.sizes[0, clients].tolist()
+        given = block.items[0, clients].cpu().numpy()
+        labels = block.labels[0, clients].clone()
+        labels[torch.arange(labels.shape[1], device=device) >= block.sizes[0, clients, None]] = -1.0
+        shift = torch.tensor(clients, device=device)[:, None] * block.touched.shape[1]
+        rows = (block.places[0, clients, : labels.shape[1]] - shift).clamp(min=0)
+        chosen = [_chosen(np.flatnonzero(own == 1), slots) for own in labels.cpu().numpy()]
+        places = np.full((len(clients), max(map(len, chosen))), -1)
+        for place, own in enumerate(chosen):
+            places[place, : len(own)] = own
+        items = [own[:size] for own, size in zip(given, sizes, strict=True)]
+        liked = [own[which].tolist() for own, which in zip(items, chosen, strict=True)]
+        return cls(items, liked, labels, rows, torch.from_numpy(places).to(device))
+
+    def named(self, place: int) -> tuple[Tensor, Tensor]:
+        """The rows of a client's examples, and which are no pseudo items."""
+        size = len(self.items[place])
+        return self.rows[place, :size], self.labels[place, :size] >= 0
+
+
 class FedgnnStep(Step):
     """Sends a clipped and noisy gradient on the local graph."""
 
@@ -115,7 +158,7 @@ class FedgnnStep(Step):
         self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Updates:
         """Minus the clipped and noisy gradient of every client of a block, the message to the third
-        party, and the change of what it keeps; local graphs are processed one by one.
+        party, and the change of what it keeps.
 
         Raises:
             ExperimentError: there are no neighbours among what the server sent.
@@ -132,93 +175,112 @@ class FedgnnStep(Step):
                 got="training without neighbours",
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
-        losses = found.losses()
-        shift = torch.arange(len(block)) * block.touched.shape[1]
-        for place in range(block.active[0] if block.active else 0):
-            real = slice(0, int(block.sizes[0, place]))
-            items = block.items[0, place, real].cpu().numpy()
-            labels = block.labels[0, place, real].cpu().numpy()
-            if not (labels == 1).any():
-                continue
-            alone = {name: value[place] for name, value in given.items()}
-            rows = block.places[0, place, real] - shift[place].to(block.places.device)
-            changed, losses[place] = self._changes(alone, items, labels, rows)
-            for name, value in changed.items():
-                found.changes[name][place] = value
-        return replace(found, last_losses=losses)
+        learning = [
+            place
+            for place in range(block.active[0] if block.active else 0)
+            if bool((block.labels[0, place, : int(block.sizes[0, place])] == 1).any())
+        ]
+        if not learning:
+            return found
+        graphs = _Graphs.of(block, learning, given[NEIGHBOURS].shape[1])
+        changed, losses = self._changes({n: v[learning] for n, v in given.items()}, graphs)
+        for name, value in changed.items():
+            found.changes[name][learning] = value
+        means = torch.full((len(block),), torch.nan, dtype=losses.dtype)
+        means[learning] = losses.cpu()
+        return replace(found, last_losses=means)
 
     def _changes(
-        self, parameters: Mapping[str, Tensor], items: np.ndarray, labels: np.ndarray, rows: Tensor
-    ) -> tuple[dict[str, Tensor], float]:
-        """What one client sends, the change of its private state, and its loss before the step.
+        self, parameters: Mapping[str, Tensor], graphs: _Graphs
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """What clients send, the change of their private state, and their losses before the step,
+        `[C]`.
 
         Args:
-            parameters: without cohort dimension.
-            items: `int64 [B]`, ascending, distinct.
-            labels: `float32 [B]`.
-            rows: `int64 [B]`, where each item's row is in the item table.
+            parameters: `[C, ...]` each.
+            graphs: their examples and local graphs.
         """
-        slots = parameters[NEIGHBOURS].shape[0]
-        liked = _chosen(items[labels == 1], slots)
-        places = rows[torch.from_numpy(np.flatnonzero(np.isin(items, liked))).to(rows.device)]
-        near, counts = (parameters[n][: len(liked)] for n in (NEIGHBOURS, COUNTS))
-        there = torch.arange(near.shape[1], device=near.device) < counts[:, None]
         leaves = {
             name: value.detach().requires_grad_()
             for name, value in parameters.items()
             if name not in (NEIGHBOURS, COUNTS, TOKENS, EMBEDDING, VECTOR)
         }
-        vector = self.model.vector(leaves, leaves[ITEMS][places], near.to(self.device), there)
-        real = torch.from_numpy(labels >= 0).to(rows.device)
-        targets = torch.from_numpy(labels).to(vector)[real]
-        loss = F.binary_cross_entropy_with_logits(leaves[ITEMS][rows[real]] @ vector, targets)
-        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        vector = self._vector(leaves, parameters, graphs)
+        logits = torch.bmm(gather_rows(leaves[ITEMS], graphs.rows), vector.unsqueeze(-1))
+        weights = (graphs.labels >= 0).to(vector)
+        targets = graphs.labels.clamp(min=0).to(vector)
+        each = F.binary_cross_entropy_with_logits(logits.squeeze(-1), targets, reduction="none")
+        losses = (each * weights).sum(1) / weights.sum(1)
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         found = dict(zip(leaves, gradients, strict=True))
         kept = {
             USER: self.config.user_rate * found.pop(USER),
             VECTOR: parameters[VECTOR] - vector.detach(),
         }
-        # the noise of a simulation: a function of the examples, which are drawn from the stream
-        source = np.random.default_rng(items)
-        found[ITEMS] = self._with_pseudo(found[ITEMS], rows, real, source)
-        learned = self._protected(found, rows, source) | kept
-        own = np.full(slots, NOTHING, dtype=np.int64)
-        own[: len(liked)] = tokens(liked.tolist(), self.config.token_key)
-        embedding = parameters[USER] - kept[USER]
-        changes = {name: -value for name, value in learned.items()}
-        message = {TOKENS: torch.from_numpy(own), EMBEDDING: embedding}
-        return changes | message, float(loss.detach())
+        self._protect(found, graphs)
+        changes = {name: -value for name, value in (found | kept).items()}
+        own = torch.full_like(parameters[TOKENS], NOTHING)
+        for place, liked in enumerate(graphs.liked):
+            own[place, : len(liked)] = torch.from_numpy(tokens(liked, self.config.token_key))
+        message = {TOKENS: own, EMBEDDING: parameters[USER] - kept[USER]}
+        return changes | message, losses.detach()
 
-    def _with_pseudo(
-        self, table: Tensor, rows: Tensor, real: Tensor, source: np.random.Generator
+    def _vector(
+        self, leaves: Mapping[str, Tensor], parameters: Mapping[str, Tensor], graphs: _Graphs
     ) -> Tensor:
-        """The gradient of the item table with random rows for the pseudo items."""
-        pseudo = rows[~real]
-        if not len(pseudo):
-            return table
-        true = table[rows[real]]
-        drawn = source.standard_normal((len(pseudo), table.shape[1]))
-        made = true.mean() + true.std() * torch.from_numpy(drawn).to(table)
-        return table.index_copy(0, pseudo, made)
+        """The users' vectors from their local graphs, `[C, d]`."""
+        most = graphs.places.shape[1]
+        near = parameters[NEIGHBOURS][:, :most]
+        counts = parameters[COUNTS][:, :most, None]
+        real = graphs.places >= 0
+        there = torch.arange(near.shape[2], device=near.device) < counts
+        rows = graphs.rows.gather(1, graphs.places.clamp(min=0))
+        liked = gather_rows(leaves[ITEMS], rows)
+        return self.model.vector(leaves, liked, real, near, there & real.unsqueeze(-1))
 
-    def _protected(
-        self, found: Mapping[str, Tensor], rows: Tensor, source: np.random.Generator
-    ) -> dict[str, Tensor]:
-        """Clipped gradients with noise on all coordinates that are sent: of the item table the
-        named rows."""
-        sent = {n: value[rows] if n == ITEMS else value for n, value in found.items()}
+    def _protect(self, found: dict[str, Tensor], graphs: _Graphs) -> None:
+        """Replace gradients `[C, ...]` by what is sent: with random rows for pseudo items, clipped,
+        and with noise on all coordinates that are sent, of the item table the named rows."""
+        random = bool(self.config.noise or self.config.pseudo)
+        # the noise of a simulation: a function of the examples, which are drawn from the stream
+        sources = [np.random.default_rng(items) for items in graphs.items] if random else []
+        for place, source in enumerate(sources):
+            self._fill_pseudo(found[ITEMS][place], *graphs.named(place), source)
         bound = self.config.clip_norm
         if self.config.clip == "message":
-            norm = sum(float(value.double().abs().sum()) for value in sent.values())
-            sent = {n: value * min(1.0, bound / max(norm, 1e-30)) for n, value in sent.items()}
+            norms = sum(value.double().abs().flatten(1).sum(1) for value in found.values())
+            factors = (bound / torch.as_tensor(norms).clamp(min=1e-30)).clamp(max=1.0)
+            for name, value in found.items():
+                found[name] = value * factors.to(value).view(-1, *[1] * (value.dim() - 1))
         else:
-            sent = {n: value.clamp(-bound, bound) for n, value in sent.items()}
-        if self.config.noise:
-            scale = self.config.noise
-            drawn = {n: scale * source.laplace(size=tuple(v.shape)) for n, v in sent.items()}
-            sent = {n: v + torch.from_numpy(drawn[n]).to(v) for n, v in sent.items()}
-        table = torch.zeros_like(found[ITEMS]).index_copy(0, rows, sent[ITEMS])
-        return sent | {ITEMS: table}
+            found |= {name: value.clamp(-bound, bound) for name, value in found.items()}
+        for place, source in enumerate(sources if self.config.noise else []):
+            rows = graphs.named(place)[0]
+            for name, value in found.items():
+                shape = (len(rows), value.shape[2]) if name == ITEMS else value.shape[1:]
+                drawn = torch.from_numpy(self.config.noise * source.laplace(size=tuple(shape)))
+                if name == ITEMS:
+                    value[place].index_add_(0, rows, drawn.to(value))
+                else:
+                    value[place] += drawn.to(value)
+
+    def _fill_pseudo(
+        self, table: Tensor, rows: Tensor, real: Tensor, source: np.random.Generator
+    ) -> None:
+        """Random rows for the pseudo items in a client's gradient of the item table, in place.
+
+        Args:
+            table: `[R, d]`.
+            rows: `int64 [B]`, where the rows of its examples are.
+            real: `bool [B]`, which of them are no pseudo items.
+            source: of the random numbers.
+        """
+        pseudo = rows[~real]
+        if not len(pseudo):
+            return
+        true = table[rows[real]]
+        drawn = source.standard_normal((len(pseudo), table.shape[1]))
+        table[pseudo] = true.mean() + true.std() * torch.from_numpy(drawn).to(table)
 
     def _examples(
         self, data: ClientData, random: np.random.Generator
@@ -240,7 +302,7 @@ class FedgnnStep(Step):
 
 
 def _chosen(liked: np.ndarray, slots: int) -> np.ndarray:
-    """The items of the local graph, ascending: all, or as many as there are slots, evenly
+    """The likes of the local graph, ascending: all, or as many as there are slots, evenly
     spaced."""
     if len(liked) <= slots:
         return liked

@@ -64,25 +64,24 @@ class Fedgnn(Model):
         return torch.bmm(embedded, parameters["user.vector"].unsqueeze(-1)).squeeze(-1)
 
     def vector(
-        self, parameters: Parameters, liked: Tensor, neighbours: Tensor, there: Tensor
+        self, parameters: Parameters, liked: Tensor, real: Tensor, near: Tensor, there: Tensor
     ) -> Tensor:
-        """h_u `[d]` of one user.
+        """h_u `[C, d]` of each user.
 
         Args:
-            parameters: without cohort dimension.
-            liked: `[n, d]`, embeddings of the user's items.
-            neighbours: `[n, k, d]`, embeddings of other users with each of these items.
-            there: `bool [n, k]`, which of these are not padding.
+            parameters: `[C, ...]` each.
+            liked: `[C, n, d]`, embeddings of the user's items.
+            real: `bool [C, n]`, which of these are not padding.
+            near: `[C, n, k, d]`, embeddings of other users with each of these items.
+            there: `bool [C, n, k]`, which of these are not padding.
         """
-        user = parameters["user.id"]
-        own = user.expand(len(liked), 1, -1)
-        known = torch.cat([there.new_ones(len(there), 1), there], 1)
-        items = liked + attended(
-            liked, torch.cat([own, neighbours], 1), known, *_layer(parameters, "items")
-        )
-        every = torch.ones(1, len(items), dtype=torch.bool, device=items.device)
-        taken = attended(user[None], items[None], every, *_layer(parameters, "users"))
-        return user + taken[0]
+        user = parameters["user.id"].unsqueeze(1)
+        own = user.unsqueeze(1).expand(*liked.shape[:2], 1, -1)
+        known = torch.cat([real.unsqueeze(-1), there], -1)
+        sources = torch.cat([own, near], 2)
+        items = liked + attended(liked, sources, known, *_layer(parameters, "items"))
+        taken = attended(user, items.unsqueeze(1), real.unsqueeze(1), *_layer(parameters, "users"))
+        return (user + taken).squeeze(1)
 
 
 def _layer(parameters: Parameters, name: str) -> tuple[Tensor, Tensor, Tensor]:
