@@ -110,35 +110,41 @@ def _chances(block: RankedBlock, sampled: int) -> Tensor:
     Of the items tied with a positive, a random number is above: each number from 0 to all is
     equally likely.
     """
-    higher, equal, available = _competitors(block)
+    # a model that scores many items alike for many users has few distinct numbers
+    numbers = torch.stack(_competitors(block), 1)
+    distinct, places = numbers.unique(dim=0, return_inverse=True)
+    higher, equal, available = distinct.T
     longest = min(block.longest, sampled + 1)
-    found = _hypergeometric(higher.double(), available.double(), longest, sampled)
+    most = int(available.max()) + 1 if len(distinct) else 1
+    logs = torch.lgamma(torch.arange(1, most + 1, device=numbers.device).double())
+    found = _hypergeometric(higher, available, longest, sampled, logs)
     for row in (equal > 0).nonzero()[:, 0].tolist():
-        above = torch.arange(int(equal[row]) + 1, device=higher.device).double() + higher[row]
+        above = torch.arange(int(equal[row]) + 1, device=higher.device) + higher[row]
         found[row] = _hypergeometric(
-            above, available[row].double().expand_as(above), longest, sampled
+            above, available[row].expand_as(above), longest, sampled, logs
         ).mean(0)
-    return found
+    return found[places]
 
 
-def _hypergeometric(higher: Tensor, available: Tensor, longest: int, sampled: int) -> Tensor:
+def _hypergeometric(
+    higher: Tensor, available: Tensor, longest: int, sampled: int, logs: Tensor
+) -> Tensor:
     """`float64 [n, longest]`: probabilities of j `higher` items in a sample of the `available`
-    ones."""
+    ones, `int64 [n]`, given the logarithms of 0!, 1!, ... up to the most available."""
     drawn = available.clamp(max=sampled)[:, None]
     higher = higher[:, None]
     available = available[:, None]
-    j = torch.arange(longest, dtype=torch.float64, device=higher.device)[None]
+    j = torch.arange(longest, device=higher.device)[None]
     rest = available - higher
     possible = (j <= higher) & (j <= drawn) & (drawn - j <= rest)
-    ways = _log_choose(higher, j) + _log_choose(rest, drawn - j) - _log_choose(available, drawn)
+    ways = _log_choose(higher, j, logs) + _log_choose(rest, drawn - j, logs)
+    ways = ways - _log_choose(available, drawn, logs)
     return torch.where(possible, ways.exp(), 0.0)
 
 
-def _log_choose(whole: Tensor, part: Tensor) -> Tensor:
+def _log_choose(whole: Tensor, part: Tensor, logs: Tensor) -> Tensor:
     """Logarithm of the binomial coefficient; arbitrary if it is not defined."""
-    part = part.clamp(min=0)
-    return (
-        torch.lgamma(whole + 1)
-        - torch.lgamma(part + 1)
-        - torch.lgamma((whole - part).clamp(min=0) + 1)
-    )
+    last = len(logs) - 1
+    parts = (whole, part.clamp(0, last), (whole - part).clamp(0, last))
+    total, one, other = (logs.take(number) for number in parts)
+    return total - one - other
