@@ -29,6 +29,7 @@ from fedrec.experiment.loading import from_run_config
 from fedrec.protocol.messages import INITIAL
 from fedrec.protocol.zero_copy import sent_bytes
 from fedrec.runs.folder import RunFolder
+from fedrec.runtime.heap import collect_messages
 from simulations.engines import reply_buffers, serial
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
 from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
@@ -81,6 +82,7 @@ class NodeActor:
     def handle(self, packed: bytes, *shared: ArrayRecord) -> Answer:
         """Answer one message, `_packed`; its large arrays come separately, from the object
         store."""
+        collect_messages()  # those before, which may hold arrays in the object store
         metadata, rest, names, memory = pickle.loads(packed)
         message = rebuilt(
             metadata, RecordDict({**dict(rest), **dict(zip(names, shared, strict=True))})

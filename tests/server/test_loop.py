@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rounds: callbacks, early end, divergence, reproducible files, and evaluations."""
 
+import gc
 import json
 import signal
 import time
@@ -11,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 import pytest
+from flwr.app import RecordDict
 
 from fedrec.errors import ClientError, RunError
 from fedrec.runs.folder import RunFolder
@@ -45,6 +47,17 @@ class Recorder(Callback):
 
     def on_end(self, result):
         self.told.append(("end", len(result.rounds)))
+
+
+class Messages(Callback):
+    """Counts Flower's records that exist after each round."""
+
+    def __init__(self):
+        self.counts = []
+
+    def after_round(self, row, seconds):
+        self.counts.append(sum(isinstance(one, RecordDict) for one in gc.get_objects()))
+        return False
 
 
 class Exploding(Reptile):
@@ -286,6 +299,17 @@ def test_dropped_replies_are_in_rounds_csv_and_stated_at_the_end(load_tiny, tmp_
     assert found.rounds["dropped-replies"].tolist()[1:] == [1, 0]
     assert found.rounds["dropped-or-bounded"][1] == "node 2: no answer in time"
     assert any(line.startswith("Replies of nodes: 1 dropped") for line in found.privacy)
+
+
+def test_messages_of_a_round_do_not_stay_until_python_looks_for_cycles(run_tiny):
+    gc.collect()
+    counted = Messages()
+    gc.disable()
+    try:
+        run_tiny("rounds=6", callbacks=[counted])
+    finally:
+        gc.enable()
+    assert len(counted.counts) == 6 and counted.counts[-1] <= counted.counts[1]
 
 
 def test_number_of_nodes_changes_no_more_than_the_last_digits(run_tiny):
