@@ -12,6 +12,7 @@ Where this differs from the paper: a keyed hash replaces RSA on the ids. Both ar
 both can be reversed by a party with the key.
 """
 
+import functools
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
@@ -26,15 +27,13 @@ _BYTES = 6  # bytes of a hash in a token: 48 bits
 def tokens(items: Sequence[int], key: str) -> np.ndarray:
     """Tokens of items, `int64 [items]`: equal for equal items, and uninformative without the
     key."""
-    return np.array(
-        [
-            int.from_bytes(
-                hmac.digest(key.encode(), str(item).encode(), hashlib.sha256)[:_BYTES], "little"
-            )
-            for item in items
-        ],
-        dtype=np.int64,
-    )
+    return np.array([_token(item, key) for item in items], dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=2**17)  # the devices of a simulation have the same items
+def _token(item: int, key: str) -> int:
+    digest = hmac.digest(key.encode(), str(item).encode(), hashlib.sha256)
+    return int.from_bytes(digest[:_BYTES], "little")
 
 
 class ThirdParty:
