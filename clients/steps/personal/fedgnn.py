@@ -112,22 +112,25 @@ class _Graphs:
     places: Tensor
 
     @classmethod
-    def of(cls, block: Block, clients: list[int], slots: int) -> _Graphs:
-        """Those of some clients of a block, with up to so many items in a local graph."""
+    def of(cls, block: Block, clients: Tensor, slots: int) -> _Graphs:
+        """Those of some clients of a block, `int64 [C]`, with up to so many items in a local
+        graph."""
         device = block.items.device
-        sizes = block.sizes[0, clients].tolist()
-        given = block.items[0, clients].cpu().numpy()
-        labels = block.labels[0, clients].clone()
-        labels[torch.arange(labels.shape[1], device=device) >= block.sizes[0, clients, None]] = -1.0
-        shift = torch.tensor(clients, device=device)[:, None] * block.touched.shape[1]
-        rows = (block.places[0, clients, : labels.shape[1]] - shift).clamp(min=0)
+        sizes = block.sizes[0].index_select(0, clients)
+        given = block.items[0].index_select(0, clients).cpu().numpy()
+        labels = block.labels[0].index_select(0, clients)
+        width = labels.shape[1]
+        real = torch.arange(width, device=device) < sizes[:, None]
+        labels = torch.where(real, labels, _PSEUDO)
+        places = block.places[0].index_select(0, clients)[:, :width]
+        rows = (places - clients[:, None] * block.touched.shape[1]).clamp(min=0)
         chosen = [_chosen(np.flatnonzero(own == 1), slots) for own in labels.cpu().numpy()]
-        places = np.full((len(clients), max(map(len, chosen))), -1)
+        at = np.full((len(clients), max(map(len, chosen))), -1)
         for place, own in enumerate(chosen):
-            places[place, : len(own)] = own
-        items = [own[:size] for own, size in zip(given, sizes, strict=True)]
+            at[place, : len(own)] = own
+        items = [own[:size] for own, size in zip(given, sizes.tolist(), strict=True)]
         liked = [own[which].tolist() for own, which in zip(items, chosen, strict=True)]
-        return cls(items, liked, labels, rows, torch.from_numpy(places).to(device))
+        return cls(items, liked, labels, rows, torch.from_numpy(at).to(device))
 
     def named(self, place: int) -> tuple[Tensor, Tensor]:
         """The rows of a client's examples, and which are no pseudo items."""
@@ -188,12 +191,13 @@ class FedgnnStep(Step):
         ]
         if not learning:
             return found
-        graphs = _Graphs.of(block, learning, given[NEIGHBOURS].shape[1])
-        changed, losses = self._changes({n: v[learning] for n, v in given.items()}, graphs)
+        clients = torch.tensor(learning, device=self.device)
+        graphs = _Graphs.of(block, clients, given[NEIGHBOURS].shape[1])
+        theirs = {name: value.index_select(0, clients) for name, value in given.items()}
+        changed, losses = self._changes(theirs, graphs)
         for name, value in changed.items():
-            found.changes[name][learning] = value
-        means = torch.full((len(block),), torch.nan, dtype=losses.dtype)
-        means[learning] = losses.cpu()
+            found.changes[name].index_copy_(0, clients, value)
+        means = losses.new_full((len(block),), torch.nan).index_copy_(0, clients, losses)
         return replace(found, last_losses=means)
 
     def _changes(
@@ -286,7 +290,8 @@ class FedgnnStep(Step):
             return
         true = table[rows[real]]
         drawn = source.standard_normal((len(pseudo), table.shape[1]))
-        table[pseudo] = true.mean() + true.std() * torch.from_numpy(drawn).to(table)
+        made = true.mean() + true.std() * torch.from_numpy(drawn).to(table)
+        table.index_copy_(0, pseudo, made)
 
     def _examples(
         self, data: ClientData, random: np.random.Generator
