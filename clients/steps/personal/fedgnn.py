@@ -184,14 +184,11 @@ class FedgnnStep(Step):
                 got="training without neighbours",
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
-        learning = [
-            place
-            for place in range(block.active[0] if block.active else 0)
-            if bool((block.labels[0, place, : int(block.sizes[0, place])] == 1).any())
-        ]
-        if not learning:
+        if not block.active:
             return found
-        clients = torch.tensor(learning, device=self.device)
+        clients = (block.labels[0] == 1).any(1).nonzero()[:, 0]  # padding has label 0
+        if not len(clients):
+            return found
         graphs = _Graphs.of(block, clients, given[NEIGHBOURS].shape[1])
         theirs = {name: value.index_select(0, clients) for name, value in given.items()}
         changed, losses = self._changes(theirs, graphs)

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from clients.local.shuffled import ShuffledConfig, ShuffledStep
 from fedrec.cohort.block import Block
+from fedrec.cohort.kernel.suitability import device_refusal
 from fedrec.cohort.recorded_steps import run_steps
 from fedrec.cohort.results import Trained
 from fedrec.errors import ExperimentError
@@ -107,9 +108,7 @@ class FedrapStep(ShuffledStep):
 
     def kernel_refusal(self) -> str | None:
         """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
-        if self.device.type != "cpu":
-            return f"the kernel runs on the CPU, not on {self.device.type}"
-        return None
+        return device_refusal(self.device)
 
     def train_in_kernel(
         self, parameters: Parameters, block: Block, own: Parameters | None = None

@@ -14,6 +14,11 @@ _MOST_CATEGORIES = (
 )
 
 
+def device_refusal(device: torch.device) -> str | None:
+    """Why native code cannot train clients on a device; None: it can."""
+    return None if device.type == "cpu" else f"the kernel runs on the CPU, not on {device.type}"
+
+
 def kernel_refusal(
     model: Model, declared: KernelModel | None, sgd: SgdSettings, device: torch.device
 ) -> str | None:
@@ -25,8 +30,9 @@ def kernel_refusal(
         sgd: settings of the gradient steps.
         device: where clients are trained.
     """
-    if device.type != "cpu":
-        return f"the kernel runs on the CPU, not on {device.type}"
+    elsewhere = device_refusal(device)
+    if elsewhere is not None:
+        return elsewhere
     if not sgd.plain:
         return "the kernel takes plain SGD, without momentum, weight decay and proximal term"
     if declared is None:
