@@ -26,6 +26,7 @@ from numba import njit
 
 from benchmarks.contestants.shipped import initial, node_of, orders, trained
 from fedrec.cohort.kernel import training
+from fedrec.nn.native.memory import aligned
 from fedrec.nn.native.products import add_outputs, descend_weights, input_gradients
 from fedrec.nn.native.tiles import WIDE, tile
 from fedrec.runtime.compilation import FAST
@@ -53,7 +54,7 @@ class Seen:
 
         def train(network: Any, rates: Any, examples: Any, steps: Any, *rest: Any) -> None:
             counts = examples[3]
-            _, _, _, dense, rows, *_ = rest
+            _, _, _, dense, (rows, *_), *_ = rest
             for client, taken in enumerate(steps):
                 for rows_of_batch in counts[:taken, client].tolist():
                     self.products.update(_products(network, rows_of_batch, rows.shape[2]))
@@ -86,9 +87,10 @@ def product_seconds(shape: Shape) -> float:
     """Processor time of one product whose numbers are in the caches."""
     kind, rows, inputs, outputs = shape
     values, weights, results = (
-        np.ones(size, dtype=np.float32)
-        for size in ((rows, inputs), (inputs, outputs), (rows, outputs))
+        aligned(*size) for size in ((rows, inputs), (inputs, outputs), (rows, outputs))
     )
+    for numbers in (values, weights, results):
+        numbers[:] = 1
     room = np.empty(4 * (weights.size + values.size + results.size) + 4096, dtype=np.float32)
     given = {
         "forward": (values, weights, results, room),

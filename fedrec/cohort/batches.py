@@ -44,20 +44,25 @@ class Batches:
         batch_size = _width(batch_size, max((len(items) for items, _ in epochs), default=0))
         steps = [-(-len(items) // batch_size) for items, _ in epochs]
         total = sum(steps)
-        items = np.zeros((total, batch_size), dtype=np.int64)
-        labels = np.zeros((total, batch_size), dtype=np.float32)
+        items = np.zeros(total * batch_size, dtype=np.int64)
+        labels = np.zeros(total * batch_size, dtype=np.float32)
         sizes = np.full(total, batch_size, dtype=np.int64)
-        start = 0
+        end = 0
         for (epoch_items, epoch_labels), count in zip(epochs, steps, strict=True):
-            stop = start + count
+            start = end * batch_size
+            end += count
             length = len(epoch_items)
-            items[start:stop].reshape(-1)[:length] = epoch_items
-            labels[start:stop].reshape(-1)[:length] = epoch_labels
+            items[start : start + length] = epoch_items
+            labels[start : start + length] = epoch_labels
             if count:
-                sizes[stop - 1] = length - (count - 1) * batch_size
-            start = stop
+                sizes[end - 1] = length - (count - 1) * batch_size
+        shape = total, batch_size
         return cls(
-            items, labels, sizes, len(epochs[-1][0]) if epochs else 0, steps[-1] if steps else 0
+            items.reshape(shape),
+            labels.reshape(shape),
+            sizes,
+            len(epochs[-1][0]) if epochs else 0,
+            steps[-1] if steps else 0,
         )
 
     @classmethod

@@ -20,8 +20,6 @@ from fedrec.runtime.grouping import within_groups
 
 UserCodes = Sequence[tuple[np.ndarray, ...]]
 """For each client its category codes per user feature, `int64 [width]` each."""
-# catalogue size per item; above it, marking the items takes longer than sorting them
-_SPARSE = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,18 +74,9 @@ class Block:
         """
         rectangle = Rectangle.of(batches, device)
         needed = [batch.references() for batch in batches]
-        numbered = [_numbered(references[named]) for references, named in needed]
-        width = max(1, max(len(own) for own, _ in numbered))
-        table = np.zeros((len(batches), width), dtype=np.int64)
-        longest = max(references.shape[1] for references, _ in needed)
-        rows = np.zeros((len(rectangle.places), longest), dtype=np.int64)
-        start = 0
-        for place, (own, index) in enumerate(numbered):
-            references, named = needed[place]
-            stop = start + len(references)
-            table[place, : len(own)] = own
-            rows[start:stop, : references.shape[1]][named] = index
-            start = stop
+        references, real = (_stacked(parts) for parts in zip(*needed, strict=True))
+        table, counts, rows = _numbered(references, real, rectangle.steps)
+        width = table.shape[1]
         firsts = np.arange(len(batches)) * width
         rows += firsts.repeat(rectangle.steps)[:, None]
         codes = tuple(on_device(np.stack(feature), device) for feature in zip(*users, strict=True))
@@ -98,10 +87,10 @@ class Block:
         places = rectangle.filled(rows, on_device(firsts, device))
         tables = (items, places, labels, sizes, on_device(table, device))
         active = tuple(int((rectangle.steps > step).sum()) for step in range(len(items)))
-        counts = tuple(len(own) for own, _ in numbered)
         examples = tuple(batch.examples for batch in batches)
         last_epoch = tuple(batch.last_epoch for batch in batches)
-        return cls(codes, active, *tables, counts, examples, last_epoch, tuple(batches))
+        touched = tuple(counts.tolist())
+        return cls(codes, active, *tables, touched, examples, last_epoch, tuple(batches))
 
     @classmethod
     def without_batches(cls, examples: Sequence[int]) -> Block:
@@ -233,15 +222,38 @@ class Rectangle:
         return found
 
 
-def _numbered(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct items, ascending, and the place of each item among them: as `np.unique`, in a tenth
-    of its time."""
-    size = int(items.max(initial=-1)) + 1
-    if size > _SPARSE * len(items):
-        return np.unique(items, return_inverse=True)
-    named = np.zeros(size, dtype=bool)
-    places = np.empty(size, dtype=np.int64)
-    named[items] = True
-    distinct = np.flatnonzero(named)
-    places[distinct] = np.arange(len(distinct))
-    return distinct, places[items]
+def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays `[S, N]` one after the other, as wide as the widest; narrower ones are padded with 0,
+    which is false."""
+    width = max(array.shape[1] for array in arrays)
+    padded = (
+        array if array.shape[1] == width else np.pad(array, ((0, 0), (0, width - array.shape[1])))
+        for array in arrays
+    )
+    return np.concatenate(list(padded))
+
+
+def _numbered(
+    references: np.ndarray, real: np.ndarray, steps: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The distinct items of each client, `int64 [C, R]`, ascending and padded with item 0; how many
+    they are, `int64 [C]`; and the place of each reference among them, 0 for padding, `[N, width]`.
+
+    Args:
+        references: `int64 [N, width]`, items of all steps, one client after the other.
+        real: `bool [N, width]`, which of them are no padding.
+        steps: `int64 [C]`, number of steps of each client.
+    """
+    from fedrec.nn.native.numbering import (
+        number_items,  # imports Numba, which is slow and not always needed
+    )
+
+    places = np.zeros(references.shape, dtype=np.int64)  # its rows side by side, unlike the given
+    distinct = np.empty(references.size, dtype=np.int64)
+    counts = np.zeros(len(steps), dtype=np.int64)
+    flat = (part.reshape(-1) for part in (references, real))
+    number_items(*flat, steps.cumsum() * references.shape[1], distinct, counts, places.reshape(-1))
+    width = max(1, int(counts.max()))
+    table = np.zeros((len(steps), width), dtype=np.int64)
+    table[np.arange(width) < counts[:, None]] = distinct[: counts.sum()]
+    return table, counts, places

@@ -2,7 +2,8 @@
 """The first layer of a declared model in compiled code: embeddings times weights, and the step of
 both.
 
-The user's part is the same for all examples of a batch, so its product is computed once. An item
+The user's part is the same for all examples of a batch, so its product is computed once, and that
+of the next batch together with the step of its weights, which are most of the layer's. An item
 feature has few categories: its table is multiplied by its part of the weights, `[categories, out]`,
 and examples sum rows of the product, so the product has `categories` instead of `batch` rows.
 """
@@ -20,14 +21,18 @@ _ZERO = np.float32(0)
 
 
 @njit(**FAST)
-def forward_inputs(network, own, batch, scratch, hidden):
-    """Outputs `[n, out]` of the first layer, before the activation."""
-    base = scratch.base
-    bias = network.layers[0, 3]
-    for o in range(base.size):
-        base[o] = own.dense[bias + o] if bias >= 0 else _ZERO
+def start_base(network, own, scratch):
+    """The part of bias and user in the outputs of the first layer, in `scratch.base`."""
+    base = _bias_alone(network, own, scratch)
     for place in range(len(network.users)):
         _add_user(network.users[place], network, own, scratch, base)
+
+
+@njit(**FAST)
+def forward_inputs(network, own, batch, scratch, hidden):
+    """Outputs `[n, out]` of the first layer, before the activation, given the part of bias and user
+    in `scratch.base`."""
+    base = scratch.base
     for example in range(len(hidden)):
         row = hidden[example]
         for o in range(base.size):
@@ -48,9 +53,9 @@ def forward_inputs(network, own, batch, scratch, hidden):
 
 @njit(**FAST)
 def backward_inputs(network, own, batch, rates, scratch, gradient):
-    """The step of all parameters of the first layer, given the gradient `[n, out]` of its
-    outputs."""
-    summed = scratch.base
+    """The step of all parameters of the first layer, given the gradient `[n, out]` of its outputs;
+    `scratch.base` is that of the next step then."""
+    summed = scratch.base_gradient
     summed[:] = 0
     for example in range(len(gradient)):
         row = gradient[example]
@@ -61,9 +66,10 @@ def backward_inputs(network, own, batch, rates, scratch, gradient):
     if bias >= 0:
         for o in range(summed.size):
             own.dense[bias + o] -= rates.biases[0] * summed[o]
+    base = _bias_alone(network, own, scratch)
     for place in range(len(network.users)):
         user = network.users[place]
-        _descend_user(user, network, own, rates.users[place], weight_rate, scratch, summed)
+        _descend_user(user, network, own, rates.users[place], weight_rate, scratch, base)
     width = own.rows.shape[1]
     if width:
         _descend_rows(network, own, batch, rates, scratch, gradient)
@@ -71,6 +77,16 @@ def backward_inputs(network, own, batch, rates, scratch, gradient):
         feature = network.features[place]
         rate = rates.features[place]
         _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, gradient)
+
+
+@njit(**FAST)
+def _bias_alone(network, own, scratch):
+    """`scratch.base` with the bias, or zeros."""
+    base = scratch.base
+    bias = network.layers[0, 3]
+    for o in range(base.size):
+        base[o] = own.dense[bias + o] if bias >= 0 else _ZERO
+    return base
 
 
 @njit(**FAST)
@@ -114,27 +130,37 @@ def _add_user(user, network, own, scratch, base):
 
 
 @njit(**FAST)
-def _descend_user(user, network, own, rate, weight_rate, scratch, summed):
+def _descend_user(user, network, own, rate, weight_rate, scratch, base):
+    """The step of one of the user's features, row by row of its weights, and its part of the next
+    base: a row is in the L1 cache then."""
     table = user[0]
     width = user[1]
     start = user[2]
     first = user[3]
     last = user[4]
+    summed = scratch.base_gradient
     mean = scratch.user[start : start + width]
     weights = _weights(network, own, start, width)
     codes = own.codes[first:last]
-    share = rate / np.float32(max(1, _codes(codes)))
+    count = np.float32(max(1, _codes(codes)))
+    share = rate / count
     for i in range(width):
         row = weights[i]
         total = _ZERO
-        factor = weight_rate * mean[i]
         for o in range(summed.size):
             total += row[o] * summed[o]
-        for o in range(summed.size):
-            row[o] -= factor * summed[o]
+        factor = weight_rate * mean[i]
+        mean[i] = 0
         for code in codes:
             if code >= 0:
                 own.dense[table + code * width + i] -= share * total
+        for code in codes:
+            if code >= 0:
+                mean[i] += own.dense[table + code * width + i] / count
+        own_mean = mean[i]
+        for o in range(summed.size):
+            row[o] -= factor * summed[o]
+            base[o] += own_mean * row[o]
 
 
 @njit(**FAST)

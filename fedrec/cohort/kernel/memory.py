@@ -116,7 +116,8 @@ class Scratch(NamedTuple):
 
     Attributes:
         user: `[sum of widths]`, means of the rows of the users' tables.
-        base: `[out]` of the first layer.
+        base: `[out]`, the part of bias and user in the outputs of the first layer.
+        base_gradient: `[out]`, its gradient.
         gathered: `[B, d]`, rows of the item table.
         to_rows: `[B, d]`, their gradients.
         projected: `[most categories * out]`.
@@ -130,6 +131,7 @@ class Scratch(NamedTuple):
 
     user: np.ndarray
     base: np.ndarray
+    base_gradient: np.ndarray
     gathered: np.ndarray
     to_rows: np.ndarray
     projected: np.ndarray
@@ -161,6 +163,7 @@ def scratch_for(network, examples, width):
         weight = max(weight, layer[1] * layer[2])
     return Scratch(
         aligned(1, inputs)[0],
+        aligned(1, network.layers[0, 2])[0],
         aligned(1, network.layers[0, 2])[0],
         aligned(examples, width),
         aligned(examples, width),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedrec.cohort.kernel.inputs import backward_inputs, forward_inputs
+from fedrec.cohort.kernel.inputs import backward_inputs, forward_inputs, start_base
 from fedrec.cohort.kernel.memory import Batch, Client, scratch_for
 from fedrec.nn.native.activations import activate, sigmoid, through_activation
 from fedrec.nn.native.memory import matrix
@@ -64,6 +64,7 @@ def train_clients(
             codes[client],
             first_rows[client],
         )
+        start_base(network, own, scratch)
         total = 0.0
         measured = steps[client] - last_epoch[client]
         for step in range(steps[client]):

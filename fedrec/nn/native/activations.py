@@ -65,7 +65,7 @@ def activate(values, activation):
     flat = values.reshape(-1)
     if activation == RELU:
         for i in range(flat.size):
-            flat[i] = _F(0) if flat[i] <= 0 else flat[i]  # so that NaN stays NaN
+            flat[i] *= _F(flat[i] > 0)  # a product is vectorised, a choice is not; NaN stays NaN
     elif activation == SIGMOID:
         for i in range(flat.size):
             flat[i] = sigmoid(flat[i])

@@ -19,11 +19,13 @@ _ZERO = np.float32(0)
 _ONE = np.float32(1)
 _WIDTH = 32 if WIDE else 16  # columns of the largest tile
 _MIDDLE = _WIDTH // 2
-# Tiles with the same number of columns: for many rows, for half as many, and for single rows.
-_TALL, _HALF, _FLAT = (tile(rows, _WIDTH) for rows in (ROWS, ROWS // 2, 1))
-_TALL_MIDDLE, _HALF_MIDDLE, _FLAT_MIDDLE = (tile(rows, _MIDDLE) for rows in (ROWS, ROWS // 2, 1))
-_TALL_8, _HALF_8, _FLAT_8 = (tile(rows, 8) for rows in (ROWS, ROWS // 2, 1))
-_TALL_1, _HALF_1, _FLAT_1 = (tile(rows, 1) for rows in (ROWS, ROWS // 2, 1))
+_LOW = 4  # rows of the second tile
+_POOR = (8, 9)  # of so many rows, a tile of six leaves more single rows over than two of four
+# Tiles with the same number of columns: for many rows, for four, and for single rows.
+_TALL, _HALF, _FLAT = (tile(rows, _WIDTH) for rows in (ROWS, _LOW, 1))
+_TALL_MIDDLE, _HALF_MIDDLE, _FLAT_MIDDLE = (tile(rows, _MIDDLE) for rows in (ROWS, _LOW, 1))
+_TALL_8, _HALF_8, _FLAT_8 = (tile(rows, 8) for rows in (ROWS, _LOW, 1))
+_TALL_1, _HALF_1, _FLAT_1 = (tile(rows, 1) for rows in (ROWS, _LOW, 1))
 
 
 @njit(**FAST)
@@ -179,12 +181,14 @@ def _add_columns(at, tall, half, flat):
         left = rows - row
         of_a = a + 4 * row * a_row
         of_out = out + 4 * row * out_row
-        height = ROWS if left >= ROWS else (ROWS // 2 if left >= ROWS // 2 else 1)
-        if height == ROWS:
+        if left >= ROWS and (ROWS == 2 * _LOW or left not in _POOR):
+            height = ROWS
             tall(alpha, inner, of_a, a_row, a_column, b, b_row, of_out, out_row)
-        elif height == ROWS // 2:
+        elif left >= _LOW:
+            height = _LOW
             half(alpha, inner, of_a, a_row, a_column, b, b_row, of_out, out_row)
         else:
+            height = 1
             flat(alpha, inner, of_a, a_row, a_column, b, b_row, of_out, out_row)
         row += height
 

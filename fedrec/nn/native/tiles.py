@@ -20,7 +20,7 @@ _INT = ir.IntType(64)
 
 WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
 """Whether vectors have 16 numbers and there are 32 of them; otherwise 8 and 16."""
-ROWS = 8 if WIDE else 4
+ROWS = 8 if WIDE else 6
 """Rows of the largest tile, whose numbers and one row of the second factor fill the registers."""
 BLOCK = 8
 """Rows and columns of the blocks that are transposed at once."""

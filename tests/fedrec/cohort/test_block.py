@@ -10,12 +10,23 @@ from fedrec.cohort.block import Block, _numbered
 
 
 @pytest.mark.parametrize("catalogue", [1, 50, 5_000_000])
-@pytest.mark.parametrize("count", [0, 1, 40])
-def test_items_are_numbered_as_numpy_does(catalogue, count):
-    """In small catalogues, and in catalogues that are large compared with a client's items."""
-    items = np.random.default_rng(count).integers(catalogue, size=count)
-    for found, wanted in zip(_numbered(items), np.unique(items, return_inverse=True), strict=True):
-        assert np.array_equal(found, wanted)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_items_are_numbered_as_numpy_does(catalogue, order):
+    """Of clients with no, one and several steps, with padding anywhere."""
+    random = np.random.default_rng(catalogue)
+    steps = np.array([3, 0, 1, 5, 2])
+    references = random.integers(catalogue, size=(steps.sum(), 12))
+    real = random.random(references.shape) < 0.7
+    real[-2:] = False  # the last client has padding alone
+    table, counts, places = _numbered(references.copy(order), real.copy(order), steps)
+    ends = steps.cumsum()
+    for client, (start, end) in enumerate(zip(ends - steps, ends, strict=True)):
+        own = references[start:end][real[start:end]]
+        wanted, number = np.unique(own, return_inverse=True)
+        assert np.array_equal(table[client, : counts[client]], wanted)
+        assert not table[client, counts[client] :].any()
+        assert np.array_equal(places[start:end][real[start:end]], number)
+    assert not places[~real].any()
 
 
 def test_weights_are_one_over_the_size_of_a_batch_and_begins_are_steps():
