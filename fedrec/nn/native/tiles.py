@@ -67,7 +67,6 @@ def tile(rows: int, width: int) -> Any:
     numbers from row to row.
     """
 
-    @intrinsic
     def add_tile(typing, alpha, inner, a, a_row, a_column, b, b_row, out, out_row):
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             alpha, inner, a, a_row, a_column, b, b_row, out, out_row = arguments
@@ -104,7 +103,10 @@ def tile(rows: int, width: int) -> Any:
 
         return types.void(alpha, inner, a, a_row, a_column, b, b_row, out, out_row), generate
 
-    return add_tile
+    # A compiled function is known by the names of its arguments' types, and code from one process's
+    # cache and another's is linked by these: tiles of one name would be taken for each other.
+    add_tile.__name__ = f"add_tile_{rows}_{width}"
+    return intrinsic(add_tile)
 
 
 @intrinsic

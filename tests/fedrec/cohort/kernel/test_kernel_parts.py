@@ -10,6 +10,7 @@ from numba import njit
 from fedrec.nn.native import activations, products
 from fedrec.nn.native.memory import aligned
 from fedrec.nn.native.products import transpose
+from fedrec.nn.native.tiles import tile
 from fedrec.nn.update_sums import add_dense, add_rows, powers
 from fedrec.runtime.compilation import compiled
 
@@ -65,6 +66,13 @@ def test_products_of_parts_of_matrices_are_those_of_numpy(size):
     wanted[:, 3:] -= 0.5 * a[:, 1:].T.astype(float) @ b[:, 2:-1].astype(float)
     add_columns(a, b, out)
     np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_tiles_have_names_of_their_own():
+    """Functions of two processes' caches are one to the linker if the types of their arguments have
+    the same names."""
+    made = [tile(rows, width) for rows in (1, 4) for width in (1, 8)]
+    assert len({repr(one) for one in made}) == len(made)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (8, 8), (24, 16), (5, 30), (33, 70)], ids=str)
