@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from scipy import sparse
 
-from fedrec.graphs.native import add_products, weighted_sums
+from fedrec.graphs.native import add_products, pick_rows, weighted_sums
 from fedrec.protocol.client_arrays import ItemRequests
 
 
@@ -38,29 +39,29 @@ class Changes:
     def changed(self) -> tuple[np.ndarray, np.ndarray]:
         """The items that somebody changed, `int64 [m]`, ascending, and where the rows of each
         begin, `int64 [m + 1]`."""
-        items, starts = np.unique(self.items, return_index=True)
-        return items, np.append(starts, len(self.items))
+        return _starts(self.items)
 
-    def products(self, places: np.ndarray) -> np.ndarray:
-        """Inner products `float64 [places, users]` of some users' changes with everybody's.
+    def products(self, places: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """Inner products `float64 [places + 1, users]` of some users' changes, and of the shared
+        table, with everybody's changes.
 
         Args:
             places: `int64 [places]`, places in `clients`, distinct.
+            start: the shared table `[items, d]`.
         """
-        found = np.zeros((len(places), len(self.clients)))
+        items, starts = self.changed
+        found = np.zeros((len(places) + 1, len(self.clients)))
         row = np.full(len(self.clients), -1)
         row[places] = np.arange(len(places))
-        add_products(self.changed[1], self.users, self.values, row, found)
+        shared = start[items].astype(np.float32, copy=False)
+        add_products(starts, self.users, self.values, row, shared, found)
         return found
 
     @cached_property
     def squares(self) -> np.ndarray:
         """Squared norms of the changes, `float64 [users]`."""
-        return self._per_user(np.einsum("nd,nd->n", self.values, self.values))
-
-    def along(self, start: np.ndarray) -> np.ndarray:
-        """Inner products `float64 [users]` of the changes with the shared table `[items, d]`."""
-        return self._per_user(np.einsum("nd,nd->n", self.values, start[self.items]))
+        squares = np.einsum("nd,nd->n", self.values, self.values)
+        return np.bincount(self.users, squares, minlength=len(self.clients))
 
     def similarities(self, places: np.ndarray, start: np.ndarray) -> np.ndarray:
         """Cosines `float64 [places, users]` between tables; 0 with one that is zero.
@@ -70,15 +71,15 @@ class Changes:
             start: the shared table `[items, d]`.
         """
         shared = np.square(start, dtype=np.float64).sum()
-        along = self.along(start)
-        found = self.products(places)
-        found += shared + along[places, None] + along
+        products = self.products(places, start)
+        along = products[-1]
+        found = products[:-1] + (shared + along[places, None] + along)
         squares = np.maximum(shared + 2 * along + self.squares, 0)
         norms = np.maximum(np.sqrt(squares), 1e-12)
         return found / norms[places, None] / norms
 
     def mean(self, weights: np.ndarray, items: int) -> np.ndarray:
-        """Sum of the changes by the weights `[users]` of their users, `float64 [items, d]`."""
+        """Sum of the changes by the weights `[users]` of their users, `float32 [items, d]`."""
         return self._sums(np.arange(items), np.zeros(items, np.int64), weights[None])
 
     def means_of_rows(self, weights: np.ndarray, requests: ItemRequests) -> np.ndarray:
@@ -94,22 +95,25 @@ class Changes:
         asking = np.repeat(np.arange(len(requests.clients)), np.diff(requests.offsets))
         order = np.argsort(requests.items, kind="stable")
         found = np.empty((len(order), self.values.shape[1]), dtype=np.float32)
-        weights = weights.astype(np.float32)
         found[order] = self._sums(requests.items[order], asking[order], weights)
         return found
 
     def _sums(self, wanted: np.ndarray, asking: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Sums of the changes of items `int64 [n]`, ascending, by the weights `[askers, users]` of
-        whoever asks for each, `int64 [n]`; `[n, d]` of the weights' type."""
-        items, starts = self.changed
-        begins = starts[np.searchsorted(items, wanted)]
-        ends = starts[np.searchsorted(items, wanted, side="right")]  # the same for others' items
-        found = np.zeros((len(wanted), self.values.shape[1]), dtype=weights.dtype)
-        weighted_sums(begins, ends, self.users, self.values, asking, weights, found)
+        whoever asks for each, `int64 [n]`; `float32 [n, d]`."""
+        items, asked = _starts(wanted)
+        begins, ends = (np.searchsorted(self.items, items, side) for side in ("left", "right"))
+        found = np.zeros((len(wanted), self.values.shape[1]), dtype=np.float32)
+        weights = weights.astype(np.float32)
+        weighted_sums(begins, ends, self.users, self.values, asked, asking, weights, found)
         return found
 
-    def _per_user(self, values: np.ndarray) -> np.ndarray:
-        return np.bincount(self.users, values, minlength=len(self.clients))
+
+def _starts(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct ones of ascending items `int64 [n]`, and where each begins, with the end: `int64
+    [m]` and `[m + 1]`."""
+    found, starts = np.unique(items, return_index=True)
+    return found, np.append(starts, len(items))
 
 
 def edges(similar: np.ndarray, neighbours: int) -> np.ndarray:
@@ -137,59 +141,80 @@ class Uploads:
 
     Args:
         limit: number of clients to remember, the most recent ones; None: all.
+
+    Attributes:
+        changes: all that is remembered; None for nothing.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self._rows: dict[int, np.ndarray] = {}
-        self._changes: dict[int, np.ndarray] = {}
-        self._together: Changes | None = None
+        self.changes: Changes | None = None
+        self._order = np.empty(0, dtype=np.int64)  # the clients, those heard last at the end
 
-    def remember(self, client: int, rows: np.ndarray, change: np.ndarray) -> None:
-        """Replace the change of one client by `float32 [n, d]` of the distinct rows `int64 [n]`."""
-        self._together = None
-        for memory in (self._rows, self._changes):
-            memory.pop(client, None)
-        self._rows[client] = rows
-        self._changes[client] = change
-        if self.limit is not None and len(self._rows) > self.limit:
-            oldest = next(iter(self._rows))
-            del self._rows[oldest], self._changes[oldest]
+    def remember(self, requests: ItemRequests, values: np.ndarray) -> None:
+        """Replace the changes of some clients.
 
-    def changes(self) -> Changes | None:
-        """All that is remembered; None for nothing."""
-        if self._together is None and self._rows:
-            clients = sorted(self._rows)
-            items = np.concatenate([self._rows[client] for client in clients])
-            users = np.repeat(np.arange(len(clients)), [len(self._rows[c]) for c in clients])
-            order = np.argsort(items, kind="stable")
-            values = np.concatenate([self._changes[client] for client in clients])[order]
-            ids = np.array(clients, dtype=np.int64)
-            self._together = Changes(ids, users[order], items[order], values)
-        return self._together
+        Args:
+            requests: the clients in the order of their uploads, and the distinct items of each.
+            values: `float32 [P, d]`, the changes of these items' rows.
+        """
+        before = self._order[~np.isin(self._order, requests.clients)]
+        order = np.concatenate([before, requests.clients])
+        order = order if self.limit is None else order[-self.limit :]
+        new = np.flatnonzero(np.isin(requests.clients, order))
+        rows = requests.rows_of(new)
+        old = self.changes
+        if old is None:
+            old = Changes(*[np.empty(0, dtype=np.int64)] * 3, values[:0])
+        kept = np.isin(old.clients, np.intersect1d(before, order))
+        self._order = order
+        self.changes = _merged(old, kept, requests.take(new), values, rows)
 
     def state(self) -> dict[str, np.ndarray]:
         """The state as named arrays, in the order of the uploads."""
-        if not self._rows:
+        if self.changes is None:
             return {}
-        counts = [len(rows) for rows in self._rows.values()]
+        changes = self.changes
+        ranks = np.argsort(self._order)[changes.users]  # whose each row is, in that order
+        shape = len(self._order), changes.items.max(initial=-1) + 1
+        rows = sparse.csr_array((np.arange(len(ranks)), (ranks, changes.items)), shape).data
         return {
-            "clients": np.array(list(self._rows), dtype=np.int64),
-            "counts": np.array(counts, dtype=np.int64),
-            "rows": np.concatenate(list(self._rows.values())),
-            "changes": np.concatenate(list(self._changes.values())),
+            "clients": self._order,
+            "counts": np.bincount(ranks, minlength=len(self._order)),
+            "rows": changes.items[rows],
+            "changes": _picked(changes.values, changes.values[:0], rows),
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore what `state` returned."""
-        self._rows = {}
-        self._changes = {}
-        self._together = None
-        if "clients" not in state:
-            return
-        ends = np.cumsum(state["counts"])[:-1]
-        rows = np.split(state["rows"], ends)
-        changes = np.split(state["changes"], ends)
-        for client, own, change in zip(state["clients"].tolist(), rows, changes, strict=True):
-            self._rows[client] = own
-            self._changes[client] = change
+        self.changes = None
+        self._order = self._order[:0]
+        if "clients" in state:
+            offsets = np.concatenate([[0], np.cumsum(state["counts"])])
+            requests = ItemRequests(state["clients"], offsets, state["rows"])
+            self.remember(requests, state["changes"])
+
+
+def _merged(
+    old: Changes, kept: np.ndarray, requests: ItemRequests, values: np.ndarray, rows: np.ndarray
+) -> Changes:
+    """Changes of some clients from before, `bool [clients]`, and of new ones, which are the given
+    rows of `float32 [P, d]`."""
+    clients = np.sort(np.concatenate([old.clients[kept], requests.clients]))
+    remain = np.flatnonzero(kept[old.users])
+    before = np.searchsorted(clients, old.clients)[old.users[remain]]
+    new = np.searchsorted(clients, requests.clients).repeat(np.diff(requests.offsets))
+    users = np.concatenate([before, new])
+    items = np.concatenate([old.items[remain], requests.items])
+    # fast, as those from before are in this order already
+    order = np.argsort(items * len(clients) + users, kind="stable")
+    places = np.concatenate([remain, len(old.values) + rows])[order]
+    found = _picked(old.values, values, places)
+    return Changes(clients, users[order], items[order], found)
+
+
+def _picked(first: np.ndarray, second: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Rows `[n, d]` of two tables end to end."""
+    found = np.empty((len(places), second.shape[1]), dtype=np.float32)
+    pick_rows(first, second, places, found)
+    return found

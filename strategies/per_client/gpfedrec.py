@@ -97,19 +97,16 @@ class GpfedrecStrategy(PerClientStrategy):
             return theta
         clients = aggregate.each.clients
         updates = aggregate.each.updates
-        for place, client in enumerate(clients.tolist()):
-            own = slice(*updates.requests.offsets[place : place + 2])
-            rows = updates.requests.items[own].copy()
-            self._uploads.remember(client, rows, updates.rows[ITEMS][own])
+        self._uploads.remember(updates.requests, updates.rows[ITEMS])
         return self._moved({ITEMS: -self._mean_guidance(clients)}, aggregate.round)
 
     def _mean_guidance(self, clients: np.ndarray) -> np.ndarray:
         """Mean over some clients of what their guidance differs from the shared embeddings,
-        `float64 [items, d]`; those that are not remembered any more do not count."""
-        changes = self._uploads.changes()
+        `float32 [items, d]`; those that are not remembered any more do not count."""
+        changes = self._uploads.changes
         items = self._theta[ITEMS]
         if changes is None:
-            return np.zeros(items.shape)
+            return np.zeros(items.shape, dtype=np.float32)
         known = np.intersect1d(changes.clients, clients)
         return changes.mean(self._weights(changes, known).mean(axis=0), len(items))
 
@@ -134,7 +131,7 @@ class GpfedrecStrategy(PerClientStrategy):
         is not remembered."""
         rows = np.asarray(self._theta[ITEMS])[requests.items].astype(np.float32)
         guide = rows.copy()
-        changes = self._uploads.changes()
+        changes = self._uploads.changes
         known = requests.clients[:0] if changes is None else changes.clients
         places = np.flatnonzero(np.isin(requests.clients, known))
         if changes is not None and len(places):

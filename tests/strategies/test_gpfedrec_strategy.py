@@ -2,6 +2,7 @@
 """GPFedRec's server: the graph of four users by hand and against torch_geometric, its state, and
 refusals."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,12 @@ def uploads(changes):
     """What is kept of clients 0, 1, ...: a table each, of which rows of zeros were not sent."""
     kept = Uploads(None)
     for client in reversed(range(len(changes))):
-        rows = np.flatnonzero(changes[client].any(axis=1))
-        kept.remember(client, rows, changes[client][rows])
+        remember(kept, client, np.flatnonzero(changes[client].any(axis=1)), changes[client])
     return kept
+
+
+def remember(kept, client, rows, table):
+    kept.remember(ItemRequests.of(np.array([client]), [rows]), table[rows])
 
 
 def cosines(tables):
@@ -61,7 +65,7 @@ def cosines(tables):
 
 def test_four_users_by_hand():
     """Two neighbours each: itself and the nearest."""
-    changes = uploads(TABLES[:, :, None]).changes()
+    changes = uploads(TABLES[:, :, None]).changes
     assert changes is not None
     found = changes.similarities(np.arange(4), np.zeros((2, 1)))
     np.testing.assert_allclose(found, COSINES, atol=1e-6)
@@ -76,7 +80,7 @@ def test_cosines_and_means_are_those_of_whole_tables():
     start = random.normal(size=(7, 3)).astype(np.float32)
     moved = random.normal(size=(6, 7, 3)).astype(np.float32)
     moved[random.random((6, 7)) < 0.6] = 0
-    changes = uploads(moved).changes()
+    changes = uploads(moved).changes
     assert changes is not None
     tables, some = (start + moved).reshape(6, -1).astype(np.float64), np.array([4, 1, 3])
     np.testing.assert_allclose(changes.similarities(some, start), cosines(tables)[some], rtol=1e-5)
@@ -150,17 +154,90 @@ def test_the_shared_embeddings_move_along_the_mean_guidance(identity):
 def test_uploads_are_kept_by_who_was_heard_last_and_survive_a_checkpoint():
     kept = Uploads(2)
     for client in (4, 9, 4, 1):
-        kept.remember(client, np.array([1]), np.full((1, 2), client, dtype=np.float32))
+        remember(kept, client, np.array([1]), np.full((2, 2), client, dtype=np.float32))
     again = Uploads(2)
     again.restore(kept.state())
-    changes = again.changes()
+    changes = again.changes
     assert changes is not None and changes.clients.tolist() == [1, 4]
     np.testing.assert_array_equal(changes.values, [[1, 1], [4, 4]])
-    again.remember(7, np.array([0]), np.zeros((1, 2), dtype=np.float32))
-    changes = again.changes()
+    remember(again, 7, np.array([0]), np.zeros((1, 2), dtype=np.float32))
+    changes = again.changes
     assert changes is not None and changes.clients.tolist() == [1, 7]
     again.restore({})
-    assert again.changes() is None
+    assert again.changes is None
+
+
+@dataclass
+class Tables:
+    """What `Uploads` keeps, as whole tables `[items, d]` in float64."""
+
+    limit: int | None
+    kept: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def remember(self, requests, values, items):
+        ends = requests.offsets[1:-1]
+        pairs = zip(np.split(requests.items, ends), np.split(values, ends), strict=True)
+        for client, (rows, change) in zip(requests.clients.tolist(), pairs, strict=True):
+            self.kept.pop(client, None)
+            self.kept[client] = np.zeros((items, values.shape[1]))
+            self.kept[client][rows] = change
+            if self.limit is not None and len(self.kept) > self.limit:
+                del self.kept[next(iter(self.kept))]
+
+    def ordered(self):
+        return np.array([self.kept[client] for client in sorted(self.kept)])
+
+
+def drawn(random, clients, items, width):
+    """Requests of some of the clients, and changes: some of nothing, some zero, some the same."""
+    chosen = np.flatnonzero(random.random(clients) < random.random())
+    if not len(chosen):
+        chosen = np.array([random.integers(clients)])
+    popular = random.random(items) < random.random()  # nobody changes the others
+    shares = random.choice([0.0, 0.3, 0.9, 1.0], size=len(chosen))
+    lists = [np.flatnonzero(popular & (random.random(items) < share)) for share in shares]
+    requests = ItemRequests.of(chosen, lists)
+    values = random.normal(size=(len(requests.items), width)).astype(np.float32)
+    values *= random.choice([0.0, 1.0], p=[0.1, 0.9], size=(len(values), 1)).astype(np.float32)
+    if random.random() < 0.2:
+        values[:] = values[:1]
+    return requests, values
+
+
+def check_a_random_history(seed):
+    """Uploads of a few rounds, and all that the server computes from them, against whole tables."""
+    random = np.random.default_rng(seed)
+    clients, items, width = (int(random.integers(1, most)) for most in (40, 30, 12))
+    limit = int(random.integers(1, clients + 1)) if random.random() < 0.5 else None
+    kept, tables = Uploads(limit), Tables(limit)
+    for _ in range(random.integers(1, 5)):
+        requests, values = drawn(random, clients, items, width)
+        kept.remember(requests, values)
+        tables.remember(requests, values, items)
+        if random.random() < 0.3:
+            state = kept.state()
+            kept = Uploads(limit)
+            kept.restore(state)
+            assert all(np.array_equal(one, state[name]) for name, one in kept.state().items())
+    assert kept.state()["clients"].tolist() == list(tables.kept)
+    changes, wanted = kept.changes, tables.ordered()
+    assert changes is not None and changes.clients.tolist() == sorted(tables.kept)
+    start = random.normal(size=(items, width)).astype(np.float32)
+    some = random.permutation(len(wanted))[: random.integers(1, len(wanted) + 1)]
+    similar = cosines((start + wanted).reshape(len(wanted), -1))[some]
+    np.testing.assert_allclose(changes.similarities(some, start), similar, rtol=1e-4, atol=1e-5)
+    weights = random.random((len(some), len(wanted))) * (random.random(len(wanted)) < 0.7)
+    means = np.einsum("au,uid->aid", weights, wanted)
+    np.testing.assert_allclose(changes.mean(weights[0], items), means[0], rtol=1e-4, atol=1e-4)
+    lists = [np.flatnonzero(random.random(items) < random.random()) for _ in some]
+    found = changes.means_of_rows(weights, ItemRequests.of(np.arange(len(some)), lists))
+    rows = np.concatenate([own[rows] for own, rows in zip(means, lists, strict=True)])
+    np.testing.assert_allclose(found, rows, rtol=1e-4, atol=1e-4)
+
+
+def test_random_histories_are_those_of_whole_tables():
+    for seed in range(100):
+        check_a_random_history(seed)
 
 
 def test_no_plan_of_privacy_covers_it(run_tiny):
@@ -183,7 +260,7 @@ def test_it_works_with_its_own_step_and_without_fine_tuning_alone(run_tiny, wron
 
 
 def test_users_who_changed_nothing_are_like_the_shared_table():
-    changes = uploads(np.zeros((2, 3, 2), dtype=np.float32)).changes()
+    changes = uploads(np.zeros((2, 3, 2), dtype=np.float32)).changes
     assert changes is not None
     start = np.ones((3, 2), dtype=np.float32)
     np.testing.assert_allclose(changes.similarities(np.array([1]), start), [[1.0, 1.0]])
