@@ -53,7 +53,8 @@ class State:
     Attributes:
         round: the last complete round; 0 before the first.
         parameters: the global parameters.
-        strategy: arrays and numbers of the strategy's state.
+        strategy: arrays and numbers of the strategy's state; empty after a round without a
+            checkpoint.
         rounds: one row of metrics per round so far.
         timings: one row of seconds per round so far.
     """

@@ -94,6 +94,7 @@ class Loop:
         state, stop = self._remaining(state)
         if stop or state.round < self.experiment.rounds:
             refuse_non_finite(state.parameters, state.round, self.strategy)
+            state = dataclasses.replace(state, strategy=self._memory())
             self.checkpoints.save(state)  # the last round, whatever checkpoint.every says
         result = conclude(
             self.run,
@@ -210,11 +211,18 @@ class Loop:
             "train": trained - started,
             "evaluate": ended - trained,
         }
-        memory = {name: np.copy(array) for name, array in strategy_state(self.strategy).items()}
         for one in self.extensions:
             row |= one.columns()
-            memory |= {f"{one.name}:{name}": array for name, array in one.memory().items()}
+        memory = self._memory() if self._due(number) else {}
         return State(number, parameters, memory, [*state.rounds, row], [*state.timings, timing])
+
+    def _memory(self) -> dict[str, np.ndarray]:
+        """The state of the strategy, copied, as the next round may change it in place, and that of
+        the extensions."""
+        memory = {name: np.copy(array) for name, array in strategy_state(self.strategy).items()}
+        for one in self.extensions:
+            memory |= {f"{one.name}:{name}": array for name, array in one.memory().items()}
+        return memory
 
     def _train(self, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, dict[str, Any]]:
         # Flower's own strategies draw nodes from Python's global generator: this makes them a
