@@ -10,6 +10,7 @@ from clients.local.examples import labelled
 from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.data.client_data import ClientData
+from fedrec.runtime.grouping import distinct
 
 
 class ShuffledConfig(StepConfig):
@@ -43,7 +44,7 @@ class ShuffledStep(Step):
         """The items of a client's batches: all epochs have the same."""
         if not self.config.epochs:
             return np.empty(0, dtype=np.int64)
-        return np.unique(self._examples(data, random)[0])
+        return distinct(self._examples(data, random)[0])
 
     def _examples(
         self, data: ClientData, random: np.random.Generator

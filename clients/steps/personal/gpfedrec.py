@@ -119,7 +119,7 @@ class GpfedrecStep(ShuffledStep):
         values, means = descend(start, guide, block)
         found = {name: value - given[name] for name, value in values.items()}
         active = counts > 0  # clients without examples keep their values
-        found[OWN] = given[OWN].neg().mul_(active.view(-1, 1, 1))
+        found[OWN] = given[OWN] * -active.view(-1, 1, 1).to(given[OWN])
         clients = torch.arange(len(block), device=self.device)[:, None] * found[OWN].shape[1]
         places = (torch.where(real.squeeze(-1), block.touched, 0) + clients).flatten()
         moved = (found[ITEMS] * real).flatten(0, 1)
