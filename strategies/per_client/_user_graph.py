@@ -157,15 +157,21 @@ class Uploads:
         Args:
             requests: the clients in the order of their uploads, and the distinct items of each.
             values: `float32 [P, d]`, the changes of these items' rows.
+
+        Raises:
+            ValueError: native code would read beyond the end of an array.
         """
+        old = self.changes
+        if old is None:
+            old = Changes(*[np.empty(0, dtype=np.int64)] * 3, values[:0])
+        shape = len(requests.items), old.values.shape[1]
+        if values.shape != shape:
+            raise ValueError(f"Expected changes of shape {shape}, got {values.shape}.")
         before = self._order[~np.isin(self._order, requests.clients)]
         order = np.concatenate([before, requests.clients])
         order = order if self.limit is None else order[-self.limit :]
         new = np.flatnonzero(np.isin(requests.clients, order))
         rows = requests.rows_of(new)
-        old = self.changes
-        if old is None:
-            old = Changes(*[np.empty(0, dtype=np.int64)] * 3, values[:0])
         kept = np.isin(old.clients, np.intersect1d(before, order))
         self._order = order
         self.changes = _merged(old, kept, requests.take(new), values, rows)
