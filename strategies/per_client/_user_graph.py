@@ -163,7 +163,8 @@ class Uploads:
         """
         old = self.changes
         if old is None:
-            old = Changes(*[np.empty(0, dtype=np.int64)] * 3, values[:0])
+            nothing = np.empty(0, dtype=np.int64)
+            old = Changes(nothing, nothing, nothing, values[:0])
         shape = len(requests.items), old.values.shape[1]
         if values.shape != shape:
             raise ValueError(f"Expected changes of shape {shape}, got {values.shape}.")
@@ -183,7 +184,8 @@ class Uploads:
         changes = self.changes
         ranks = np.argsort(self._order)[changes.users]  # whose each row is, in that order
         shape = len(self._order), changes.items.max(initial=-1) + 1
-        rows = sparse.csr_array((np.arange(len(ranks)), (ranks, changes.items)), shape).data
+        by_rank = sparse.csr_array((np.arange(len(ranks)), (ranks, changes.items)), shape)
+        rows = np.asarray(by_rank.data, dtype=np.int64)
         return {
             "clients": self._order,
             "counts": np.bincount(ranks, minlength=len(self._order)),
