@@ -36,13 +36,15 @@ from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
 from simulations.engines.object_store import ObjectStore
 from simulations.engines.placement import Placement
 from simulations.engines.ray_alone import alone, has_token
+from simulations.engines.ray_processes import few_processes
 from simulations.engines.serial import SerialGrid
 from simulations.engines.shared_population import SharedPopulation, share, shared_bytes
 from simulations.telemetry import disable_telemetry
 
 log = logging.getLogger("fedrec")
 _INLINE = 2**16  # bytes; smaller arrays are sent with the call
-_STARTS = 2  # of a local Ray, whose processes may start slowly on a busy machine
+# of a local Ray, whose processes may start slowly on a busy machine: with few of them, then all
+_STARTS = (True, False)
 # GiB for parameters in flight; by default Ray takes 30 % of the memory
 _OBJECT_STORE_BYTES = 256 * 2**20
 
@@ -300,9 +302,10 @@ def connect(address: str | None, nodes: int, data_bytes: int) -> None:
     }
     trouble = ""
     ours = not ray.is_initialized()
-    for _ in range(1 if address else _STARTS):
+    for few in (False,) if address else _STARTS:
         try:
-            ray.init(**({"address": address} if address else local), **quiet)
+            with few_processes() if few else nullcontext():
+                ray.init(**({"address": address} if address else local), **quiet)
         except Exception as error:
             trouble = f"{type(error).__name__}: {error}"
             if ours:

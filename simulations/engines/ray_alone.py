@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Restricts a local Ray to its user: it listens on loopback, and its processes authenticate by a
-token.
+token. It collects no metrics.
 
 By default Ray listens on all interfaces without authentication: anyone who reaches its port can run
 code as the user who started it. The token is only in the environment of Ray's processes, which
@@ -22,6 +22,7 @@ from typing import Any
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _MODE = "RAY_AUTH_MODE"
 _TOKEN = "RAY_AUTH_TOKEN"
+_METRICS = "RAY_enable_metrics_collection"
 _TOKEN_BYTES = 32
 
 
@@ -39,6 +40,7 @@ def settings_of_a_local_ray() -> dict[str, str]:
         _LOOPBACK: "0",
         _MODE: "token",
         _TOKEN: _token(),
+        _METRICS: "0",  # which it would offer at a port
     }
 
 
@@ -48,15 +50,16 @@ def alone() -> Iterator[None]:
     are kept."""
     before = dict(os.environ)
     given = _MODE in before or _TOKEN in before
-    for name, value in settings_of_a_local_ray().items():
-        if not given or name == _LOOPBACK:
+    settings = settings_of_a_local_ray()
+    for name, value in settings.items():
+        if not given or name not in (_MODE, _TOKEN):
             os.environ.setdefault(name, value)
     _authentication_is_read_again()
     try:
         with _seen_by_ray():
             yield
     finally:
-        for name in (_LOOPBACK, _MODE, _TOKEN):
+        for name in settings:
             os.environ.pop(name, None)
             if name in before:
                 os.environ[name] = before[name]
