@@ -16,7 +16,6 @@ from torch import Tensor
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
 from fedrec.device import summed_on_processor
-from fedrec.factors.outer_products import add_outer_products
 from fedrec.protocol.compact import bytes_of_triangle
 from fedrec.protocol.sparse_update import SparseAccumulator
 from fedrec.runtime.grouping import distinct
@@ -71,6 +70,8 @@ class VectorUpdates(Outcome):
             return
         with summed_on_processor(totals[self.name]) as total:
             if self.outer:
+                from fedrec.factors.outer_products import add_outer_products  # imports Numba
+
                 vectors = (self.offsets, self.rows, self.values)
                 add_outer_products(total.numpy(), *vectors, shares.numpy(force=True))
             else:

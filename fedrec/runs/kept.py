@@ -25,7 +25,7 @@ import fedrec
 from fedrec.errors import RunError
 from fedrec.runs.environment import environment
 from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.compilation import cache_folder
+from fedrec.runtime.compiled_code import cache_folder
 from fedrec.runtime.content_digest import content_digest, source_digest
 
 LARGEST = 2**29

@@ -30,7 +30,7 @@ def announce_paths(roster: Roster, tell: Callable[[str], None]) -> None:
 
 
 def _compile_kernel(tell: Callable[[str], None]) -> None:
-    from fedrec.runtime.compilation import is_compiled
+    from fedrec.runtime.compiled_code import is_compiled
 
     if not is_compiled():
         from fedrec.cohort.kernel.warm_up import compile_kernel
@@ -41,7 +41,7 @@ def _compile_kernel(tell: Callable[[str], None]) -> None:
 
 def _compile_losses(tell: Callable[[str], None]) -> None:
     from fedrec.models import sequential
-    from fedrec.runtime.compilation import is_compiled
+    from fedrec.runtime.compiled_code import is_compiled
 
     if not is_compiled(Path(*sequential.__path__)):
         from fedrec.models.sequential._native import compile_losses

@@ -16,7 +16,7 @@ from fedrec.cohort.sgd import SgdSettings
 from fedrec.nn.declaration import ItemFeature, KernelModel, Layer
 from fedrec.nn.update_sums import add_dense
 from fedrec.protocol.sparse_update import SparseAccumulator
-from fedrec.runtime.compilation import cache_folder
+from fedrec.runtime.compiled_code import cache_folder
 
 
 def compile_kernel() -> None:

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 
 from fedrec.config import did_you_mean
-from fedrec.data.files.plain_numbers import all_plain
 from fedrec.errors import DataError
 
 Types: TypeAlias = Mapping[str, type | None]
@@ -296,6 +295,8 @@ def _plain_ids(path: Path, layout: TableLayout, names: list[str]) -> bool:
     """Whether numbers are as good as the texts of all columns of ids."""
     if not layout.ids or not layout.separator.isascii() or not path.stat().st_size:
         return False
+    from fedrec.data.files.plain_numbers import all_plain  # imports Numba
+
     header = layout.names == "first line"
     places = [names.index(name) for name in layout.ids]
     return all_plain(path, layout.separator, places, header=header, quoted=layout.quoted)

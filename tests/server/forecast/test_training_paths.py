@@ -22,7 +22,7 @@ from server.forecast.training_paths import announce_paths
 @pytest.mark.parametrize("cached", [False, True])
 def test_what_nodes_need_is_compiled_once(monkeypatch, paths, kernel, losses, cached):
     called = []
-    monkeypatch.setattr("fedrec.runtime.compilation.is_compiled", lambda *_: cached)
+    monkeypatch.setattr("fedrec.runtime.compiled_code.is_compiled", lambda *_: cached)
     monkeypatch.setattr(
         "fedrec.cohort.kernel.warm_up.compile_kernel", lambda: called.append("kernel")
     )

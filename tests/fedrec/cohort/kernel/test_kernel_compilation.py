@@ -12,7 +12,7 @@ import pytest
 
 import fedrec.cohort.kernel as kernel
 from fedrec.neighbours import NEIGHBOURS
-from fedrec.runtime import compilation
+from fedrec.runtime import compiled_code
 
 ADDITION = """
 import numpy as np
@@ -83,16 +83,16 @@ def test_code_that_others_can_replace_is_not_executed(tmp_path, caplog, base, fo
     (tmp_path / "cache" / "kernel-0").mkdir(parents=True)
     (tmp_path / "cache" / "kernel-0").chmod(folder)
     (tmp_path / "cache").chmod(base)
-    assert compilation._usable(tmp_path / "cache" / "kernel-0") is usable
+    assert compiled_code.usable(tmp_path / "cache" / "kernel-0") is usable
     assert ("other users can write" in caplog.text) is not usable
 
 
 def test_the_folder_is_that_of_the_user(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDREC_CACHE", str(tmp_path))
-    assert compilation.cache_folder().parent == tmp_path and not compilation.is_compiled()
+    assert compiled_code.cache_folder().parent == tmp_path and not compiled_code.is_compiled()
     monkeypatch.delenv("FEDREC_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert compilation.cache_folder().parent == tmp_path / ".cache" / "fedrec"
+    assert compiled_code.cache_folder().parent == tmp_path / ".cache" / "fedrec"
 
 
 @pytest.mark.parametrize("name", ["CompileResultCacheImpl", "FunctionCache", "_CacheLocator"])
