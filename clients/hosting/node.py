@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.hosting.block_size import cut_blocks, largest_block
+from clients.hosting.block_size import block_memory, cut_blocks, largest_block
 from clients.hosting.malicious import malicious_workers
 from clients.hosting.paths import TrainingPath, training_path
 from clients.hosting.step_checks import check_plugin_model, refuse_unmatched
@@ -105,7 +105,7 @@ class Node:
     ) -> Iterator[list[int]]:
         """The blocks of clients that are trained at once, see `cut_blocks`: as many as fit into
         this node's memory, or its cache."""
-        memory = self.experiment.engine.memory_gib
+        memory = block_memory(self.device, one_by_one, self.experiment.engine.memory_gib)
         largest = largest_block(self.device, one_by_one)
         return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 

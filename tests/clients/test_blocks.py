@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from clients.evaluation import evaluate_clients
-from clients.hosting.block_size import cut_blocks
+from clients.hosting.block_size import block_memory, cut_blocks
 from clients.hosting.node import Node
 from clients.steps.sgd import Sgd
 from clients.training.blocks import train_in_blocks
@@ -237,6 +237,18 @@ def test_blocks_hold_clients_with_the_most_steps_first_and_everyone_once():
     assert blocks == [[1, 3], [5, 0], [2, 4]]
     tight = list(cut_blocks(batches, parameters, ["item.id"], memory_gib=1e-9, largest=None))
     assert tight == [[1], [3], [5], [0], [2], [4]]
+
+
+def test_compiled_code_on_a_processor_takes_few_clients_of_a_large_model():
+    cpu = torch.device("cpu")
+    batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 40
+    small = block_memory(cpu, True, 1.0)
+    for length, expected in ((2**17, 23), (2**20, 2), (2**24, 1)):
+        given = {"w": torch.zeros(length)}
+        blocks = cut_blocks(batches, given, [], memory_gib=small, largest=None)
+        assert len(next(blocks)) == expected
+    assert block_memory(cpu, True, 1e-3) == 1e-3
+    assert block_memory(cpu, False, 1.0) == block_memory(torch.device("cuda"), True, 1.0) == 1.0
 
 
 def test_a_gpu_takes_as_many_clients_at_once_as_its_memory_holds(load_tiny):
