@@ -42,11 +42,11 @@ import pandas as pd
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.environment import environment, installed_version
+from fedrec.runs.folder_lock import locked
 from fedrec.runs.incremental_csv import IncrementalCsv
 from fedrec.runs.result import Result
 from fedrec.runs.tables import USER, digests, read_table
 from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.folder_lock import locked
 from fedrec.runtime.new_folders import require_new_folder
 from fedrec.runtime.text_files import read_json
 

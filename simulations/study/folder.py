@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.errors import RunError
+from fedrec.runs.folder_lock import locked
 from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.folder_lock import locked
 from fedrec.runtime.new_folders import require_new_folder
 from fedrec.runtime.text_files import read_json
 
