@@ -24,6 +24,7 @@ from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
 from fedrec.privacy.adjacency import Contributions
+from fedrec.runtime.grouping import distinct
 
 _REPLACED = ("batches", "block", "train_block", "objective", "trained", "settings")
 """What `train_in_kernel` does, or reads, itself."""
@@ -119,7 +120,7 @@ class Step(ABC):
         """The items of one client's `batches` under the same random stream, `int64 [items]`,
         ascending; the server sends their rows to clients that start from generated parameters."""
         references, named = self.batches(data, random).references()
-        return np.unique(references[named])
+        return distinct(references[named])
 
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
         """Build a block from the data of some clients, see `Block.of`."""

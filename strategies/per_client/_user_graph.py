@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy import sparse
 
 from fedrec.graphs.native import add_products, pick_rows, weighted_sums
 from fedrec.protocol.client_arrays import ItemRequests
@@ -183,14 +182,12 @@ class Uploads:
             return {}
         changes = self.changes
         ranks = np.argsort(self._order)[changes.users]  # whose each row is, in that order
-        shape = len(self._order), changes.items.max(initial=-1) + 1
-        by_rank = sparse.csr_array((np.arange(len(ranks)), (ranks, changes.items)), shape)
-        rows = np.asarray(by_rank.data, dtype=np.int64)
+        rows = np.argsort(ranks, kind="stable")  # of each client by item, as they are here
         return {
             "clients": self._order,
             "counts": np.bincount(ranks, minlength=len(self._order)),
             "rows": changes.items[rows],
-            "changes": _picked(changes.values, changes.values[:0], rows),
+            "changes": changes.values[rows],
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
@@ -217,12 +214,6 @@ def _merged(
     # fast, as those from before are in this order already
     order = np.argsort(items * len(clients) + users, kind="stable")
     places = np.concatenate([remain, len(old.values) + rows])[order]
-    found = _picked(old.values, values, places)
+    found = np.empty((len(places), values.shape[1]), dtype=np.float32)
+    pick_rows(old.values, values, places, found)
     return Changes(clients, users[order], items[order], found)
-
-
-def _picked(first: np.ndarray, second: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Rows `[n, d]` of two tables end to end."""
-    found = np.empty((len(places), second.shape[1]), dtype=np.float32)
-    pick_rows(first, second, places, found)
-    return found

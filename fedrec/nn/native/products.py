@@ -19,13 +19,13 @@ _ZERO = np.float32(0)
 _ONE = np.float32(1)
 _WIDTH = 32 if WIDE else 16  # columns of the largest tile
 _MIDDLE = _WIDTH // 2
-_LOW = 4  # rows of the second tile
-_POOR = (8, 9)  # of so many rows, a tile of six leaves more single rows over than two of four
+_LOW_ROWS = 4  # rows of the second tile
+_TWO_LOW = (8, 9)  # rows of which a tile of six leaves more single ones over than two of four
 # Tiles with the same number of columns: for many rows, for four, and for single rows.
-_TALL, _HALF, _FLAT = (tile(rows, _WIDTH) for rows in (ROWS, _LOW, 1))
-_TALL_MIDDLE, _HALF_MIDDLE, _FLAT_MIDDLE = (tile(rows, _MIDDLE) for rows in (ROWS, _LOW, 1))
-_TALL_8, _HALF_8, _FLAT_8 = (tile(rows, 8) for rows in (ROWS, _LOW, 1))
-_TALL_1, _HALF_1, _FLAT_1 = (tile(rows, 1) for rows in (ROWS, _LOW, 1))
+_TALL, _LOW, _FLAT = (tile(rows, _WIDTH) for rows in (ROWS, _LOW_ROWS, 1))
+_TALL_MIDDLE, _LOW_MIDDLE, _FLAT_MIDDLE = (tile(rows, _MIDDLE) for rows in (ROWS, _LOW_ROWS, 1))
+_TALL_8, _LOW_8, _FLAT_8 = (tile(rows, 8) for rows in (ROWS, _LOW_ROWS, 1))
+_TALL_1, _LOW_1, _FLAT_1 = (tile(rows, 1) for rows in (ROWS, _LOW_ROWS, 1))
 
 
 @njit(**FAST)
@@ -162,18 +162,18 @@ def _add_tiles(alpha, sizes, a, a_row, a_column, b, b_row, out, out_row):
         )
         at = (alpha, rows, inner, a, a_row, a_column, of_b, b_row, of_out, out_row)
         if width == _WIDTH:
-            _add_columns(at, _TALL, _HALF, _FLAT)
+            _add_columns(at, _TALL, _LOW, _FLAT)
         elif width == _MIDDLE:
-            _add_columns(at, _TALL_MIDDLE, _HALF_MIDDLE, _FLAT_MIDDLE)
+            _add_columns(at, _TALL_MIDDLE, _LOW_MIDDLE, _FLAT_MIDDLE)
         elif width == 8:
-            _add_columns(at, _TALL_8, _HALF_8, _FLAT_8)
+            _add_columns(at, _TALL_8, _LOW_8, _FLAT_8)
         else:
-            _add_columns(at, _TALL_1, _HALF_1, _FLAT_1)
+            _add_columns(at, _TALL_1, _LOW_1, _FLAT_1)
         column += width
 
 
 @njit(**FAST)
-def _add_columns(at, tall, half, flat):
+def _add_columns(at, tall, low, flat):
     """All rows of the columns of one tile."""
     alpha, rows, inner, a, a_row, a_column, b, b_row, out, out_row = at
     row = 0
@@ -181,12 +181,12 @@ def _add_columns(at, tall, half, flat):
         left = rows - row
         of_a = a + 4 * row * a_row
         of_out = out + 4 * row * out_row
-        if left >= ROWS and (ROWS == 2 * _LOW or left not in _POOR):
+        if left >= ROWS and (ROWS == 2 * _LOW_ROWS or left not in _TWO_LOW):
             height = ROWS
             tall(alpha, inner, of_a, a_row, a_column, b, b_row, of_out, out_row)
-        elif left >= _LOW:
-            height = _LOW
-            half(alpha, inner, of_a, a_row, a_column, b, b_row, of_out, out_row)
+        elif left >= _LOW_ROWS:
+            height = _LOW_ROWS
+            low(alpha, inner, of_a, a_row, a_column, b, b_row, of_out, out_row)
         else:
             height = 1
             flat(alpha, inner, of_a, a_row, a_column, b, b_row, of_out, out_row)
