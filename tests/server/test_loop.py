@@ -25,6 +25,7 @@ from simulations import runner
 from simulations.engines.serial import open_grid
 from strategies.reptile import Reptile
 from tests.runs import assert_close, parameters_in
+from tests.systems import SYSTEMS
 
 
 class Recorder(Callback):
@@ -67,6 +68,12 @@ class Exploding(Reptile):
         new = super().apply(theta, aggregate)
         self.rounds = getattr(self, "rounds", 0) + 1
         return {name: value * np.inf if self.rounds == 2 else value for name, value in new.items()}
+
+
+def state_in(folder):
+    """The state of the strategy in the newest checkpoint of a run folder."""
+    with np.load(max((folder / "checkpoints").glob("round-*.npz"))) as file:
+        return {name: file[name] for name in file.files if name.startswith("strategy/")}
 
 
 class InPlace(Reptile):
@@ -116,6 +123,20 @@ def test_a_callback_can_end_the_run_after_all_were_called(run_tiny):
     assert len(result.rounds) == 2
     assert RunFolder(result.folder).status() == {"state": "finished", "round": 2}
     assert_close(parameters_in(result.folder), result.parameters)
+
+
+def test_between_two_checkpoints_the_state_of_the_strategy_is_saved_at_the_end(run_tiny):
+    early = run_tiny(
+        *SYSTEMS["gpfedrec"],
+        "rounds=9",
+        "checkpoint.every=5",
+        callbacks=[Recorder(stop_after=2)],
+        output="early",
+    )
+    whole = run_tiny(*SYSTEMS["gpfedrec"], "rounds=2", output="whole")
+    found, wanted = (state_in(one.folder) for one in (early, whole))
+    assert wanted["strategy/uploads/clients"].size
+    assert_close(found, wanted)
 
 
 def test_divergence_is_explained(run_tiny, tmp_path):
