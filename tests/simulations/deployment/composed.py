@@ -58,11 +58,11 @@ class Composed:
         self._look_often()
 
     def _look_often(self):
-        """Check the containers' health every two seconds, because each waits for others to be
-        healthy."""
+        """Check the containers' health every four seconds, because each waits for others to be
+        healthy; more often takes a core from what they start."""
         table = yaml.safe_load((self.path / "docker-compose.yml").read_text())
         often = {
-            name: {"healthcheck": {**service["healthcheck"], "interval": "2s", "retries": 30}}
+            name: {"healthcheck": {**service["healthcheck"], "interval": "4s", "retries": 30}}
             for name, service in table["services"].items()
             if "healthcheck" in service
         }
@@ -153,19 +153,22 @@ class Composed:
         return parameters_in(folder)
 
     def well(self):
-        """Names of the containers that report that they are healthy."""
-        states = {
-            name: self.container(name)["State"]
-            for name in self.done("config", "--services").split()
-            if name != "operator"
-        }
-        return {
-            name
-            for name, state in states.items()
-            if state.get("Health", {}).get("Status") == "healthy"
-        }
+        """Names of the services whose containers report that they are healthy."""
+        found = subprocess.run(
+            [
+                *("docker", "ps", "--filter", f"label=com.docker.compose.project={self._project}"),
+                *("--filter", "health=healthy"),
+                *("--format", '{{.Label "com.docker.compose.service"}}'),
+            ],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return set(found.stdout.split())
 
-    def wait_until(self, condition, what, timeout=240):
+    def wait_until(self, condition, what, timeout=600):
+        """Wait for containers; each executor compiles the kernel at its first start, a minute of a
+        core."""
         until(condition, timeout, what=what, pause=1.0)
 
     def down(self):

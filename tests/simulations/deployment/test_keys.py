@@ -67,9 +67,10 @@ def test_a_revoked_key_takes_no_part_and_another_takes_its_place(nodes, tmp_path
     until(lambda: nodes.online() == 1, what="the end of the revoked node")
     process, log = client(nodes, stolen)
     gateway = nodes.deployment.logs / "gateway.txt"
+    until(lambda: log.is_file() and "rror" in log.read_text(), what="the refusal")
     until(
         lambda: gateway.is_file() and "with an unknown key" in gateway.read_text(),
-        what="the refusal",
+        what="the gateway's word of it",
     )
     process.terminate()
     process.wait(timeout=60)
