@@ -15,12 +15,12 @@ from numba import njit
 
 from fedrec.nn.native.memory import matrix
 from fedrec.nn.native.products import add_outputs, descend_weights, input_gradients
-from fedrec.runtime.compilation import FAST
+from fedrec.runtime.compilation import INNER
 
 _ZERO = np.float32(0)
 
 
-@njit(**FAST)
+@njit(**INNER)
 def start_base(network, own, scratch):
     """The part of bias and user in the outputs of the first layer, in `scratch.base`."""
     base = _bias_alone(network, own, scratch)
@@ -28,7 +28,7 @@ def start_base(network, own, scratch):
         _add_user(network.users[place], network, own, scratch, base)
 
 
-@njit(**FAST)
+@njit(**INNER)
 def forward_inputs(network, own, batch, scratch, hidden):
     """Outputs `[n, out]` of the first layer, before the activation, given the part of bias and user
     in `scratch.base`."""
@@ -51,7 +51,7 @@ def forward_inputs(network, own, batch, scratch, hidden):
         _add_feature(network.features[place], network, own, batch, scratch, hidden)
 
 
-@njit(**FAST)
+@njit(**INNER)
 def backward_inputs(network, own, batch, rates, scratch, gradient):
     """The step of all parameters of the first layer, given the gradient `[n, out]` of its outputs;
     `scratch.base` is that of the next step then."""
@@ -79,7 +79,7 @@ def backward_inputs(network, own, batch, rates, scratch, gradient):
         _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, gradient)
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _bias_alone(network, own, scratch):
     """`scratch.base` with the bias, or zeros."""
     base = scratch.base
@@ -89,14 +89,14 @@ def _bias_alone(network, own, scratch):
     return base
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _weights(network, own, start, rows):
     """Some rows of the first layer's weights."""
     out = network.layers[0, 2]
     return matrix(own.dense, network.layers[0, 0] + start * out, rows, out)
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _codes(codes):
     """Number of codes in a row that are not padding."""
     count = 0
@@ -105,7 +105,7 @@ def _codes(codes):
     return count
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _add_user(user, network, own, scratch, base):
     """The part of one of the user's features; the mean of its rows is kept for the backward
     pass."""
@@ -129,7 +129,7 @@ def _add_user(user, network, own, scratch, base):
             base[o] += mean[i] * row[o]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _descend_user(user, network, own, rate, weight_rate, scratch, base):
     """The step of one of the user's features, row by row of its weights, and its part of the next
     base: a row is in the L1 cache then."""
@@ -163,7 +163,7 @@ def _descend_user(user, network, own, rate, weight_rate, scratch, base):
             base[o] += own_mean * row[o]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _descend_rows(network, own, batch, rates, scratch, gradient):
     """The step of the items' own rows and of the weights that multiply them; a row that was
     gathered twice gets both gradients."""
@@ -184,7 +184,7 @@ def _descend_rows(network, own, batch, rates, scratch, gradient):
                 target[i] -= rates.item * source[i]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _add_feature(feature, network, own, batch, scratch, hidden):
     table = feature[0]
     width = feature[1]
@@ -209,7 +209,7 @@ def _add_feature(feature, network, own, batch, scratch, hidden):
                 target[o] += share * projected[code, o]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, gradient):
     table = feature[0]
     width = feature[1]

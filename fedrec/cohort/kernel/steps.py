@@ -12,7 +12,7 @@ from fedrec.cohort.kernel.memory import Batch, Client, scratch_for
 from fedrec.nn.native.activations import activate, sigmoid, through_activation
 from fedrec.nn.native.memory import matrix
 from fedrec.nn.native.products import add_outputs, descend_weights, input_gradients
-from fedrec.runtime.compilation import FAST, compiled
+from fedrec.runtime.compilation import INNER, compiled
 
 _ZERO = np.float32(0)
 
@@ -79,7 +79,7 @@ def train_clients(
             losses[client] = total / last_epoch[client]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _step(network, own, batch, rates, guide, scratch, measured):
     """One step on a batch; returns the mean loss before it, or 0 if it is not measured."""
     outputs = _forward(network, own, batch, scratch)
@@ -101,14 +101,14 @@ def _step(network, own, batch, rates, guide, scratch, measured):
     return loss
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _layer(network, place):
     """Offset of a layer's weight, number of inputs and outputs, and offset of its bias."""
     own = network.layers[place]
     return own[0], own[1], own[2], own[3]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _forward(network, own, batch, scratch):
     """Predictions `[n, 1]`; the outputs of each layer are kept in `scratch.hidden`."""
     n = len(batch.items)
@@ -138,7 +138,7 @@ def _forward(network, own, batch, scratch):
     return hidden
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _add_product(network, own, batch, scratch, outputs):
     """Add what the last layer makes of the product."""
     user, width, weight = network.product
@@ -153,7 +153,7 @@ def _add_product(network, own, batch, scratch, outputs):
             outputs[example, 0] += total
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _mean_loss(outputs, labels, logistic):
     total = 0.0
     for n in range(len(outputs)):
@@ -166,7 +166,7 @@ def _mean_loss(outputs, labels, logistic):
     return total / len(outputs)
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _descend_sums(network, own, batch, rates, gradient):
     """The step of offsets and item biases, which are added to the outputs."""
     total = _ZERO
@@ -179,7 +179,7 @@ def _descend_sums(network, own, batch, rates, gradient):
             own.biases[batch.places[n] - own.first_row, 0] -= rates.item_bias * gradient[n, 0]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _descend_product(network, own, batch, rates, scratch, gradient):
     """The step of both rows in the product and of the weight that it meets; a row that is in two
     examples gets both gradients, each of the values before."""
@@ -206,7 +206,7 @@ def _descend_product(network, own, batch, rates, scratch, gradient):
         own.dense[weight + k] = of_weight - weight_rate * of_user * summed[k]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _follow(rows, share, guide):
     """Move rows `[R, d]` a share of the way to others."""
     for r in range(len(guide)):
@@ -214,7 +214,7 @@ def _follow(rows, share, guide):
             rows[r, i] += share * (guide[r, i] - rows[r, i])
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _backward(network, own, batch, rates, scratch, gradient):
     """The step of all layers and of the inputs; each layer propagates its gradient before it is
     updated."""

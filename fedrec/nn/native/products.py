@@ -13,7 +13,7 @@ from numba import njit
 
 from fedrec.nn.native.memory import matrix
 from fedrec.nn.native.tiles import BLOCK, ROWS, WIDE, tile, transpose_block
-from fedrec.runtime.compilation import FAST
+from fedrec.runtime.compilation import FAST, INNER
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -104,7 +104,7 @@ def whole(rows):
     return -(-rows // BLOCK) * BLOCK
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _add_turned(alpha, a, b, out, room):
     """out = alpha a b^T via its transpose, b a^T: for large b less memory has to be transposed.
 
@@ -148,7 +148,7 @@ def transpose(values, found):
             found[c, r] = values[r, c]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _add_tiles(alpha, sizes, a, a_row, a_column, b, b_row, out, out_row):
     """Tile by tile: all rows of some columns, so that these columns of b stay in the L1 cache."""
     rows, columns, inner = sizes
@@ -172,7 +172,7 @@ def _add_tiles(alpha, sizes, a, a_row, a_column, b, b_row, out, out_row):
         column += width
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _add_columns(at, tall, low, flat):
     """All rows of the columns of one tile."""
     alpha, rows, inner, a, a_row, a_column, b, b_row, out, out_row = at
@@ -193,7 +193,7 @@ def _add_columns(at, tall, low, flat):
         row += height
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _scale(values, factor):
     if factor == 0:  # out may be uninitialised
         values[:] = 0
@@ -201,7 +201,7 @@ def _scale(values, factor):
         values *= factor
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _add_outer(alpha, column, row, out):
     for r in range(len(out)):
         target = out[r]
@@ -210,7 +210,7 @@ def _add_outer(alpha, column, row, out):
             target[c] += factor * row[c]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _add_rows(alpha, factors, matrix, out):
     """out += alpha factors matrix: a weighted sum of the matrix's rows."""
     for r in range(len(matrix)):
@@ -220,7 +220,7 @@ def _add_rows(alpha, factors, matrix, out):
             out[c] += factor * row[c]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _add_dots(alpha, matrix, vector, out):
     """out += alpha matrix vector: inner products with the matrix's rows."""
     for r in range(len(matrix)):
