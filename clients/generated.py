@@ -16,6 +16,7 @@ from fedrec.metrics.rated import RatedBlock
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import HeldOutPart, ItemQuery
 from fedrec.rng import stream
+from fedrec.runtime.grouping import distinct
 
 
 def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
@@ -65,9 +66,12 @@ def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> Rat
 
 
 def _touched(node: Node, step: Step, client: int, round_: int) -> np.ndarray:
-    """The items of one client's batches, the same as when it trains."""
+    """The items of one client's batches, `int64 [items]`, ascending."""
     drawn = stream(node.experiment.seed, "client", client, round_)
     try:
-        return step.items(node.population.client(client), drawn)
+        batches = step.batches(node.population.client(client), drawn)
     except FedrecError as error:
         raise error.about(f"client {client}") from error
+    node.drawn.keep(step, round_, client, batches)
+    references, named = batches.references()
+    return distinct(references[named])

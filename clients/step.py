@@ -24,7 +24,6 @@ from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
 from fedrec.privacy.adjacency import Contributions
-from fedrec.runtime.grouping import distinct
 
 _REPLACED = ("batches", "block", "train_block", "objective", "trained", "settings")
 """What `train_in_kernel` does, or reads, itself."""
@@ -88,8 +87,6 @@ class Step(ABC):
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
-        if "batches" in vars(cls) and "items" not in vars(cls):
-            cls.items = Step.items  # a base class's is of other batches
         if not {"batches", "block", "train_block"}.isdisjoint(vars(cls)):
             cls.contributions = vars(cls).get("contributions", "signed")
             cls.symmetric = vars(cls).get("symmetric", ())
@@ -115,12 +112,6 @@ class Step(ABC):
         """All batches of one client's local work; by default its data and random stream, for steps
         that draw their batches in `train_block` (`clients.local.one_by_one`)."""
         return OwnData.of(data, random)
-
-    def items(self, data: ClientData, random: np.random.Generator) -> np.ndarray:
-        """The items of one client's `batches` under the same random stream, `int64 [items]`,
-        ascending; the server sends their rows to clients that start from generated parameters."""
-        references, named = self.batches(data, random).references()
-        return distinct(references[named])
 
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
         """Build a block from the data of some clients, see `Block.of`."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from clients.hosting.block_size import block_memory, cut_blocks, largest_block
+from clients.hosting.drawn_batches import DrawnBatches
 from clients.hosting.malicious import malicious_workers
 from clients.hosting.paths import TrainingPath, training_path
 from clients.hosting.step_checks import check_plugin_model, refuse_unmatched
@@ -78,6 +79,7 @@ class Node:
         self.partition = partition
         self.nodes = nodes
         self.private = PrivateState(private / f"node-{partition}.sqlite") if private else None
+        self.drawn = DrawnBatches()
         self.uploads = UploadLedger(private / f"uploads-{partition}.sqlite" if private else None)
         self.session_secrets = SessionSecrets(
             private / f"secure-{partition}.sqlite" if private else None

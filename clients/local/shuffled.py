@@ -10,7 +10,6 @@ from clients.local.examples import labelled
 from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.data.client_data import ClientData
-from fedrec.runtime.grouping import distinct
 
 
 class ShuffledConfig(StepConfig):
@@ -39,12 +38,6 @@ class ShuffledStep(Step):
                 order = random.permutation(len(items))
                 epochs.append((items[order], labels[order]))
         return Batches.cut(epochs, config.batch_size)
-
-    def items(self, data: ClientData, random: np.random.Generator) -> np.ndarray:
-        """The items of a client's batches: all epochs have the same."""
-        if not self.config.epochs:
-            return np.empty(0, dtype=np.int64)
-        return distinct(self._examples(data, random)[0])
 
     def _examples(
         self, data: ClientData, random: np.random.Generator

@@ -121,6 +121,10 @@ class _NodeTraining:
         return sent | self.parameters, list(self.given.rows)
 
     def _batches(self, data: ClientData) -> Batches:
+        if self.stream == "client":
+            known = self.node.drawn.take(self.step, self.round, data.client)
+            if known is not None:
+                return known
         drawn = stream(self.node.experiment.seed, self.stream, data.client, self.round)
         try:
             return self.step.batches(data, drawn)

@@ -72,14 +72,6 @@ def test_it_sends_rows_of_likes_and_negatives_and_tokens_under_the_key(local):
     np.testing.assert_array_equal(sent, tokens(items[labels == 1].tolist(), "another"))
 
 
-@pytest.mark.parametrize("pseudo", [0, 7])
-def test_a_client_asks_for_the_items_of_its_batches(local, pseudo):
-    step, _, data, _ = local(pseudo=pseudo)
-    references, named = step.batches(data, stream(0, "client", data.client, 1)).references()
-    found = step.items(data, stream(0, "client", data.client, 1))
-    assert found.tolist() == sorted(set(references[named].tolist())) and len(found) > 10
-
-
 @pytest.mark.parametrize("neighbours", [0, 2])
 def test_without_clip_and_noise_it_is_the_gradient_of_the_whole_graph(local, neighbours):
     """By automatic differentiation of the paper's model; without neighbours it is attention over

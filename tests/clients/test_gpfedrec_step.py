@@ -105,7 +105,6 @@ def test_a_client_without_examples_sends_what_the_others_send(
         return Batches.whole([]) if data.client == clients[0] else batches(step, data, random)
 
     monkeypatch.setattr(GpfedrecStep, "batches", none_for_the_first)
-    monkeypatch.setattr(GpfedrecStep, "items", Step.items)
     order = TrainOrder(1, clients, step=step, each=True)
     requests = requested_items(node, ItemQuery(1, clients, "train", step))
     rows = node.initial()["item.id"].numpy()[requests.items]
@@ -115,19 +114,14 @@ def test_a_client_without_examples_sends_what_the_others_send(
     assert found.requests.offsets.tolist()[:2] == [0, 0] and found.rows["item.id"].any()
 
 
-def test_a_client_asks_for_the_items_of_its_batches(guided):
-    node, _, data = guided(epochs=3)
-    step = node.step(node.experiment.step)
-    references, named = step.batches(data, stream(0, "client", data.client, 1)).references()
-    found = step.items(data, stream(0, "client", data.client, 1))
-    assert found.tolist() == sorted(set(references[named].tolist())) and len(found) > 10
+def test_a_step_with_other_batches_refuses_the_kernel(guided):
+    node, _, _ = guided(epochs=3)
 
     class Halved(GpfedrecStep):
         def batches(self, data, random):
             return Batches.cut([(np.arange(2), np.ones(2, np.float32))], 2)
 
-    other = Halved(step.config, node.model, node.device)
-    assert other.items(data, stream(0, "client", data.client, 1)).tolist() == [0, 1]
+    other = Halved(node.step(node.experiment.step).config, node.model, node.device)
     assert other.kernel_refusal() is None and "overrides" in (other.declared_refusal() or "")
 
 

@@ -157,12 +157,6 @@ class FedgnnStep(Step):
         items, labels = self._examples(data, random)
         return replace(Batches.whole([(items, labels)]), examples=int((labels >= 0).sum()))
 
-    def items(self, data: ClientData, random: np.random.Generator) -> np.ndarray:
-        """The items of a client's examples, which are distinct and ascending."""
-        if not self.config.epochs:
-            return np.empty(0, dtype=np.int64)
-        return self._examples(data, random)[0]
-
     def train_block(
         self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Updates:
