@@ -10,6 +10,7 @@ import torch
 from clients.hosting.node import Node
 from clients.step import Step
 from clients.training.one_client import to_device
+from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError, FedrecError
 from fedrec.experiment.sections import Section
 from fedrec.metrics.rated import RatedBlock
@@ -38,9 +39,8 @@ def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
             got=type(step).__name__,
             fix="set step.name to strategy.name, or choose another strategy",
         )
-    return ItemRequests.of(
-        clients, [_touched(node, step, client, order.round) for client in clients.tolist()]
-    )
+    data = node.population.clients(clients)
+    return ItemRequests.of(clients, [_touched(node, step, own, order.round) for own in data])
 
 
 def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> RatedBlock:
@@ -65,13 +65,13 @@ def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> Rat
     return RatedBlock(predicted.cpu().numpy()[real], actual, users, len(clients))
 
 
-def _touched(node: Node, step: Step, client: int, round_: int) -> np.ndarray:
+def _touched(node: Node, step: Step, data: ClientData, round_: int) -> np.ndarray:
     """The items of one client's batches, `int64 [items]`, ascending."""
-    drawn = stream(node.experiment.seed, "client", client, round_)
+    drawn = stream(node.experiment.seed, "client", data.client, round_)
     try:
-        batches = step.batches(node.population.client(client), drawn)
+        batches = step.batches(data, drawn)
     except FedrecError as error:
-        raise error.about(f"client {client}") from error
-    node.drawn.keep(step, round_, client, batches)
+        raise error.about(f"client {data.client}") from error
+    node.drawn.keep(step, round_, data.client, batches)
     references, named = batches.references()
     return distinct(references[named])
