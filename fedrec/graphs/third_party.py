@@ -16,6 +16,7 @@ import functools
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -74,19 +75,21 @@ class ThirdParty:
             `float32 [asking, slots, neighbours, d]`, padded with zeros, and how many are not
             padding, `int64 [asking, slots]`; 0 for a device that has not sent anything yet.
         """
-        holders = self._holders()
         given = np.zeros((len(asking), slots, self.neighbours, width), dtype=np.float32)
         counts = np.zeros((len(asking), slots), dtype=np.int64)
-        for place, sender in enumerate(asking):
-            for slot, token in enumerate(self._tokens.get(sender, np.empty(0, np.int64)).tolist()):
-                if token == NOTHING:
-                    continue
-                same = holders[token]
-                start = same.index(sender) + 1
-                others = [*same[start:], *same[: start - 1]][: self.neighbours]
-                counts[place, slot] = len(others)
-                for number, other in enumerate(others):
-                    given[place, slot, number] = self._embeddings[other]
+        state = self.state()
+        if not state:
+            return given, counts
+        senders = state["senders"]
+        known = np.isin(asking, senders)
+        rows = np.searchsorted(senders, np.where(known, asking, senders[0]))
+        holders = _Holders.of(state["tokens"])
+        places, own = np.nonzero((state["tokens"][rows] != NOTHING) & known[:, None])
+        others = holders.after(rows[places], own, self.neighbours)
+        for number, found in enumerate(others.T):
+            real = found != NOTHING
+            given[places[real], own[real], number] = state["embeddings"][found[real]]
+        counts[places, own] = (others != NOTHING).sum(1)
         return given, counts
 
     def state(self) -> dict[str, np.ndarray]:
@@ -106,11 +109,41 @@ class ThirdParty:
         self._tokens = {one: state["tokens"][place] for place, one in enumerate(senders)}
         self._embeddings = {one: state["embeddings"][place] for place, one in enumerate(senders)}
 
-    def _holders(self) -> dict[int, list[int]]:
-        """Who sent each token, ascending."""
-        found: dict[int, list[int]] = {}
-        for sender in sorted(self._tokens):
-            for token in self._tokens[sender].tolist():
-                if token != NOTHING:
-                    found.setdefault(token, []).append(sender)
-        return found
+
+class _Holders(NamedTuple):
+    """Who sent each token.
+
+    Attributes:
+        senders: `int64 [pairs]`, rows of senders, by token and then ascending.
+        ranks: `int64 [senders, slots]`, place of each pair of sender and slot among them.
+        starts: `int64 [pairs]`, where the pairs of the same token begin.
+        sizes: `int64 [pairs]`, how many they are.
+    """
+
+    senders: np.ndarray
+    ranks: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+
+    @classmethod
+    def of(cls, sent: np.ndarray) -> Self:
+        """Of the tokens `int64 [senders, slots]`, `NOTHING` where a slot is empty."""
+        rows, slots = np.nonzero(sent != NOTHING)
+        order = np.argsort(sent[rows, slots], kind="stable")
+        rows = rows[order]
+        slots = slots[order]
+        ranks = np.full(sent.shape, NOTHING)
+        ranks[rows, slots] = np.arange(len(order))
+        starts = np.flatnonzero(np.diff(sent[rows, slots], prepend=NOTHING))
+        sizes = np.diff(starts, append=len(order))
+        return cls(rows, ranks, starts.repeat(sizes), sizes.repeat(sizes))
+
+    def after(self, rows: np.ndarray, slots: np.ndarray, most: int) -> np.ndarray:
+        """For pairs of sender and slot, `int64 [asked]`, the rows of up to so many other senders of
+        the same token, those that follow first, `int64 [asked, most]`; `NOTHING` for none."""
+        ranks = self.ranks[rows, slots]
+        starts = self.starts[ranks][:, None]
+        sizes = self.sizes[ranks][:, None]
+        steps = np.arange(1, most + 1)
+        found = self.senders[starts + (ranks[:, None] - starts + steps) % sizes]
+        return np.where(steps < sizes, found, NOTHING)

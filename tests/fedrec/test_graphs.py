@@ -73,6 +73,31 @@ def test_neighbours_are_those_with_the_same_token():
     assert again.found([4], 3, 2)[1].tolist() == [[1, 0, 0]]
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_neighbours_are_those_of_loops(seed):
+    """Who follows a sender among the holders of its token, around the end."""
+    random = np.random.default_rng(seed)
+    slots, most = random.integers(1, 7, 2).tolist()
+    third = ThirdParty(most)
+    held = {}
+    for sender in random.permutation(30)[: random.integers(0, 25)].tolist():
+        held[sender] = random.permutation(12)[:slots]
+        held[sender][random.permutation(slots)[: random.integers(0, slots + 1)]] = NOTHING
+        third.register(sender, held[sender], np.full(2, sender, np.float32))
+    asking = random.permutation(32)[: random.integers(0, 12)].tolist()
+    wanted = np.zeros((len(asking), slots, most, 2), np.float32)
+    numbers = np.zeros((len(asking), slots), np.int64)
+    for place, sender in enumerate(asking):
+        for slot, token in enumerate(held.get(sender, [])):
+            same = sorted(one for one in held if token in held[one] and token != NOTHING)
+            others = sorted(set(same) - {sender}, key=lambda one, own=sender: (one < own, one))
+            numbers[place, slot] = len(others[:most])
+            wanted[place, slot, : len(others[:most])] = np.array(others[:most])[:, None]
+    given, counts = third.found(asking, slots, 2)
+    np.testing.assert_array_equal(given, wanted)
+    np.testing.assert_array_equal(counts, numbers)
+
+
 def test_tokens_reveal_only_which_items_are_equal_without_the_key():
     one, other = tokens([3, 5, 3], "key"), tokens([3, 5], "another")
     assert one[0] == one[2] != one[1] and not set(one) & set(other)
