@@ -13,7 +13,7 @@ from fedrec.cohort.batches import Batches
 _ALL_TOGETHER = 16  # clients on a CPU; more do not fit into its cache and are slower
 _ONE_BY_ONE = 32  # the same in compiled code, which processes one client after the other
 # GiB of a block in compiled code, with all copies counted: 16 clients of PrivRec's network, who are
-# trained as fast as twice as many; the block before is still in memory
+# trained as fast as twice as many
 _COMPILED_GIB = 3 / 64
 _COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and autograd's
 

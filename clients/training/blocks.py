@@ -57,8 +57,8 @@ def train_in_blocks(
         given: parameters that the server sent to each of the clients.
 
     Yields:
-        Places in `clients` of a block's members, and the trained block. The blocks depend on the
-        clients' data alone.
+        Places in `clients` of a block's members, and the trained block, which the caller should let
+        go before it takes the next one. The blocks depend on the clients' data alone.
 
     Raises:
         ClientError: the work on a block failed; names its clients. Or the server sent rows of other
@@ -68,8 +68,7 @@ def train_in_blocks(
     before = round_ if before_round is None else before_round
     work = _NodeTraining(node, step, path.name, parameters, stream_name, round_, before, given)
     for start in range(0, len(clients), _CLIENTS_AT_ONCE):
-        for places, trained in work.blocks(clients[start : start + _CLIENTS_AT_ONCE]):
-            yield [start + place for place in places], trained
+        yield from work.blocks(clients[start : start + _CLIENTS_AT_ONCE], start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +84,15 @@ class _NodeTraining:
     before: int
     given: ClientArrays | None
 
-    def blocks(self, clients: np.ndarray) -> Iterator[tuple[list[int], Outcome]]:
-        """Places and outcomes, of clients whose data are in memory together."""
+    def blocks(self, clients: np.ndarray, first: int) -> Iterator[tuple[list[int], Outcome]]:
+        """Places from `first` on and outcomes, of clients whose data are in memory together.
+
+        On a CPU no variable here has a block while the next one is built, so that there is memory
+        for one; see `train_in_blocks`.
+        """
         whole = isinstance(self.step, SufficientStatistics) and self.step.whole
         if whole and self.path != "reference":
-            yield list(range(len(clients))), self._whole_block(clients)
+            yield list(range(first, first + len(clients))), self._whole_block(clients)
             return
         data = self.node.population.clients(clients)
         batches = [self._batches(own) for own in data]
@@ -98,19 +101,20 @@ class _NodeTraining:
             tables = []  # such steps return whole tables
         one_by_one = self.path == "kernel" or self.step.compiled
         made = (
-            (places, self._built([data[p] for p in places], [batches[p] for p in places]))
+            ([data[p] for p in places], [batches[p] for p in places], [first + p for p in places])
             for places in self.node.blocks(batches, sizes, tables, one_by_one)
         )
-        coming = next(made, None)
+        if self.node.device.type == "cpu":
+            for own, drawn, places in made:
+                yield places, self._trained(own, self._built(own, drawn))
+            return
+        built = ((places, own, self._built(own, drawn)) for own, drawn, places in made)
+        coming = next(built, None)
         while coming is not None:
-            places, block = coming
-            trained = self._trained([data[place] for place in places], block)
-            if self.node.device.type == "cpu":
-                yield places, trained
-                coming = next(made, None)
-            else:  # built while the device trains this one; on a CPU it would only fill the cache
-                coming = next(made, None)
-                yield places, trained
+            places, own, block = coming
+            trained = self._trained(own, block)
+            coming = next(built, None)  # while the device trains the one before
+            yield places, trained
 
     def _sizes(self) -> tuple[dict[str, Tensor], list[str]]:
         """One client's parameters, and the item tables among them."""

@@ -183,6 +183,7 @@ class _RoundOfClients:
             for members, shared, own in blocks:
                 total.add_block(members, shared)
                 kept |= own
+                del shared  # before the next block is built
         for client, left in total.errors.items():
             kept[client] = {**kept.get(client, {}), **left}
         keep_private(self.node, kept, self.round)
@@ -201,14 +202,8 @@ class _RoundOfClients:
             given=self.given,
         )
         for places, trained in trained_blocks:
-            members = clients[places].tolist()
-            shared, values = trained.kept(private)
-            moved = {name: value.cpu().numpy() for name, value in values.items()}
-            own = {
-                client: {name: value[place] for name, value in moved.items()}
-                for place, client in enumerate(members if moved else [])
-            }
-            yield members, shared, own
+            yield _parted(clients[places].tolist(), trained, private)
+            del trained
 
     def _alone(self, step: Step, clients: np.ndarray) -> Iterator[_Block]:
         for client in clients.tolist():
@@ -255,6 +250,17 @@ def _refuse_compression(node: Node, why: str) -> None:
 
 _Block = tuple[list[int], Outcome, dict[int, dict[str, np.ndarray]]]
 """The clients of a block, what they send, and what each of them keeps."""
+
+
+def _parted(members: list[int], trained: Outcome, private: Sequence[str]) -> _Block:
+    """What a block sends, and what its clients keep."""
+    shared, values = trained.kept(private)
+    moved = {name: value.cpu().numpy() for name, value in values.items()}
+    own = {
+        client: {name: value[place] for name, value in moved.items()}
+        for place, client in enumerate(members if moved else [])
+    }
+    return members, shared, own
 
 
 def _needs_generated(node: Node, step: Step) -> ExperimentError:
