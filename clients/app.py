@@ -178,5 +178,5 @@ def evaluate(message: Message, context: Context) -> Message:
         node.refuse_generated()
     found = evaluate_clients(node, arrays, order)
     if order.clients is not None:
-        return Message(pack_table(found.table, found.sums), reply_to=message)
+        return Message(pack_table(found.clients, found.columns, found.sums), reply_to=message)
     return Message(pack_standard(None, mean_metrics(found)), reply_to=message)

@@ -15,7 +15,6 @@ from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -78,8 +77,12 @@ def evaluate_clients(
 
 def mean_metrics(found: Evaluated) -> dict[str, float | int]:
     """Means over the clients and their number, in the form that Flower's strategies expect."""
-    means = found.users.mean().items()
-    return {"num-examples": len(found.table), **{str(name): float(mean) for name, mean in means}}
+    columns = found.metrics
+    values = np.column_stack([np.empty((len(found), 0)), *columns.values()])
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):  # NaN where no client has a value
+        means = np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
+    return {"num-examples": len(found), **dict(zip(columns, means.tolist(), strict=True))}
 
 
 def _generated(node: Node, step: Step, given: ClientArrays, order: EvaluateOrder) -> Evaluated:
@@ -94,7 +97,7 @@ def _generated(node: Node, step: Step, given: ClientArrays, order: EvaluateOrder
     clients = given.requests.clients
     if node.experiment.task == "rating":
         block = generated_ratings(node, given, _part(node, order))
-        return Evaluated.of(node.metrics.of_ratings(block), clients)
+        return Evaluated(clients, node.metrics.of_ratings(block))
 
     def scores(part: np.ndarray) -> Tensor:
         own = given.take(np.searchsorted(clients, part))
@@ -147,6 +150,7 @@ def client_scores(
                 scores[place] = node.model.history_scores(own, history[None])[0, 0]
             else:
                 scores[place] = node.model.scores(own, users)[0]
+        del own  # which are views of a block
     return scores
 
 
@@ -231,6 +235,7 @@ def _fine_tuned(
         for member, place in enumerate(places):
             users = tuple(table[place : place + 1] for table in codes)
             yield place, users, trained.parameters_of(member)
+        del trained  # before the next block is built
 
 
 def _rated(
@@ -266,7 +271,10 @@ def _rated(
     else:
         for place, users, own in _fine_tuned(node, step, parameters, clients, order.round):
             measure(place, partial(_predictions, node, own, users))
-    return Evaluated(pd.DataFrame(rows, index=pd.Index(clients, name="client")))
+            del own
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
+    return Evaluated(clients, columns)
 
 
 @torch.no_grad()

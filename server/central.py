@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from fedrec.baselines.private._private import PrivateBaseline
 from fedrec.data.cache import POPULATIONS
@@ -88,6 +87,8 @@ def central_result(
     run: RunFolder, metrics: dict[str, dict[str, float]], callback_list: CallbackList
 ) -> Result:
     """Finish an experiment of centralised systems alone."""
+    import pandas as pd
+
     privacy = baseline_privacy(run)
     users = run.baseline_users()
     index = next(iter(users.values())).index if users else pd.Index([], dtype=np.int64)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
 from flwr.app import ArrayRecord
 
 from fedrec.attacks.leaky_negatives import leak_words
@@ -21,6 +20,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.protocol.zero_copy import to_record
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
+from fedrec.runtime.heap import release_free_heap
 from server.callbacks.base import Callback
 from server.central import baseline_privacy
 from server.checkpoint import State
@@ -64,6 +64,9 @@ def conclude(
     after = before
     if tuned:
         after = _evaluated(run, arrays, kept, evaluator, callbacks, fine_tune=True)
+    release_free_heap()  # of training and evaluation, before tables need their library
+    import pandas as pd
+
     reports = _reports(run, state, extensions)
     tables = {name: found for name, (_, found) in reports.items() if found}
     result = Result(

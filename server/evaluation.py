@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
@@ -110,12 +109,12 @@ class Evaluator:
         order = EvaluateOrder(round_number, None, table, own, held_out, sums and not self.untrusted)
         waves = self._waves(clients, size)
         found = Evaluated.joined(self._asked(arrays, order, waves, progress, len(clients)))
-        if not len(found.table) and self.untrusted and len(clients):
+        if not len(found) and self.untrusted and len(clients):
             log.warning(
                 "no metrics after round %d: no owner allows more evaluations, or no node answered",
                 round_number,
             )
-        elif not len(found.table):
+        elif not len(found):
             raise ClientError(
                 "nothing was evaluated",
                 expected="clients with held-out rows",
@@ -141,7 +140,7 @@ class Evaluator:
         done = 0
         for groups in waves:
             for part in self._answers(arrays, order, groups):
-                done += len(part.table)
+                done += len(part)
                 yield part
             if progress is not None:
                 progress(done, total)
@@ -172,21 +171,23 @@ class Evaluator:
         if not self.untrusted:
             # in a fixed order, because sums depend on it
             contents = [one.content for one in sorted(good, key=lambda m: m.metadata.src_node_id)]
-            return [Evaluated(unpack_table(one), unpack_sums(one)) for one in contents]
-        tables = list(self._that_count(good, groups))
-        ranges = self.metrics.ranges
-        return [Evaluated(of_usual_size(pd.concat(tables), ranges))] if tables else []
+            return [Evaluated(*unpack_table(one), unpack_sums(one)) for one in contents]
+        parts = list(self._that_count(good, groups))
+        if not parts:
+            return []
+        found = of_usual_size(Evaluated.joined(parts).table, self.metrics.ranges)
+        return [Evaluated.of_table(found)]
 
     def _that_count(
         self, replies: list[Message], groups: dict[int, np.ndarray]
-    ) -> Iterator[pd.DataFrame]:
+    ) -> Iterator[Evaluated]:
         ranges = self.metrics.ranges
         asked = dict(groups)
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                table = unpack_table(reply.content)
-                found = evaluated(table, asked.pop(node), ranges)  # a second reply is ignored
+                found = Evaluated(*unpack_table(reply.content))
+                evaluated(found.table, asked.pop(node), ranges)  # a second reply is ignored
                 if len(found):  # empty if the owners of all clients allow no more evaluations
                     yield found
             except Exception as error:  # untrusted input may be anything

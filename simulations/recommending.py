@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import torch
 
 from clients.evaluation import client_scores
@@ -32,7 +32,9 @@ from fedrec.runs.ids import read_ids, write_ids
 from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from server.early_stopping import ending
-from simulations.later_rows import grown_population, read_history
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _CELLS = 4_000_000  # users times items that are scored at once
 
@@ -81,6 +83,8 @@ def scores(result: Result, users: Sequence[object] | None = None) -> pd.DataFram
             there.
         ExperimentError: the run has no federated system, or its parameters are made for each user.
     """
+    import pandas as pd
+
     population = population_of(result)
     clients = clients_of(population, users)
     found = [block for _, block in _scored(result, population, clients)]
@@ -113,6 +117,10 @@ def recommend(
         DataError: see `scores`.
         ExperimentError: likewise, or k is below 1.
     """
+    import pandas as pd
+
+    from simulations.later_rows import read_history
+
     if k < 1:
         raise ExperimentError(
             "nothing to recommend",
@@ -161,12 +169,16 @@ def population_of(result: Result, more: Interactions | None = None) -> Populatio
     users, items = read_ids(result.folder) or own
     if more is None and all(map(np.array_equal, own, (users, items))):
         return population
+    from simulations.later_rows import grown_population  # imports pandas, unlike what runs need
+
     tables = [data] if more is None else [data, more]
     return grown_population(experiment, tables, users, items)
 
 
 def clients_of(population: Population, users: Sequence[object] | None) -> np.ndarray:
     """`int64 [clients]`, the clients of some ids, in their order."""
+    import pandas as pd
+
     ids = population.interactions.user_ids
     if users is None:
         return np.arange(len(ids))

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import math
 
-from scipy.special import ndtri
-
 from fedrec.components import registry
 from fedrec.experiment.phases import Phase
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.privacy.accounting.gdp import gdp_parameter
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.mechanisms.base import mechanism_of
 from fedrec.privacy.personal.noise import PersonalNoise
@@ -48,10 +45,14 @@ def rho_of(protection: Protection | None, own: PersonalNoise | None) -> float | 
     pair = mechanism_of(protection.mechanism).pair(protection.noise_scale / moved)
     if pair.mu is not None:
         return pair.mu**2 / 2
+    from scipy.special import ndtri  # importing it is slow, and most noise has a mu
+
     mu = -2 * ndtri(1 / (1 + math.exp(min(pair.pure_epsilon, 700.0))))
     return float(mu) ** 2 / 2 if math.isfinite(pair.pure_epsilon) else None
 
 
 def largest_rho(epsilon: float) -> float:
     """mu^2 / 2 of all uploads together that cost epsilon at delta 1e-5."""
+    from fedrec.privacy.accounting.gdp import gdp_parameter  # likewise
+
     return gdp_parameter(epsilon, _DELTA) ** 2 / 2

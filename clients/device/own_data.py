@@ -18,11 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.files.columns import ids_of, numbers_of, times_of
 from fedrec.data.files.tables import Columns, TableLayout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
@@ -93,6 +91,10 @@ def _version(path: Path) -> tuple[int, int, int] | None:
 def _read_own(
     data: Path, catalogue: Path, *_: object
 ) -> tuple[Interactions, list[str], np.ndarray | None]:
+    import pandas as pd  # simulated nodes do without
+
+    from fedrec.data.files.columns import ids_of, numbers_of, times_of
+
     known = Catalogue.read(catalogue)
     numeric = [name for name, has in (("rating", known.rated), ("time", known.timed)) if has]
     needed = {"user": str, "item": str, **dict.fromkeys(numeric)}

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
-from scipy import sparse
 
 from fedrec.config import Config
 from fedrec.data.features import FeatureNames, FeatureTable
@@ -163,6 +162,8 @@ class Histories:
     def csr(self, dtype: type[np.floating] = np.float32, low_rated: float = 0.0) -> Sparse:
         """Sparse `[users, items]` with sorted columns: 1 for liked items, `low_rated`, in [0, 1],
         for other rated ones, 0 elsewhere; an item that a user has several times counts once."""
+        from scipy import sparse  # slow to import, and not needed without baselines
+
         once = self.distinct()
         ones = np.ones(len(once.items), dtype)
         shape = self.num_users, self.num_items

@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from fedrec.errors import DataError
-from fedrec.runtime.grouping import spans, within_groups
+from fedrec.runtime.grouping import numbered, spans, within_groups
 
 _WORD = re.compile(r"[^\W_]{2,}")
 
@@ -166,7 +165,7 @@ class Feature:
         padded = self.padded()
         index = np.zeros(self.rows, dtype=np.int64)
         for column in padded.T:  # equal prefixes have equal numbers, in order of their first row
-            index = pd.factorize(index * (len(self.categories) + 1) + column + 1)[0]
+            index = numbered(index * (len(self.categories) + 1) + column + 1)
         _, first = np.unique(index, return_index=True)
         place, column = np.nonzero(padded[first] >= 0)
         codes = padded[first][place, column]

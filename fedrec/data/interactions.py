@@ -6,12 +6,16 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from fedrec.data.features import FeatureTable
 from fedrec.errors import DataError
+from fedrec.runtime.grouping import are_distinct
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +107,7 @@ class Interactions:
                 got=f"{features.rows} rows",
                 fix="correct the reader: a feature has a row for each user or item",
             )
-        if len(pd.unique(pd.Series(ids))) != len(ids):
+        if not are_distinct(ids):
             raise DataError(
                 f"{self.name}: two {what} have one id",
                 expected="distinct ids",
@@ -166,6 +170,8 @@ class Interactions:
     def frame(self) -> pd.DataFrame:
         """The rows as a table with the source's names: user, item, and rating and time where there
         are any."""
+        import pandas as pd
+
         columns = {"user": self.user_ids[self.users], "item": self.item_ids[self.items]}
         if self.ratings is not None:
             columns["rating"] = self.ratings

@@ -158,7 +158,7 @@ class CentralEvaluation:
             targets = self._predicted_targets(baseline, known)
         places = np.searchsorted(self.clients, users)
         block = RatedBlock(predicted, actual, places, len(self.clients), targets)
-        return Evaluated.of(self.metrics.of_ratings(block), self.clients)
+        return Evaluated(self.clients, self.metrics.of_ratings(block))
 
     def _predicted_targets(self, baseline: RatingBaseline, known: Ratings) -> np.ndarray | None:
         """`float [clients, targets]`: predicted ratings of an adversary's targets, NaN for those

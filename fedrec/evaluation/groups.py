@@ -8,10 +8,14 @@ the two counts differ by at most one.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
 
 from fedrec.data.interactions import Interactions
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 UNTRAINED_ITEMS = "items without training rows"
 """A line of tables of groups: held-out items that no training client has a row of."""
@@ -57,6 +61,8 @@ def group_means(per_user: pd.DataFrame, groups: dict[str, np.ndarray]) -> pd.Dat
         One row per group, in order; the columns of `per_user`, and first `count`, the number of
         users in the group who have any value. The mean of an empty group is NaN.
     """
+    import pandas as pd
+
     values = np.ascontiguousarray(per_user.to_numpy(dtype=np.float64).T)
     judged = ~np.isnan(values)
     rows = []
@@ -81,6 +87,8 @@ def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
         metrics of `means`. Groups without any value do not count. NaN for a kind with fewer than
         two other groups.
     """
+    import pandas as pd
+
     means = means.drop(index=UNTRAINED_ITEMS, errors="ignore")  # no group of users
     kinds = [
         str(name).partition("=")[0] if "=" in str(name) else "activity" for name in means.index

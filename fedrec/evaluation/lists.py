@@ -64,7 +64,7 @@ class HeldOutLists:
             block.popularity = torch.tensor(self._population.popularity)
             block.liked = self._liked(clients)
         columns = self._metrics.of_block(block) | self._of_untrained_items(block)
-        return Evaluated.of(columns, clients, self._metrics.sums(block) if sums else None)
+        return Evaluated(clients, columns, self._metrics.sums(block) if sums else {})
 
     def _block(self, scores: Tensor, masks: _Masks) -> RankedBlock:
         """The lists of some clients, with the targets of an adversary."""

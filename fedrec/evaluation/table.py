@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from fedrec.evaluation.groups import UNTRAINED_ITEMS, group_means
 from fedrec.evaluation.metrics import Metrics
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 GROUP = "group:"
 """Prefix of the columns that hold the members of a group of users, 0 or 1."""
@@ -20,79 +23,110 @@ UNTRAINED = "untrained:"
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """Metrics of some users.
+    """Metrics of some users. Nodes have no more than the arrays: tables are made by the server, as
+    their library takes 33 MiB of each process that imports it.
 
     Attributes:
-        table: one row per user, indexed by client id: one column per metric, and one `group:NAME`
-            for each group with a member, so that means over groups need no features, and
-            `untrained:METRIC` where users have held-out items without training rows.
+        clients: `int64 [users]`.
+        columns: `[users]` each: metrics by name, and one `group:NAME` for each group with a member,
+            so that means over groups need no features, and `untrained:METRIC` where users have
+            held-out items without training rows.
         sums: what the metrics of all users' lists are computed from, summed over the users; empty
             where it was not asked for.
     """
 
-    table: pd.DataFrame
+    clients: np.ndarray
+    columns: Mapping[str, np.ndarray]
     sums: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        columns: Mapping[str, np.ndarray],
-        clients: np.ndarray,
-        sums: Mapping[str, np.ndarray] | None = None,
-    ) -> Evaluated:
-        """From the columns of clients `int64 [clients]`."""
-        return cls(pd.DataFrame(dict(columns), pd.Index(clients, name="client")), sums or {})
+    def of_table(cls, table: pd.DataFrame) -> Evaluated:
+        """From a table as `table` makes it."""
+        return cls(
+            table.index.to_numpy(), {str(name): table[name].to_numpy() for name in table.columns}
+        )
 
     @classmethod
     def joined(cls, parts: Iterable[Evaluated]) -> Evaluated:
         """All parts as one, ascending by client; a part without a member of a group has no column
         for it."""
-        tables: list[pd.DataFrame] = []
+        found: list[Evaluated] = []
         sums: dict[str, np.ndarray] = {}
         for part in parts:
-            tables.append(part.table)
+            found.append(cls(part.clients, part.columns))
             for name, value in part.sums.items():
                 sums[name] = sums[name] + value if name in sums else value
-        if not tables:
-            return cls.of({}, np.empty(0, np.int64))
-        table = (pd.concat(tables) if len(tables) > 1 else tables[0]).sort_index()
-        if any(not one.columns.equals(table.columns) for one in tables):
-            groups = [column for column in table if str(column).startswith(GROUP)]
-            table[groups] = table[groups].fillna(0.0)
-        return cls(table, sums)
+        clients = np.concatenate([np.empty(0, np.int64), *(part.clients for part in found)])
+        order = np.argsort(clients, kind="stable")
+        names = dict.fromkeys(name for part in found for name in part.columns)
+        columns = {
+            name: np.concatenate([part._column(name) for part in found])[order] for name in names
+        }
+        return cls(clients[order], columns, sums)
+
+    def _column(self, name: str) -> np.ndarray:
+        """A column; without one nobody is a member of a group, and others are unknown."""
+        if name in self.columns:
+            return self.columns[name]
+        return np.full(len(self), 0.0 if name.startswith(GROUP) else np.nan)
 
     def with_groups(self, groups: Mapping[str, np.ndarray]) -> Evaluated:
         """The same with a column for each group; its members are `bool [clients]`."""
-        columns = [*self.table, *(f"{GROUP}{name}" for name in groups)]
-        values = np.column_stack([self.table.to_numpy(np.float64), *groups.values()])
-        found = pd.DataFrame(values, self.table.index, columns)
-        for counted in self.table.select_dtypes("int"):
-            found[counted] = self.table[counted]
-        return Evaluated(found, self.sums)
+        columns = {
+            name: values if values.dtype.kind == "i" else values.astype(np.float64)
+            for name, values in self.columns.items()
+        }
+        members = {f"{GROUP}{name}": own.astype(np.float64) for name, own in groups.items()}
+        return Evaluated(self.clients, columns | members, self.sums)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """The columns of metrics over all held-out items, without the groups."""
+        others = (GROUP, UNTRAINED)
+        return {
+            name: values for name, values in self.columns.items() if not name.startswith(others)
+        }
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """All columns, one row per user, indexed by client id."""
+        return self._table_of(self.columns)
 
     @property
     def users(self) -> pd.DataFrame:
-        """The metrics over all held-out items, without the groups."""
-        others = (GROUP, UNTRAINED)
-        return self.table.loc[:, [not str(name).startswith(others) for name in self.table]]
+        """The metrics over all held-out items, likewise, without the groups."""
+        return self._table_of(self.metrics)
+
+    def _table_of(self, columns: Mapping[str, np.ndarray]) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(dict(columns), index=pd.Index(self.clients, name="client"))
 
     def means(self, metrics: Metrics) -> dict[str, float]:
         """Figures for all users together; empty without users."""
-        users = self.users
-        columns = dict(zip(users, users.to_numpy().T, strict=True))
-        return (metrics.means(columns) if len(users) else {}) | metrics.of_sums(self.sums)
+        own = self.metrics
+        kind = np.result_type(*own.values()) if own else np.float64
+        columns = {name: values.astype(kind) for name, values in own.items()}
+        return (metrics.means(columns) if len(self) else {}) | metrics.of_sums(self.sums)
 
     def groups(self) -> pd.DataFrame:
         """Means over each group of users, one row per group, sorted by name, because nodes reply in
         any order and know different groups; and over items without training rows, where there are
         any among the held-out ones."""
-        names = sorted(str(name) for name in self.table if str(name).startswith(GROUP))
-        members = {name.removeprefix(GROUP): self.table[name].to_numpy() > 0 for name in names}
+        import pandas as pd
+
+        names = sorted(name for name in self.columns if name.startswith(GROUP))
+        members = {name.removeprefix(GROUP): self.columns[name] > 0 for name in names}
         found = group_means(self.users, members)
-        own = self.table.filter(regex=f"^{UNTRAINED}").rename(
-            columns=lambda name: str(name).removeprefix(UNTRAINED)
-        )
-        if not own.shape[1]:
+        untrained = {
+            name.removeprefix(UNTRAINED): values
+            for name, values in self.columns.items()
+            if name.startswith(UNTRAINED)
+        }
+        if not untrained:
             return found
-        everybody = {UNTRAINED_ITEMS: np.ones(len(own), dtype=bool)}
-        return pd.concat([found, group_means(own, everybody)])
+        everybody = {UNTRAINED_ITEMS: np.ones(len(self), dtype=bool)}
+        return pd.concat([found, group_means(self._table_of(untrained), everybody)])

@@ -20,7 +20,6 @@ from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import pandas as pd
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedrec.errors import RefusalError
@@ -322,28 +321,43 @@ def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], Evaluat
     return own_arrays(content), EvaluateOrder(int(number), clients, step, bool(each), part, sums)
 
 
-def pack_table(table: pd.DataFrame, sums: Mapping[str, np.ndarray] | None = None) -> RecordDict:
-    """The answer to an evaluation message that named clients: one row per client, one column per
-    metric, and sums over the clients."""
-    arrays = {"clients": table.index.to_numpy(np.int64), "values": table.to_numpy(np.float64)}
+def pack_table(
+    clients: np.ndarray,
+    columns: Mapping[str, np.ndarray],
+    sums: Mapping[str, np.ndarray] | None = None,
+) -> RecordDict:
+    """The answer to an evaluation message that named clients `int64 [clients]`: one column
+    `[clients]` per metric, and sums over the clients."""
+    values = np.empty((len(clients), len(columns)))
+    for place, column in enumerate(columns.values()):
+        values[:, place] = column
+    arrays = {"clients": clients.astype(np.int64), "values": values}
     arrays |= add_prefix({_SUM: sums or {}})
-    config = ConfigRecord({"columns": [str(column) for column in table.columns]})
+    config = ConfigRecord({"columns": list(columns)})
     return RecordDict(
         {
             ARRAYS: to_record(arrays),
             CONFIG: config,
-            METRICS: MetricRecord({"num-examples": len(table)}),
+            METRICS: MetricRecord({"num-examples": len(clients)}),
         }
     )
 
 
-def unpack_table(content: RecordDict) -> pd.DataFrame:
-    """A node's table of metrics, indexed by client."""
+def unpack_table(content: RecordDict) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The clients `int64 [clients]` of a node's answer, and its columns `float64 [clients]`.
+
+    Raises:
+        ValueError: they do not fit each other, or two columns have one name.
+    """
     arrays = own_arrays(content)
-    columns = list(config_of(content)["columns"])  # type: ignore[arg-type]
-    return pd.DataFrame(
-        arrays["values"], index=pd.Index(arrays["clients"], name="client"), columns=columns
-    )
+    clients = arrays["clients"]
+    values = arrays["values"]
+    names = [str(name) for name in config_of(content)["columns"]]  # type: ignore[union-attr]
+    if clients.ndim != 1 or values.shape != (len(clients), len(names)):
+        raise ValueError(f"metrics {list(values.shape)} of {len(names)} names")
+    if len(set(names)) < len(names):
+        raise ValueError("two columns of one name")
+    return clients, dict(zip(names, values.T, strict=True))
 
 
 def unpack_sums(content: RecordDict) -> dict[str, np.ndarray]:

@@ -34,10 +34,9 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.schema import Experiment
@@ -49,6 +48,9 @@ from fedrec.runs.tables import USER, digests, read_table
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.new_folders import require_new_folder
 from fedrec.runtime.text_files import read_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMAT = 1
 """Version of the run folder, in run.json; folders without one are read as 1."""
@@ -244,6 +246,8 @@ class RunFolder:
         Raises:
             RunError: the table is damaged.
         """
+        import pandas as pd
+
         if not (self.path / "rounds.csv").exists():
             return pd.DataFrame()
         return self._read_table("rounds.csv")
@@ -330,6 +334,8 @@ class RunFolder:
 
     def _with_ids(self, users: pd.DataFrame) -> pd.DataFrame:
         """A table of users, with the data's ids in its first column."""
+        import pandas as pd
+
         ids = self.user_ids()
         if ids is None:
             return users
@@ -361,6 +367,8 @@ class RunFolder:
         Raises:
             RunError: the run is not finished.
         """
+        import pandas as pd
+
         summary = self.summary()
         if not summary:
             raise RunError(

@@ -8,12 +8,13 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedrec.evaluation.groups import group_gaps
 from fedrec.experiment.schema import Experiment
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # in packages above this library, or that need this one, looked up by name on first use, like
 # `fedrec.run`
@@ -70,6 +71,8 @@ class Result:
 
     def _systems(self) -> pd.DataFrame:
         """The first metrics of each system, and epsilon where one has it."""
+        import pandas as pd
+
         rows = importlib.import_module(_ROWS).system_rows(self)
         names = list(next(iter(rows.values()), {}))
         shown = [name for name in self.experiment.evaluation.shown or () if name in names]

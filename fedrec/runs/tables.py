@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-
-import pandas as pd
-from pandas.api.types import is_numeric_dtype
+from typing import TYPE_CHECKING
 
 from fedrec.runtime.text_files import read_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 USER = "user"
 """Column of users.csv with the data's ids."""
@@ -41,6 +42,9 @@ def read_table(folder: Path, name: str, index: int | None = None) -> pd.DataFram
         OSError, ValueError, OverflowError, IndexError: it cannot be read, was changed after it was
             written, or has text in a column of numbers.
     """
+    import pandas as pd
+    from pandas.api.types import is_numeric_dtype
+
     written = _written(folder).get(name)
     if written is not None and written != _sha256((folder / name).read_bytes()):
         raise ValueError("the file was changed after the run had written it")

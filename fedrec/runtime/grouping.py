@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integers in groups: the distinct ones of an array, and the members of groups that lie one after
-the other."""
+"""Integers in groups: the distinct ones of an array, their numbers, and the members of groups that
+lie one after the other."""
 
 from __future__ import annotations
 
 import numpy as np
+
+_TABLE = 8  # largest number of values per given one of which there may be a table
 
 
 def distinct(numbers: np.ndarray) -> np.ndarray:
@@ -14,6 +16,29 @@ def distinct(numbers: np.ndarray) -> np.ndarray:
     first = np.ones(len(ordered), dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     return ordered[first]
+
+
+def are_distinct(ids: np.ndarray) -> bool:
+    """Whether no two ids `[n]`, numbers or texts, are equal."""
+    if ids.dtype.kind in "iu":
+        ascending = bool((ids[1:] > ids[:-1]).all())  # as most are, which takes no sorting
+        return ascending or len(distinct(ids)) == len(ids)
+    return len(set(ids.tolist())) == len(ids)
+
+
+def numbered(numbers: np.ndarray) -> np.ndarray:
+    """The number of each value among the distinct ones in the order in which they first occur,
+    `int64 [n]`, from values of at least 0, `int64 [n]`."""
+    most = int(numbers.max(initial=-1)) + 1
+    if most > _TABLE * len(numbers):  # a table of them all would be too large
+        _, numbers = np.unique(numbers, return_inverse=True)
+        most = int(numbers.max(initial=-1)) + 1
+    first = np.full(most, len(numbers))
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # of equal places the last one remains
+    present = np.flatnonzero(first < len(numbers))
+    found = np.empty(most, dtype=np.int64)
+    found[present[np.argsort(first[present])]] = np.arange(len(present))
+    return found[numbers]
 
 
 def within_groups(counts: np.ndarray) -> np.ndarray:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-import pandas as pd
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
@@ -147,7 +146,7 @@ class ForeignClientGrid(WrappedGrid):
         _, order = unpack_evaluate(_without_arrays(message))
         if order.clients is None:
             return reply
-        return Message(pack_table(_row_of(reply.content, self._clients[node])), reply_to=message)
+        return Message(_row_of(reply.content, self._clients[node]), reply_to=message)
 
 
 def _without_arrays(message: Message) -> RecordDict:
@@ -205,10 +204,11 @@ def _each_of(found: TrainSum, client: int) -> TrainEach:
     return TrainEach(arrays, np.array([found.examples]), np.array([loss]))
 
 
-def _row_of(content: RecordDict, client: int) -> pd.DataFrame:
-    """A node's metrics as the table of one client."""
-    row = {name: value for name, value in _metrics(content).items() if name != _EXAMPLES}
-    return pd.DataFrame([row], index=pd.Index([client], name="client"))
+def _row_of(content: RecordDict, client: int) -> RecordDict:
+    """A node's metrics as those of one client."""
+    metrics = _metrics(content).items()
+    columns = {name: np.array([value]) for name, value in metrics if name != _EXAMPLES}
+    return pack_table(np.array([client]), columns)
 
 
 def _metrics(content: RecordDict) -> dict[str, float]:

@@ -15,10 +15,9 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from flwr.app import Message, RecordDict
 
 from fedrec.evaluation.metrics import ROWS
@@ -43,6 +42,9 @@ from server.deployed.each_validation import (
 from server.deployed.usual_size import LARGER, UsualSize, bound_mean, bounded_sum
 from server.exchange.dropped_replies import DroppedReplies
 from strategies.dp import is_change
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger("fedrec")
 _FAR_ERROR = 1000.0

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.components import registry
@@ -29,6 +28,9 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import append_durably, write_atomically
 from server.extension import RunExtension
 from strategies.base import Cohorts, CohortStrategy
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger("fedrec")
 

@@ -132,7 +132,7 @@ class MetricContract(Contract):
             blocks = [RankedBlock(scores, ks=KS, **masks) for scores, masks in parts]
             users = [np.arange(len(block.scores)) for block in blocks]
             found = Evaluated.joined(
-                Evaluated.of(metrics.of_block(block), own, metrics.sums(block))
+                Evaluated(own, metrics.of_block(block), metrics.sums(block))
                 for block, own in zip(blocks, users, strict=True)
             ).means(metrics)
         return {name: found[name] for name in self._columns()}

@@ -15,6 +15,7 @@ from clients.node_of_context import node_of
 from clients.steps.sgd import Sgd
 from clients.training.one_client import update_of
 from clients.training.round import only_reads
+from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.sections import Section
 from fedrec.models.mf import Mf
 from fedrec.protocol.messages import (
@@ -158,7 +159,7 @@ def test_a_step_in_the_order_replaces_the_experiments_own(ask, theta):
 def test_named_clients_are_evaluated_one_row_each(ask, theta):
     clients = ask.node.evaluated[::-1]
     order = EvaluateOrder(1, clients, None)
-    table = unpack_table(ask(pack_evaluate(to_record(theta), order), "evaluate"))
+    table = Evaluated(*unpack_table(ask(pack_evaluate(to_record(theta), order), "evaluate"))).table
     assert table.index.tolist() == sorted(clients.tolist())
     assert {"hits@5", "ndcg@5", "mrr", "group:active", "group:inactive"} <= set(table.columns)
 
@@ -167,7 +168,8 @@ def test_evaluation_in_standard_form_is_the_mean_over_all(ask, theta):
     content = ask(order(theta), "evaluate")
     (metrics,) = content.metric_records.values()
     everyone = EvaluateOrder(1, ask.node.evaluated, None)
-    table = unpack_table(ask(pack_evaluate(to_record(theta), everyone), "evaluate"))
+    reply = ask(pack_evaluate(to_record(theta), everyone), "evaluate")
+    table = Evaluated(*unpack_table(reply)).table
     assert metrics["num-examples"] == len(table) == len(ask.node.evaluated)
     assert not content.array_records
     assert metrics["hits@5"] == pytest.approx(table["hits@5"].mean())

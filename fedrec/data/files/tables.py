@@ -12,16 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
-import pandas as pd
 
 from fedrec.config import did_you_mean
 from fedrec.errors import DataError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Types: TypeAlias = Mapping[str, type | None]
-Columns: TypeAlias = Mapping[str, pd.Series]
+Columns: TypeAlias = "Mapping[str, pd.Series]"
 """Columns of a table, `[rows]` each, by name."""
 PARQUET = (".parquet", ".pq")
 _SHOWN = 200
@@ -151,6 +153,8 @@ def columns_of(table: str, frame: pd.DataFrame | Columns, layout: TableLayout) -
     Raises:
         DataError: a column is missing or stands twice, or a table with gaps has no rows.
     """
+    import pandas as pd
+
     found = {name: pd.Series(frame[name]) for name in _wanted(table, layout, list(frame))}
     if layout.gaps and not all(map(len, found.values())):
         raise DataError(
@@ -192,6 +196,8 @@ def _read_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.Da
     Raises:
         DataError: a column has nested values, the file is damaged, or pyarrow is missing.
     """
+    import pandas as pd
+
     for name, nested in parquet_columns(path):
         if nested and name in columns:
             raise DataError(
@@ -252,6 +258,8 @@ def _parquet(path: Path):
 def _read_text(
     path: Path, layout: TableLayout, names: list[str], wanted: Types, rows: int | None
 ) -> pd.DataFrame:
+    import pandas as pd
+
     kinds: dict = {
         name: object if kind is str else kind for name, kind in wanted.items() if kind is not None
     }

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from tokenize import TokenError
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from fedrec.data.features import Vectors
 from fedrec.data.files.tables import PARQUET, read_parquet
 from fedrec.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SHOWN = 3
 
@@ -34,6 +37,8 @@ def read_vectors(path: Path, ids: np.ndarray, *, complete: bool) -> Vectors:
         DataError: a file is missing or damaged, vectors differ in length or have a value that is no
             finite number, an id stands twice, no item has a vector, or (`complete`) one has none.
     """
+    import pandas as pd
+
     names, values = _npy(path) if path.suffix == ".npy" else _parquet(path)
     if names.duplicated().any():
         twice = names[names.duplicated()][0]
@@ -72,6 +77,8 @@ def _ids_of(path: Path) -> Path:
 
 
 def _npy(path: Path) -> tuple[pd.Index, np.ndarray]:
+    import pandas as pd
+
     try:
         values = np.load(path, allow_pickle=False)
         lines = _ids_of(path).read_text(encoding="utf-8").splitlines()
@@ -85,6 +92,8 @@ def _npy(path: Path) -> tuple[pd.Index, np.ndarray]:
 
 
 def _parquet(path: Path) -> tuple[pd.Index, np.ndarray]:
+    import pandas as pd
+
     if path.suffix not in PARQUET:
         raise _wrong(path, "a file .npy or .parquet", f"{path.suffix!r}", "save it as one of these")
     frame = read_parquet(path)

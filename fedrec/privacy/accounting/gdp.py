@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
 
 _LARGEST = 1e6  # epsilon above which there is no meaningful privacy
 
@@ -23,6 +22,8 @@ def gdp_delta(epsilon: float, mu: float) -> float:
     delta)-private."""
     if mu == 0:
         return 0.0
+    from scipy.special import log_ndtr, ndtr  # slow to import, and not needed without privacy
+
     return max(
         0.0, float(ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
     )

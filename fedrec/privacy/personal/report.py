@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from fedrec.privacy.accounting.gdp import gdp_epsilon
 from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.personal.noise import PAPER_MODE, PersonalNoise
 from fedrec.runtime.strict_json import finite
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 KINDS: tuple[Adjacency, ...] = ("add-remove", "replace-one")
 _COLUMNS = ("uploads", "nominal", *KINDS)
@@ -36,6 +39,8 @@ def epsilon_table(
         user may be removed or replaced; infinite with mode `paper` for all users with uploads,
         because the clip norm is computed from private data.
     """
+    import pandas as pd
+
     limit = math.inf if settings.participations is None else settings.participations
     uploads = [int(min(number, limit)) for number in asked]
     frame = pd.DataFrame({"uploads": uploads}, index=pd.Index(list(clients), name="client"))

@@ -26,7 +26,7 @@ from clients.training.round import train_clients
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
 from fedrec.errors import DataError, RefusalError
-from fedrec.evaluation.table import GROUP
+from fedrec.evaluation.table import GROUP, Evaluated
 from fedrec.experiment.loading import load
 from fedrec.privacy.noise_source import Secure
 from fedrec.privacy.protection import Protection
@@ -330,7 +330,7 @@ def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, ident
     everybody = Population.of(experiment).evaluated_clients("test")
     order = EvaluateOrder(1, everybody)
     asked = Message(pack_evaluate(to_record(theta), order), 2, "evaluate")
-    table = unpack_table(arrived(app(asked, context)))
+    table = Evaluated(*unpack_table(arrived(app(asked, context)))).table
     assert table.index.tolist() == node.evaluated.tolist() and len(table) < len(everybody)
     assert not [column for column in table if column.startswith(GROUP)]
     order = TrainOrder(1, np.arange(24))

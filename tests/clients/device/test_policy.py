@@ -21,6 +21,7 @@ from clients.device.device_node import own_node
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError, RefusalError
+from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
@@ -94,7 +95,7 @@ class Victim:
     def evaluate(self, number=1, step=None, clients=None, **context):
         ids = np.arange(24) if clients is None else clients
         content = pack_evaluate(to_record(self.theta(**context)), EvaluateOrder(number, ids, step))
-        return unpack_table(self.ask("evaluate", content, **context))
+        return Evaluated(*unpack_table(self.ask("evaluate", content, **context))).table
 
 
 @pytest.fixture

@@ -98,4 +98,4 @@ def test_parts_without_such_items_are_joined(population):
         FixedScores(Baseline.Config())
     )
     assert parts.groups().equals(whole.groups())
-    assert UNTRAINED_ITEMS not in Evaluated(whole.users).groups().index
+    assert UNTRAINED_ITEMS not in Evaluated.of_table(whole.users).groups().index

@@ -25,7 +25,7 @@ def measured(scores, known, liked, popularity, ks, size=100):
         block = RankedBlock(scores[rows], ks=ks, **masks)
         block.liked, block.popularity = liked[rows], popularity.double()
         columns = metrics.of_block(block)
-        parts.append(Evaluated.of(columns, rows.numpy(), metrics.sums(block)))
+        parts.append(Evaluated(rows.numpy(), columns, metrics.sums(block)))
     return metrics.of_sums(Evaluated.joined(parts).sums)
 
 

@@ -3,7 +3,6 @@
 understood."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedProx
@@ -114,10 +113,28 @@ def test_evaluation_order(clients):
 
 
 def test_table_keeps_clients_columns_and_missing_values():
-    table = pd.DataFrame(
-        {"hits@5": [0.5, np.nan], "group:a=b": [1.0, 0.0]}, index=pd.Index([9, 2], name="client")
-    )
-    pd.testing.assert_frame_equal(unpack_table(sent(pack_table(table))), table)
+    columns = {"hits@5": np.array([0.5, np.nan]), "rows": np.array([3, 4])}
+    clients, found = unpack_table(sent(pack_table(np.array([9, 2]), columns)))
+    assert clients.tolist() == [9, 2] and list(found) == list(columns)
+    same({name: values.astype(float) for name, values in columns.items()}, found)
+
+
+@pytest.mark.parametrize(
+    ("clients", "columns", "names"),
+    [
+        ([1, 2], {"a": [0.0], "b": [0.0]}, ["a", "b"]),
+        ([1], {"a": [0.0], "b": [0.0]}, ["a"]),
+        ([1], {"a": [0.0], "b": [0.0]}, ["a", "a"]),
+        ([[1]], {"a": [0.0], "b": [0.0]}, ["a", "b"]),
+    ],
+)
+def test_table_whose_parts_do_not_fit_is_refused(clients, columns, names):
+    content = pack_table(np.array([1]), {name: np.array(own) for name, own in columns.items()})
+    arrays = {**from_record(content["arrays"]), "clients": np.array(clients)}
+    content["arrays"] = to_record(arrays)
+    content["config"]["columns"] = names
+    with pytest.raises(ValueError):
+        unpack_table(sent(content))
 
 
 def test_presence_and_parameters():

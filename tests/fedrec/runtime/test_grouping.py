@@ -2,11 +2,13 @@
 """Distinct numbers against numpy's own."""
 
 import numpy as np
+import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedrec.runtime.grouping import distinct, spans, within_groups
+from fedrec.runtime.grouping import are_distinct, distinct, numbered, spans, within_groups
 
 
 @given(arrays(np.int64, st.integers(0, 50), elements=st.integers(-9, 9)))
@@ -23,3 +25,29 @@ def test_of_groups_of_any_size():
     assert within_groups(counts).tolist() == [0, 1, 2, 0, 0, 1]
     assert spans(starts, counts).tolist() == [5, 6, 7, 0, 7, 8]
     assert within_groups(counts[:1]).tolist() == spans(starts[:0], counts[:0]).tolist() == []
+
+
+@given(arrays(np.int64, st.integers(0, 50), elements=st.integers(0, 9)), st.integers(1, 2**40))
+def test_numbers_are_in_the_order_in_which_values_first_occur(values, times):
+    before = values.copy()
+    found = numbered(values * times)  # in a table, or too large for one
+    assert found.dtype == np.int64 and found.tolist() == pd.factorize(values)[0].tolist()
+    assert values.tolist() == before.tolist()
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (np.array([1, 2, 9]), True),
+        (np.array([9, 1, 2]), True),
+        (np.array([9, 1, 9]), False),
+        (np.array([1, 1]), False),
+        (np.array([], dtype=np.int64), True),
+        (np.array(["b", "a"]), True),
+        (np.array(["b", "a", "b"]), False),
+        (np.array(["b", 7, "7"], dtype=object), True),
+        (np.array(["b", 7, "b"], dtype=object), False),
+    ],
+)
+def test_ids_are_distinct_or_not(ids, expected):
+    assert are_distinct(ids) is expected

@@ -80,7 +80,7 @@ def test_whole_histories_over_the_best_list_of_a_hundred(monkeypatch):
         whole_history=lambda users: np.array([np.arange(400) < lengths[one] for one in users])
     )
     node = SimpleNamespace(population=population, experiment=SimpleNamespace(rounds=1))
-    monkeypatch.setattr(dp_vae, "evaluate_clients", lambda *_: Evaluated(table.copy()))
+    monkeypatch.setattr(dp_vae, "evaluate_clients", lambda *_: Evaluated.of_table(table))
     found = dp_vae.whole_histories(node, {})
     best = sum(1 / math.log2(place + 2) for place in range(100))
     assert found[name] == pytest.approx(0.75)
