@@ -13,11 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.archive import Arrays, RoundClock
-from benchmarks.workload import experiment
-from fedrec.runs.folder import RunFolder
-from server.callbacks.base import Callback
-from simulations.runner import run
+from fedrec.nn.meta_kernels import postpone_meta_kernels
+
+postpone_meta_kernels()  # as the command line does, before PyTorch is imported
+
+from benchmarks.archive import Arrays, RoundClock  # noqa: E402
+from benchmarks.workload import experiment  # noqa: E402
+from fedrec.runs.folder import RunFolder  # noqa: E402
+from server.callbacks.base import Callback  # noqa: E402
+from simulations.runner import run  # noqa: E402
 
 
 class Clock(Callback):

@@ -43,6 +43,11 @@ def release_free_heap() -> None:
     second, so it is called only after large objects were released.
     """
     gc.collect()
+    return_free_heap()
+
+
+def return_free_heap() -> None:
+    """Return freed memory to the system, which takes milliseconds."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

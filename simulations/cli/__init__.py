@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from fedrec.errors import DataError, FedrecError
+from fedrec.nn.meta_kernels import postpone_meta_kernels
 from fedrec.runtime.heap import collect_rarely
 from simulations.cli import attacks, doctor
 from simulations.cli.data import datasets, glove, perturb
@@ -190,6 +191,7 @@ def main() -> None:
     exit."""
     disable_telemetry(os.environ)
     collect_rarely()
+    postpone_meta_kernels()
     try:
         with _warnings_shown(), _impossible_paths_told():
             command_of(app)()

@@ -14,31 +14,28 @@ import logging
 import os
 import pickle
 import time
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 
-from fedrec.components.errors import line_of
 from fedrec.data.cache import POPULATIONS
-from fedrec.errors import EngineError, FedrecError
-from fedrec.experiment.loading import from_run_config
+from fedrec.errors import EngineError
 from fedrec.protocol.messages import INITIAL
 from fedrec.protocol.zero_copy import sent_bytes
 from fedrec.runs.folder import RunFolder
-from fedrec.runtime.heap import collect_messages
 from simulations.engines import reply_buffers, serial
-from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
+from simulations.engines.flwr_private import CLIENT_RAISED
 from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
 from simulations.engines.object_store import ObjectStore
 from simulations.engines.placement import Placement
 from simulations.engines.ray_alone import alone, has_token
+from simulations.engines.ray_node import Answer, NodeActor
 from simulations.engines.ray_processes import few_processes
 from simulations.engines.serial import SerialGrid
-from simulations.engines.shared_population import SharedPopulation, share, shared_bytes
+from simulations.engines.shared_population import share, shared_bytes
 from simulations.telemetry import disable_telemetry
 
 log = logging.getLogger("fedrec")
@@ -47,67 +44,6 @@ _INLINE = 2**16  # bytes; smaller arrays are sent with the call
 _STARTS = (True, False)
 # GiB for parameters in flight; by default Ray takes 30 % of the memory
 _OBJECT_STORE_BYTES = 256 * 2**20
-
-
-class Answer(NamedTuple):
-    """The reply of an actor.
-
-    Attributes:
-        message: the answer.
-        spots: where its arrays are in the reply buffer that came with it, if they are there.
-    """
-
-    message: Message
-    spots: reply_buffers.Spots
-
-
-class NodeActor:
-    """One node in its own process.
-
-    Args:
-        place: the node's place among the nodes.
-        node_config: as Flower gives it.
-        run_config: as Flower gives it.
-        population: all clients' data.
-    """
-
-    def __init__(
-        self,
-        place: int,
-        node_config: dict[str, Any],
-        run_config: dict[str, Any],
-        population: SharedPopulation,
-    ) -> None:
-        self.context = Context(1, FIRST_NODE_ID + place, node_config, RecordDict(), run_config)
-        POPULATIONS.hold(from_run_config(run_config), population.get())
-
-    def handle(self, packed: bytes, *shared: ArrayRecord) -> Answer:
-        """Answer one message, `_packed`; its large arrays come separately, from the object
-        store."""
-        collect_messages()  # those before, which may hold arrays in the object store
-        metadata, rest, names, memory = pickle.loads(packed)
-        message = rebuilt(
-            metadata, RecordDict({**dict(rest), **dict(zip(names, shared, strict=True))})
-        )
-        answer = self._answer(message)
-        spots = (
-            {}
-            if memory is None or answer.has_error()
-            else reply_buffers.put(answer.content, memory)
-        )
-        return Answer(answer, spots)
-
-    def _answer(self, message: Message) -> Message:
-        from clients.app import app
-
-        try:
-            return app(message, self.context)
-        except KeyboardInterrupt as error:  # of a plug-in; Ray would take it for a cancelled task
-            reason = f"KeyboardInterrupt ({line_of(error)})"
-            return Message(Error(CLIENT_RAISED, reason), reply_to=message)
-        except Exception as error:
-            reason = error.text() if isinstance(error, FedrecError) else traceback.format_exc()
-            return Message(Error(CLIENT_RAISED, reason), reply_to=message)
 
 
 class RayGrid(LocalGrid):
@@ -265,7 +201,8 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
         configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
         population = share(run.experiment, store)
         placement = Placement(
-            lambda place: remote.remote(place, *configs[place], population), nodes
+            lambda place: remote.remote(FIRST_NODE_ID + place, *configs[place], tuple(population)),
+            nodes,
         )
         try:
             with serial.open_grid(run) as here:

@@ -2,6 +2,8 @@
 """The Ray engine: the serial engine's numbers, and nodes that fail, hang or die. One Ray for the
 whole file."""
 
+import sys
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -9,8 +11,15 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from clients.hosting.node import Node
 from clients.training.round import train_each
 from fedrec.errors import ClientError, EngineError
-from fedrec.protocol.messages import HELLO, INITIAL, pack_train, unpack_each, unpack_parameters
-from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.messages import (
+    HELLO,
+    INITIAL,
+    pack_evaluate,
+    pack_train,
+    unpack_each,
+    unpack_parameters,
+)
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import to_record
 from fedrec.runs.folder import RunFolder
@@ -19,7 +28,7 @@ from server.cohorts.roster import call_roster
 from server.run import execute
 from simulations import runner
 from simulations.engines import ray as engine
-from simulations.engines import reply_buffers
+from simulations.engines import ray_node, reply_buffers
 from simulations.engines.ray import open_grid
 from simulations.recommending import ids_of_users
 from tests.runs import assert_same_run
@@ -65,6 +74,22 @@ def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):
 def test_actors_make_the_roster(grid):
     roster = call_roster(grid, timeout=60)
     assert roster.nodes == (2, 3) and len(roster.training) == 18
+
+
+def test_nodes_have_no_library_of_the_server(grid, theta):
+    import ray
+
+    sent = to_record(theta)
+    roster = call_roster(grid, timeout=60)
+    orders = [training(sent, node, part) for node, part in roster.by_node(roster.training)]
+    for node, part in roster.by_node(roster.evaluated):
+        order = EvaluateOrder(1, part)
+        orders.append(Message(pack_evaluate(sent, order), node, "evaluate"))
+    assert len(orders) == 4
+    assert not any(reply.has_error() for reply in grid.send_and_receive(orders, timeout=60))
+    libraries = {"pandas", "scipy.special", "torch._decomp"}
+    for actor in grid._placement.actors:
+        assert ray.get(actor.__ray_call__.remote(lambda _: libraries & set(sys.modules))) == set()
 
 
 @pytest.mark.parametrize("large", [True, False])
@@ -203,8 +228,8 @@ def test_a_plug_in_that_raises_keyboard_interrupt_fails_with_its_line(monkeypatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr("clients.app.app", interrupting)
-    monkeypatch.setattr(engine, "Message", lambda error, reply_to: error)  # outside of a run
-    node = object.__new__(engine.NodeActor)
+    monkeypatch.setattr(ray_node, "Message", lambda error, reply_to: error)  # outside of a run
+    node = object.__new__(ray_node.NodeActor)
     node.context = None
     error = node._answer(None)
     assert error.reason.startswith("KeyboardInterrupt (")

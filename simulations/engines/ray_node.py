@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node in a process of Ray, which imports this module first: what needs PyTorch is imported in
+its functions, after the decision to leave parts of it out."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any, NamedTuple
+
+from flwr.app import ArrayRecord, Context, Error, Message, MessageType, RecordDict
+
+from fedrec.components.errors import line_of
+from fedrec.errors import FedrecError
+from fedrec.nn.meta_kernels import postpone_meta_kernels
+from fedrec.runtime.heap import collect_messages, return_free_heap
+from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
+
+
+class Answer(NamedTuple):
+    """The reply of an actor.
+
+    Attributes:
+        message: the answer.
+        spots: where its arrays are in the reply buffer that came with it, if they are there, see
+            `simulations.engines.reply_buffers`.
+    """
+
+    message: Message
+    spots: dict[str, Any]
+
+
+class NodeActor:
+    """One node in its own process.
+
+    Args:
+        node_id: the node's id.
+        node_config: as Flower gives it.
+        run_config: as Flower gives it.
+        population: where all clients' data are, the fields of a `SharedPopulation`; as one value,
+            because Ray replaces references that are arguments by what they refer to.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        node_config: dict[str, Any],
+        run_config: dict[str, Any],
+        population: tuple[Any, tuple[Any, ...]],
+    ) -> None:
+        postpone_meta_kernels()
+        from fedrec.data.cache import POPULATIONS
+        from fedrec.experiment.loading import from_run_config
+        from simulations.engines.shared_population import SharedPopulation
+
+        self.context = Context(1, node_id, node_config, RecordDict(), run_config)
+        held = SharedPopulation(*population).get()
+        POPULATIONS.hold(from_run_config(run_config), held)
+
+    def handle(self, packed: bytes, *shared: ArrayRecord) -> Answer:
+        """Answer one message, packed by `simulations.engines.ray`; its large arrays come
+        separately, from the object store."""
+        from simulations.engines import reply_buffers
+
+        collect_messages()  # those before, which may hold arrays in the object store
+        metadata, rest, names, memory = pickle.loads(packed)
+        message = rebuilt(
+            metadata, RecordDict({**dict(rest), **dict(zip(names, shared, strict=True))})
+        )
+        answer = self._answer(message)
+        if metadata.message_type == MessageType.EVALUATE:
+            return_free_heap()  # of training, because the server now has tables in memory
+        spots = (
+            {}
+            if memory is None or answer.has_error()
+            else reply_buffers.put(answer.content, memory)
+        )
+        return Answer(answer, spots)
+
+    def _answer(self, message: Message) -> Message:
+        from clients.app import app
+
+        try:
+            return app(message, self.context)
+        except KeyboardInterrupt as error:  # of a plug-in; Ray would take it for a cancelled task
+            reason = f"KeyboardInterrupt ({line_of(error)})"
+            return Message(Error(CLIENT_RAISED, reason), reply_to=message)
+        except Exception as error:
+            reason = error.text() if isinstance(error, FedrecError) else traceback.format_exc()
+            return Message(Error(CLIENT_RAISED, reason), reply_to=message)
