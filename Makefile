@@ -58,20 +58,19 @@ bench-simulators: $(VENV)/.installed-test benchmark-venvs  ## fedrec beside othe
 	$(SIMULATION) --cohort 20 --items 27000 --rounds 8 --contestants $(RIVALS),loop-sparse
 	$(SIMULATION) --cohort 20 --items 200000 --rounds 5 --contestants $(RIVALS),loop-sparse
 
-bench-experiments: $(VENV)/.installed-test  ## Every shipped experiment beside a plain PyTorch loop
-	$(BIN)/python benchmarks/experiments.py
+bench-experiments: $(VENV)/.installed-test  ## Every shipped experiment beside a plain PyTorch loop, and parts of whole commands; ARGS="--json OUT" goes on after an interruption
+	$(BIN)/python benchmarks/experiments.py $(ARGS)
 
 gpu-check: $(VENV)/.installed-test  ## What a GPU changes: tests, steps, large cohorts; at most ten minutes, on a stand-in where there is none
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 MILLION := --set dataset.users=1000000 --set dataset.items=100000 --set dataset.mean-interactions=20 \
 	--set 'evaluation.baselines=[]' --set evaluation.every=0 --set evaluation.final-users=50 --set rounds=40
-bench-costs: $(VENV)/.installed-test  ## What is not training, parts of whole commands, what privacy costs, a million users
+bench-costs: $(VENV)/.installed-test  ## What is not training, what privacy costs, a million users
 	$(BIN)/python benchmarks/overhead.py --cohort 100 --rounds 20
 	$(BIN)/python benchmarks/privacy_cost.py --cohort 100 --rounds 25 --repeats 8
 	$(BIN)/python -m benchmarks.kernel_limit privrec-ml1m sgd
 	$(BIN)/python benchmarks/ranking.py
-	$(BIN)/python benchmarks/command_parts.py
 	$(BIN)/python benchmarks/start.py 10000000
 	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run privrec-synthetic $(MILLION)
 	$(BIN)/python benchmarks/large_table.py /tmp/rows-20m

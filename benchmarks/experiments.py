@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every shipped experiment on one thread: users per second in training, beside a plain PyTorch
-loop.
+"""Every shipped federated experiment: users per second in training on one thread, beside a plain
+PyTorch loop, and where the processor time of its whole command goes.
 
     FEDREC_DATA=DATA python benchmarks/experiments.py [--only privrec-ml1m,mf-ml1m] \\
-        [--repeats 3] [--json OUT]
+        [--without speeds | --without parts] [--repeats 3] [--json OUT]
 
-For each local step of each experiment in `simulations/experiments`: fedrec's path that is taken,
-and the loop in `contestants/shipped_loop.py`, in turn, each in a process of its own, with the
-experiment's own settings. Users per second are those of the median round over all repeats, the
-first round of a process not counted. Both also do one round of one epoch, and `difference` is how
-far apart their sums of updates are: the L2 norm of the difference over the norm, all parameters
+Speeds, a line for each local step of each experiment in `simulations/experiments`: fedrec's path
+that is taken, and the loop in `contestants/shipped_loop.py`, in turn, each in a process of its own,
+with the experiment's own settings. Users per second are those of the median round over all repeats,
+the first round of a process not counted. Both also do one round of one epoch, and `difference` is
+how far apart their sums of updates are: the L2 norm of the difference over the norm, all parameters
 together. It takes one epoch because rounding grows with the epochs, fastest where learning rates
-are high.
+are high. Steps with parameters that a server generates (meta-MF) are timed in whole runs on the
+serial engine, and the loop beside them is fedrec's own `reference` path.
 
-`evaluation` is the time of the evaluation at the end of a run, all test users without and with
-fine-tuning, and `MiB` the largest memory of fedrec's process, both on one thread. Steps with
-parameters that a server generates (meta-MF) are timed in whole runs on the serial engine, and the
-loop beside them is fedrec's own `reference` path.
+`final evaluation` is the time of the evaluation at the end of a run, all test users without and
+with fine-tuning. `MiB` is the largest resident memory of the process with fedrec's path, which
+trains a few rounds of 40 users and, for an experiment's own step, evaluates; it is not that of the
+whole command.
+
+Parts, in the first line of an experiment: seconds of processor time of `fedrec run EXPERIMENT`
+(`contestants/command_parts.py`), once and whatever the repeats, on the serial engine with one
+thread. Baselines are fitted (nothing kept is read).
+
+OUT is written after each measurement. What it has already is printed and not measured again, so a
+table that was interrupted goes on by the same command.
 """
 
 from __future__ import annotations
@@ -26,6 +34,8 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +44,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
+from benchmarks.contestants.command_parts import PARTS  # noqa: E402
 from benchmarks.contestants.shipped import (  # noqa: E402
     initial,
     node_of,
@@ -45,12 +56,32 @@ from benchmarks.contestants.shipped_loop import rounds_of  # noqa: E402
 from benchmarks.environment import child_environment  # noqa: E402
 from clients.step import Step  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
+from fedrec.runtime.atomic_files import write_atomically  # noqa: E402
 
 USERS = 40
 ROUNDS = 6
 LOOP_USERS = 20
 LOOP_ROUNDS = 2
 GENERATED_ROUNDS = 6
+COLUMNS = {
+    "speeds": (
+        ("path", "path", ""),
+        ("users/s", "users_per_second", ".4g"),
+        ("plain loop", "loop", ".3g"),
+        ("ratio", "ratio", ".1f"),
+        ("difference", "difference", ".0e"),
+        ("final evaluation, s", "evaluation", ".1f"),
+        ("MiB", "peak_mib", ".0f"),
+    ),
+    "parts": (
+        ("processor s of the command", "sum", ".1f"),
+        *((part, part, ".1f") for part in PARTS),
+    ),
+}
+"""Columns by what measures them: their titles, keys and formats."""
+
+Found = dict[str, dict[str, Any]]
+"""What is measured of a line, by the same names."""
 
 
 def steps_of(name: str) -> list[str]:
@@ -73,19 +104,19 @@ def difference(name: str, step: str) -> float:
     return (apart / sum(float(np.square(theirs[own].astype(float)).sum()) for own in shared)) ** 0.5
 
 
-def measured(module: str, *arguments: object) -> dict[str, Any]:
+def measured(module: str, *arguments: object, **environment: str) -> dict[str, Any]:
     """What a contestant printed."""
     command = [sys.executable, "-m", f"benchmarks.contestants.{module}", *map(str, arguments)]
     done = subprocess.run(
-        command, cwd=ROOT, env=child_environment(), capture_output=True, text=True
+        command, cwd=ROOT, env=child_environment(**environment), capture_output=True, text=True
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def row(name: str, step: str, repeats: int) -> dict[str, Any]:
-    """One line of the table."""
+def speeds(name: str, step: str, repeats: int) -> dict[str, Any]:
+    """Users per second of a step and of the loop, and how far apart their sums are."""
     ours = []
     loop = []
     found = {}
@@ -98,78 +129,87 @@ def row(name: str, step: str, repeats: int) -> dict[str, Any]:
         theirs = measured("shipped_loop", name, step, LOOP_USERS, LOOP_ROUNDS)
         loop += [theirs["users"] / seconds for seconds in theirs["seconds"]]
     return {
-        **_speeds(ours, loop),
+        **_medians(ours, loop),
         **{key: found.get(key) for key in ("path", "evaluation", "peak_mib")},
+        "difference": difference(name, step),
     }
 
 
 def generated(name: str, repeats: int) -> dict[str, Any]:
     """The same of an experiment whose server generates the clients' parameters."""
-    speeds: dict[str, list[float]] = {"reference": [], "auto": []}
+    by_path: dict[str, list[float]] = {"reference": [], "auto": []}
     found: dict[str, Any] = {}
     for _ in range(repeats):
-        for path, own in speeds.items():
+        for path, own in by_path.items():
             found = measured("shipped_run", name, path, GENERATED_ROUNDS)
             own += found["users_per_second"]
     cost = {key: found[key] for key in ("evaluation", "peak_mib")}
-    return {**_speeds(speeds["auto"], speeds["reference"]), **cost, "path": "blocks"}
+    return {**_medians(by_path["auto"], by_path["reference"]), **cost, "path": "blocks"}
 
 
-def _speeds(ours: list[float], loop: list[float]) -> dict[str, float]:
+def _medians(ours: list[float], loop: list[float]) -> dict[str, float]:
     mine = statistics.median(ours)
     theirs = statistics.median(loop)
     return {"users_per_second": mine, "loop": theirs, "ratio": mine / theirs}
 
 
+def parts(name: str) -> dict[str, float]:
+    """Processor seconds of an experiment's whole command, and of its parts."""
+    found = measured("command_parts", name, FEDREC_CACHE_BASELINES="no", OMP_NUM_THREADS="1")
+    return {"sum": sum(found.values()), **found}
+
+
+def lines_of(name: str, repeats: int) -> dict[str, dict[str, Callable[[], dict[str, Any]]]]:
+    """The lines of an experiment, and what measures the columns of each."""
+    if load(name).model.name == "metamf":
+        lines = {name: {"speeds": partial(generated, name, repeats)}}
+    else:
+        lines = {
+            f"{name}, {step}": {"speeds": partial(speeds, name, step, repeats)}
+            for step in steps_of(name)
+        }
+    next(iter(lines.values()))["parts"] = partial(parts, name)
+    return lines
+
+
+def table(names: Iterable[str], groups: list[str], repeats: int, kept: Path | None) -> None:
+    """Print a Markdown table line by line; what is kept of an earlier one is not measured again."""
+    rows: dict[str, Found] = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    titles = [title for group in groups for title, _, _ in COLUMNS[group]]
+    print("|", " | ".join(["experiment, step", *titles]), "|")
+    print("|" + "---|" * (len(titles) + 1))
+    for name in names:
+        for title, measures in lines_of(name, repeats).items():
+            row = rows.setdefault(title, {})
+            for group in groups:
+                if group not in measures or group in row:
+                    continue
+                row[group] = measures[group]()
+                if kept:
+                    write_atomically(kept, json.dumps(rows, indent=2) + "\n")
+            print("|", " | ".join([title, *_cells(row, groups)]), "|", flush=True)
+
+
+def _cells(row: Found, groups: list[str]) -> list[str]:
+    found = [
+        (row.get(group, {}).get(key), form) for group in groups for _, key, form in COLUMNS[group]
+    ]
+    return ["" if value is None else format(value, form) for value, form in found]
+
+
 def main() -> None:
-    """Measure and print a Markdown table."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="experiments, comma-separated; default: all")
+    parser.add_argument("--without", choices=COLUMNS, help="columns that are not measured")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="file that measurements are kept in")
     given = parser.parse_args()
-    rows: dict[str, dict[str, Any]] = {}
-    print(
-        "| experiment, step | path | users/s | plain loop | ratio | difference | evaluation, s |"
-        " MiB |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
     federated = (name for name in sorted(shipped_experiments()) if load(name).federated)
-    for name in given.only.split(",") if given.only else federated:
-        if load(name).model.name == "metamf":
-            rows[name] = generated(name, given.repeats)
-            _print(name, rows[name])
-        for step in steps_of(name):
-            rows[f"{name}, {step}"] = {
-                **row(name, step, given.repeats),
-                "difference": difference(name, step),
-            }
-            _print(f"{name}, {step}", rows[f"{name}, {step}"])
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=2) + "\n")
-
-
-def _print(name: str, found: dict[str, Any]) -> None:
-    def cell(key: str, form: str) -> str:
-        return format(found[key], form) if found.get(key) is not None else ""
-
-    cells = [
-        name,
-        found["path"],
-        cell("users_per_second", ".4g"),
-        cell("loop", ".3g"),
-        cell("ratio", ".1f"),
-    ]
-    print(
-        "| "
-        + " | ".join(
-            [*cells, cell("difference", ".0e"), cell("evaluation", ".1f"), cell("peak_mib", ".0f")]
-        )
-        + " |"
-    )
-    sys.stdout.flush()
+    names = given.only.split(",") if given.only else federated
+    table(names, [own for own in COLUMNS if own != given.without], given.repeats, given.json)
 
 
 if __name__ == "__main__":

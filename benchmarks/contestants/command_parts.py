@@ -1,35 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the processor time of a whole command goes: imports, data, baselines, training, evaluation,
-writing, and all else.
+writing, and all else. Argument: experiment.
 
-    FEDREC_DATA=DATA python benchmarks/command_parts.py [EXPERIMENT ...] [--json OUT]
-
-Each experiment runs on the serial engine in a process of its own, in which the functions of each
-part are timed; time in a part that another one calls counts for the inner one. Baselines are fitted
-(nothing kept is read). Checkpoints that are written beside training count for what runs meanwhile.
+It runs on the serial engine in this process, in which the functions of each part are timed; time in
+a part that another one calls counts for the inner one. Checkpoints that are written beside training
+count for what runs meanwhile.
 """
 
 from __future__ import annotations
 
-import argparse
 import builtins
 import functools
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 PARTS = ("imports", "data", "baselines", "training", "evaluation", "writing", "else")
-EXPERIMENTS = ("privrec-synthetic", "privrec-ml1m", "mf-ml1m", "fed-fold-in-ml1m")
 
 
 class Clock:
@@ -105,7 +96,7 @@ def time_parts(clock: Clock) -> None:
         clock.timed(RunFolder, name, "writing")
 
 
-def measured(experiment: str) -> dict[str, float]:
+def parts_of(experiment: str) -> dict[str, float]:
     """Processor seconds of each part of `fedrec run EXPERIMENT`, in this process."""
     clock = Clock()
     time_imports(clock)
@@ -113,45 +104,16 @@ def measured(experiment: str) -> dict[str, float]:
         from simulations.cli import main
 
         time_parts(clock)
-    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
+    with tempfile.TemporaryDirectory() as folder:
         sys.argv = ["fedrec", "run", experiment, "--engine", "serial", "--output", f"{folder}/run"]
-        with redirect_stdout(nowhere), redirect_stderr(nowhere):
-            try:
-                main()
-            except SystemExit as end:
-                if end.code:
-                    raise
+        try:
+            main()
+        except SystemExit as end:
+            if end.code:
+                raise
     clock.stop()
     return clock.seconds
 
 
-def main() -> None:
-    """Measure each experiment in a process of its own, and print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("experiments", nargs="*", default=EXPERIMENTS)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.here:
-        print(json.dumps(measured(given.experiments[0])))
-        return
-    found = {}
-    print("| experiment | processor s |", " | ".join(PARTS), "|")
-    print("|---|" + "---|" * (len(PARTS) + 1))
-    environment = {**os.environ, "FEDREC_CACHE_BASELINES": "no", "OMP_NUM_THREADS": "1"}
-    for name in given.experiments:
-        command = (sys.executable, __file__, name, "--here")
-        done = subprocess.run(
-            command, env=environment, check=True, stdout=subprocess.PIPE, text=True
-        )
-        found[name] = json.loads(done.stdout.splitlines()[-1])
-        parts = " | ".join(f"{found[name][part]:.1f}" for part in PARTS)
-        print(f"| {name} | {sum(found[name].values()):.1f} | {parts} |", flush=True)
-    if given.json:
-        given.json.write_text(json.dumps(found) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(parts_of(sys.argv[1])))
