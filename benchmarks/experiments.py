@@ -11,8 +11,8 @@ with the experiment's own settings. Users per second are those of the median rou
 the first round of a process not counted. Both also do one round of one epoch, and `difference` is
 how far apart their sums of updates are: the L2 norm of the difference over the norm, all parameters
 together. It takes one epoch because rounding grows with the epochs, fastest where learning rates
-are high. Steps with parameters that a server generates (meta-MF) are timed in whole runs on the
-serial engine, and the loop beside them is fedrec's own `reference` path.
+are high. Steps with parameters that a server generates (meta-MF, GPFedRec, FedGNN) are timed in
+whole runs on the serial engine, and the loop beside them is fedrec's own `reference` path.
 
 `final evaluation` is the time of the evaluation at the end of a run, all test users without and
 with fine-tuning. `MiB` is the largest resident memory of the process with fedrec's path, which
@@ -84,12 +84,17 @@ Found = dict[str, dict[str, Any]]
 """What is measured of a line, by the same names."""
 
 
-def steps_of(name: str) -> list[str]:
-    """The steps of an experiment that train several clients at once."""
+def steps_of(name: str) -> dict[str, Step]:
+    """The steps of an experiment that train several clients at once, or clients with parameters
+    that the server generates."""
     node = node_of(name, "auto")
     names = dict.fromkeys(section.name for section in node.experiment.steps())
     made = {own: node.step(section_of(node, own)) for own in names}
-    return [own for own, step in made.items() if type(step).batches is not Step.batches]
+    return {
+        own: step
+        for own, step in made.items()
+        if step.generated or type(step).batches is not Step.batches
+    }
 
 
 def difference(name: str, step: str) -> float:
@@ -135,7 +140,7 @@ def speeds(name: str, step: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def generated(name: str, repeats: int) -> dict[str, Any]:
+def generated(name: str, step: str, repeats: int) -> dict[str, Any]:
     """The same of an experiment whose server generates the clients' parameters."""
     by_path: dict[str, list[float]] = {"reference": [], "auto": []}
     found: dict[str, Any] = {}
@@ -144,7 +149,9 @@ def generated(name: str, repeats: int) -> dict[str, Any]:
             found = measured("shipped_run", name, path, GENERATED_ROUNDS)
             own += found["users_per_second"]
     cost = {key: found[key] for key in ("evaluation", "peak_mib")}
-    return {**_medians(by_path["auto"], by_path["reference"]), **cost, "path": "blocks"}
+    node = node_of(name, "auto")
+    taken = str(node.path(node.step(section_of(node, step))))
+    return {**_medians(by_path["auto"], by_path["reference"]), **cost, "path": taken}
 
 
 def _medians(ours: list[float], loop: list[float]) -> dict[str, float]:
@@ -161,13 +168,12 @@ def parts(name: str) -> dict[str, float]:
 
 def lines_of(name: str, repeats: int) -> dict[str, dict[str, Callable[[], dict[str, Any]]]]:
     """The lines of an experiment, and what measures the columns of each."""
-    if load(name).model.name == "metamf":
-        lines = {name: {"speeds": partial(generated, name, repeats)}}
-    else:
-        lines = {
-            f"{name}, {step}": {"speeds": partial(speeds, name, step, repeats)}
-            for step in steps_of(name)
-        }
+    lines: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {}
+    for step, made in steps_of(name).items():
+        if made.generated:
+            lines[name] = {"speeds": partial(generated, name, step, repeats)}
+        else:
+            lines[f"{name}, {step}"] = {"speeds": partial(speeds, name, step, repeats)}
     next(iter(lines.values()))["parts"] = partial(parts, name)
     return lines
 

@@ -2,15 +2,17 @@
 """The plain PyTorch loop gives the same updates as the shipped experiments: an independent oracle
 for the kernel. The table of both goes on where it was interrupted."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks import experiments
 from benchmarks.contestants.command_parts import PARTS
-from benchmarks.experiments import COLUMNS, difference, steps_of, table
+from benchmarks.experiments import COLUMNS, difference, lines_of, steps_of, table
 
 
 def test_the_loop_and_the_kernel_take_the_same_steps():
-    assert steps_of("privrec-synthetic") == ["sgd"]
+    assert list(steps_of("privrec-synthetic")) == ["sgd"]
     assert difference("privrec-synthetic", "sgd") < 1e-4
 
 
@@ -27,6 +29,7 @@ def test_they_do_on_movielens(name):
     assert difference(name, "sgd") < 1e-4
 
 
+STEPS = dict.fromkeys(("sgd", "contrastive"), SimpleNamespace(generated=False))
 PRINTED = {
     "shipped": {"users": 40, "seconds": [2.0], "path": "kernel", "peak_mib": 500.0},
     "shipped_loop": {"users": 20, "seconds": [4.0]},
@@ -53,7 +56,7 @@ def contestants(monkeypatch):
     fake = FakeMeasurements()
     monkeypatch.setattr(experiments, "measured", fake.measured)
     monkeypatch.setattr(experiments, "difference", lambda name, step: 1e-7)
-    monkeypatch.setattr(experiments, "steps_of", lambda name: ["sgd", "contrastive"])
+    monkeypatch.setattr(experiments, "steps_of", lambda name: STEPS)
     return fake
 
 
@@ -110,3 +113,23 @@ def test_columns_that_are_left_out_are_not_measured(contestants, capsys, monkeyp
     experiments.main()
     assert {module for module, *_ in contestants.started} == {"shipped", "shipped_loop"}
     assert "imports" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["fedgnn-ml100k", "gpfedrec-ml100k", "metamf-ml1m"])
+def test_clients_with_generated_parameters_are_timed_in_whole_runs(name, monkeypatch):
+    started = []
+
+    def measured(module, *arguments):
+        started.append((module, *arguments))
+        return {"users_per_second": [8.0], "evaluation": 1.0, "peak_mib": 500.0}
+
+    monkeypatch.setattr(experiments, "measured", measured)
+    lines = lines_of(name, 1)
+    assert list(lines) == [name]
+    assert lines[name]["speeds"]()["path"] in ("blocks", "kernel")
+    assert [one[:3] for one in started] == [
+        ("shipped_run", name, "reference"),
+        ("shipped_run", name, "auto"),
+    ]
