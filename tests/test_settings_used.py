@@ -30,7 +30,10 @@ from simulations.study.declaration import declared
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "examples").rglob("*.md")]
 TESTS = [file for file in (ROOT / "tests").rglob("*.py") if file != Path(__file__)]
-CODE = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "simulations/reproduce").rglob("*.py")]
+CODE = [
+    *(file for file in (ROOT / "benchmarks").rglob("*.py") if ".venvs" not in file.parts),
+    *(ROOT / "simulations/reproduce").rglob("*.py"),
+]
 STUDIES = [ROOT / "simulations/reproduce/papers", ROOT / "benchmarks"]
 OTHER = {"node": Policy, "deployment": DeploymentConfig}  # by their files
 WITHOUT_A_TEST = {

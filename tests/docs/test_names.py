@@ -22,7 +22,8 @@ WRITTEN = re.compile(r"\.(txt|db|crt|key|jsonl)$")  # files that a run writes
 def known() -> set[str]:
     """All names in the source: definitions, arguments, attributes, keys, and files."""
     found: set[str] = set()
-    for file in (file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")):
+    files = (file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
+    for file in (file for file in files if ".venvs" not in file.parts):  # of benchmarks
         found.update(*(part.split(".") for part in file.relative_to(ROOT).parts))
         own = file == Path(__file__)  # the names below are nowhere else
         code = compile(file.read_text(encoding="utf-8"), str(file), "exec")
