@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the kernel ahead of its first use: `python -m fedrec.cohort.kernel.warm_up`.
 
-This takes about 15 s, once per machine; otherwise the first training round takes that much longer.
+This takes half a minute to a minute, once per machine; otherwise the first training round takes
+that much longer.
 """
 
 from __future__ import annotations
