@@ -57,6 +57,7 @@ from benchmarks.environment import child_environment  # noqa: E402
 from clients.step import Step  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
 from fedrec.runtime.atomic_files import write_atomically  # noqa: E402
+from fedrec.runtime.text_files import read_json  # noqa: E402
 
 USERS = 40
 ROUNDS = 6
@@ -180,7 +181,7 @@ def lines_of(name: str, repeats: int) -> dict[str, dict[str, Callable[[], dict[s
 
 def table(names: Iterable[str], groups: list[str], repeats: int, kept: Path | None) -> None:
     """Print a Markdown table line by line; what is kept of an earlier one is not measured again."""
-    rows: dict[str, Found] = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    rows = _measured_before(kept) if kept and kept.exists() else {}
     titles = [title for group in groups for title, _, _ in COLUMNS[group]]
     print("|", " | ".join(["experiment, step", *titles]), "|")
     print("|" + "---|" * (len(titles) + 1))
@@ -194,6 +195,22 @@ def table(names: Iterable[str], groups: list[str], repeats: int, kept: Path | No
                 if kept:
                     write_atomically(kept, json.dumps(rows, indent=2) + "\n")
             print("|", " | ".join([title, *_cells(row, groups)]), "|", flush=True)
+
+
+def _measured_before(kept: Path) -> dict[str, Found]:
+    """What a file has already; ends the program if it is none that was written here."""
+    try:
+        rows = read_json(kept)
+    except (OSError, ValueError) as error:
+        rows = error
+    if isinstance(rows, dict) and all(isinstance(row, dict) for row in rows.values()):
+        return rows
+    raise SystemExit(
+        f"{kept} has no measurements to go on with\n"
+        "  expected: a file that --json of this command wrote, or a new name\n"
+        f"  got: {rows if isinstance(rows, Exception) else type(rows).__name__}\n"
+        "  fix: give another name"
+    )
 
 
 def _cells(row: Found, groups: list[str]) -> list[str]:

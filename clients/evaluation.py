@@ -25,6 +25,7 @@ from clients.training.blocks import train_in_blocks
 from clients.training.one_client import private_parameters, to_device
 from fedrec.data.time_weighting import last_items
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.groups import known_means
 from fedrec.evaluation.lists import HeldOutLists
 from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.sections import Section
@@ -79,10 +80,8 @@ def mean_metrics(found: Evaluated) -> dict[str, float | int]:
     """Means over the clients and their number, in the form that Flower's strategies expect."""
     columns = found.metrics
     values = np.column_stack([np.empty((len(found), 0)), *columns.values()])
-    known = ~np.isnan(values)
-    with np.errstate(invalid="ignore"):  # NaN where no client has a value
-        means = np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
-    return {"num-examples": len(found), **dict(zip(columns, means.tolist(), strict=True))}
+    means = known_means(values, axis=0).tolist()
+    return {"num-examples": len(found), **dict(zip(columns, means, strict=True))}
 
 
 def _generated(node: Node, step: Step, given: ClientArrays, order: EvaluateOrder) -> Evaluated:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 
-MOST = 16_384
-"""Number of clients whose batches, some 7 KB each, are kept."""
+MOST_CLIENTS = 16_384
+"""Largest number of clients whose batches, some 7 KB each, are in memory together."""
 
 
 class DrawnBatches:
@@ -24,7 +24,7 @@ class DrawnBatches:
         if round_ != self._round:
             self._of.clear()
             self._round = round_
-        if len(self._of) < MOST:
+        if len(self._of) < MOST_CLIENTS:
             self._of[client] = (type(step), step.config, batches)
 
     def take(self, step: Step, round_: int, client: int) -> Batches | None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clients.hosting.drawn_batches import MOST_CLIENTS
 from clients.hosting.node import Node
 from clients.hosting.paths import PathName, TrainingPath
 from clients.hosting.step_checks import Versions, refuse_wrong_block
@@ -26,8 +27,6 @@ from fedrec.data.client_data import ClientData
 from fedrec.errors import ClientError, FedrecError
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.rng import stream
-
-_CLIENTS_AT_ONCE = 16_384  # clients whose batches, some 7 KB each, are in memory together
 
 
 def train_in_blocks(
@@ -67,8 +66,8 @@ def train_in_blocks(
     """
     before = round_ if before_round is None else before_round
     work = _NodeTraining(node, step, path.name, parameters, stream_name, round_, before, given)
-    for start in range(0, len(clients), _CLIENTS_AT_ONCE):
-        yield from work.blocks(clients[start : start + _CLIENTS_AT_ONCE], start)
+    for start in range(0, len(clients), MOST_CLIENTS):
+        yield from work.blocks(clients[start : start + MOST_CLIENTS], start)
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,16 +64,21 @@ def group_means(per_user: pd.DataFrame, groups: dict[str, np.ndarray]) -> pd.Dat
     import pandas as pd
 
     values = np.ascontiguousarray(per_user.to_numpy(dtype=np.float64).T)
-    judged = ~np.isnan(values)
     rows = []
     for member in groups.values():
-        own = judged.compress(member, axis=1)
-        with np.errstate(invalid="ignore"):
-            means = np.nansum(values.compress(member, axis=1), axis=1) / own.sum(axis=1)
-        rows.append([int(own.any(axis=0).sum()), *means])
+        own = values.compress(member, axis=1)
+        count = int((~np.isnan(own)).any(axis=0).sum())
+        rows.append([count, *known_means(own, axis=1)])
     return pd.DataFrame(
         rows, index=pd.Index(groups, name="group"), columns=["count", *per_user.columns]
     )
+
+
+def known_means(values: np.ndarray, axis: int) -> np.ndarray:
+    """Means `[metrics]` of the values of users, `[users, metrics]` with axis 0 and transposed with
+    axis 1, that are not NaN; NaN where no user has one."""
+    with np.errstate(invalid="ignore"):
+        return np.nansum(values, axis=axis) / (~np.isnan(values)).sum(axis=axis)
 
 
 def group_gaps(means: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.app import ArrayRecord, Context, Error, Message, MessageType, RecordDict
 
@@ -16,18 +16,20 @@ from fedrec.nn.meta_kernels import postpone_meta_kernels
 from fedrec.runtime.heap import collect_messages, return_free_heap
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
 
+if TYPE_CHECKING:
+    from simulations.engines.reply_buffers import Spots
+
 
 class Answer(NamedTuple):
     """The reply of an actor.
 
     Attributes:
         message: the answer.
-        spots: where its arrays are in the reply buffer that came with it, if they are there, see
-            `simulations.engines.reply_buffers`.
+        spots: where its arrays are in the reply buffer that came with it, if they are there.
     """
 
     message: Message
-    spots: dict[str, Any]
+    spots: Spots
 
 
 class NodeActor:

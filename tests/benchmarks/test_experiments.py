@@ -133,3 +133,14 @@ def test_clients_with_generated_parameters_are_timed_in_whole_runs(name, monkeyp
         ("shipped_run", name, "reference"),
         ("shipped_run", name, "auto"),
     ]
+
+
+@pytest.mark.parametrize("text", ['{"privrec": ', "[1]", '{"privrec": 3}', None])
+def test_a_file_without_measurements_is_refused(tmp_path, text):
+    kept = tmp_path / "rows.json"
+    if text is None:
+        kept.mkdir()
+    else:
+        kept.write_text(text)
+    with pytest.raises(SystemExit, match=r"rows\.json has no measurements(.|\n)*fix: give another"):
+        table([], list(COLUMNS), 1, kept)
