@@ -9,9 +9,15 @@ from numba import njit
 
 from fedrec.cohort.kernel.inputs import backward_inputs, forward_inputs, start_base
 from fedrec.cohort.kernel.memory import Batch, Client, scratch_for
-from fedrec.nn.native.activations import activate, sigmoid, through_activation
+from fedrec.nn.native.activations import RELU, activate, sigmoid, through_activation
 from fedrec.nn.native.memory import matrix
 from fedrec.nn.native.products import add_outputs, descend_weights, input_gradients
+from fedrec.nn.native.sparse_products import (
+    add_sparse_outputs,
+    descend_sparse_weights,
+    sparse_enough,
+    sparse_input_gradients,
+)
 from fedrec.runtime.compilation import INNER, compiled
 
 _ZERO = np.float32(0)
@@ -124,7 +130,10 @@ def _forward(network, own, batch, scratch):
             for o in range(out):
                 following[example, o] = own.dense[bias + o] if bias >= 0 else _ZERO
         weights = matrix(own.dense, weight, inputs, out)
-        add_outputs(hidden, weights, following, scratch.room)
+        if network.activation == RELU and sparse_enough(hidden, out, scratch.room):
+            add_sparse_outputs(hidden, weights, following)
+        else:
+            add_outputs(hidden, weights, following, scratch.room)
         hidden = following
     total = _ZERO
     for offset in network.offsets:
@@ -229,9 +238,16 @@ def _backward(network, own, batch, rates, scratch, gradient):
         hidden = matrix(scratch.hidden, place, n, inputs)
         weights = matrix(own.dense, weight, inputs, out)
         before = matrix(scratch.gradients[half], 0, n, inputs)
-        input_gradients(gradient, weights, before, scratch.room)
-        if rates.weights[layer]:
-            descend_weights(rates.weights[layer], hidden, gradient, weights, scratch.room)
+        rate = rates.weights[layer]
+        sparse = network.activation == RELU and sparse_enough(hidden, out, scratch.room)
+        if sparse:
+            sparse_input_gradients(gradient, weights, hidden, before)
+        else:
+            input_gradients(gradient, weights, before, scratch.room)
+        if rate and sparse:
+            descend_sparse_weights(rate, hidden, gradient, weights, scratch.room)
+        elif rate:
+            descend_weights(rate, hidden, gradient, weights, scratch.room)
         if bias >= 0 and rates.biases[layer]:
             for example in range(n):
                 for o in range(out):

@@ -15,8 +15,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-_FLOAT = ir.FloatType()
-_INT = ir.IntType(64)
+FLOAT = ir.FloatType()
+INTEGER = ir.IntType(64)
+"""Type of addresses and counts."""
 
 WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
 """Whether vectors have 16 numbers and there are 32 of them; otherwise 8 and 16."""
@@ -26,26 +27,28 @@ BLOCK = 8
 """Rows and columns of the blocks that are transposed at once."""
 
 
-def _at(builder: ir.IRBuilder, address: Any, *offsets: Any) -> Any:
+def pointer(builder: ir.IRBuilder, address: Any, *offsets: Any) -> Any:
     """A pointer to the number that lies so many numbers behind an address."""
-    place = builder.inttoptr(address, _FLOAT.as_pointer())
+    place = builder.inttoptr(address, FLOAT.as_pointer())
     for offset in offsets:
         place = builder.gep(place, [offset])
     return place
 
 
-def _load(builder: ir.IRBuilder, place: Any, width: int) -> Any:
-    vector = ir.VectorType(_FLOAT, width)
+def load_vector(builder: ir.IRBuilder, place: Any, width: int) -> Any:
+    """The numbers from a pointer on."""
+    vector = ir.VectorType(FLOAT, width)
     return builder.load(builder.bitcast(place, vector.as_pointer()), align=4)
 
 
-def _store(builder: ir.IRBuilder, value: Any, place: Any) -> None:
+def store_vector(builder: ir.IRBuilder, value: Any, place: Any) -> None:
+    """Write a vector to where a pointer points."""
     builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=4)
 
 
-def _repeated(builder: ir.IRBuilder, value: Any, width: int) -> Any:
+def repeated(builder: ir.IRBuilder, value: Any, width: int) -> Any:
     """A vector of one number."""
-    vector = ir.VectorType(_FLOAT, width)
+    vector = ir.VectorType(FLOAT, width)
     single = builder.insert_element(
         ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0)
     )
@@ -53,7 +56,7 @@ def _repeated(builder: ir.IRBuilder, value: Any, width: int) -> Any:
     return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), zeros)
 
 
-def _add_product(builder: ir.IRBuilder, one: Any, other: Any, total: Any) -> Any:
+def multiply_add(builder: ir.IRBuilder, one: Any, other: Any, total: Any) -> Any:
     """total + one * other, in one instruction where the processor has it."""
     free: Any = {"flags": ("contract",)}
     return builder.fadd(total, builder.fmul(one, other, **free), **free)
@@ -70,33 +73,33 @@ def tile(rows: int, width: int) -> Any:
     def add_tile(typing, alpha, inner, a, a_row, a_column, b, b_row, out, out_row):
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             alpha, inner, a, a_row, a_column, b, b_row, out, out_row = arguments
-            vector = ir.VectorType(_FLOAT, width)
+            vector = ir.VectorType(FLOAT, width)
             before = builder.block
             body = builder.append_basic_block("tile")
             after = builder.append_basic_block("tile.done")
             builder.branch(body)
             builder.position_at_end(body)
-            step = builder.phi(_INT)
-            step.add_incoming(ir.Constant(_INT, 0), before)
+            step = builder.phi(INTEGER)
+            step.add_incoming(ir.Constant(INTEGER, 0), before)
             sums = [builder.phi(vector) for _ in range(rows)]
-            own = _load(builder, _at(builder, b, builder.mul(step, b_row)), width)
+            own = load_vector(builder, pointer(builder, b, builder.mul(step, b_row)), width)
             column = builder.mul(step, a_column)
             for row, total in enumerate(sums):
                 total.add_incoming(ir.Constant(vector, [0.0] * width), before)
-                place = _at(builder, a, column, builder.mul(a_row, ir.Constant(_INT, row)))
-                factor = _repeated(builder, builder.load(place), width)
-                total.add_incoming(_add_product(builder, factor, own, total), body)
-            following = builder.add(step, ir.Constant(_INT, 1))
+                place = pointer(builder, a, column, builder.mul(a_row, ir.Constant(INTEGER, row)))
+                factor = repeated(builder, builder.load(place), width)
+                total.add_incoming(multiply_add(builder, factor, own, total), body)
+            following = builder.add(step, ir.Constant(INTEGER, 1))
             step.add_incoming(following, body)
             builder.cbranch(builder.icmp_signed("<", following, inner), body, after)
             builder.position_at_end(after)
-            factor = _repeated(builder, alpha, width)
+            factor = repeated(builder, alpha, width)
             for row, total in enumerate(sums):
                 added = total.incomings[1][0]
-                place = _at(builder, out, builder.mul(out_row, ir.Constant(_INT, row)))
-                _store(
+                place = pointer(builder, out, builder.mul(out_row, ir.Constant(INTEGER, row)))
+                store_vector(
                     builder,
-                    _add_product(builder, factor, added, _load(builder, place, width)),
+                    multiply_add(builder, factor, added, load_vector(builder, place, width)),
                     place,
                 )
             return context.get_dummy_value()
@@ -115,9 +118,9 @@ def transpose_block(typing, source, source_row, target, target_row):
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, source_row, target, target_row = arguments
-        places = [ir.Constant(_INT, row) for row in range(BLOCK)]
+        places = [ir.Constant(INTEGER, row) for row in range(BLOCK)]
         rows = [
-            _load(builder, _at(builder, source, builder.mul(source_row, place)), BLOCK)
+            load_vector(builder, pointer(builder, source, builder.mul(source_row, place)), BLOCK)
             for place in places
         ]
         mixed = ir.VectorType(ir.IntType(32), BLOCK)
@@ -133,7 +136,7 @@ def transpose_block(typing, source, source_row, target, target_row):
                 for half in halves
             ]
         for row, place in zip(rows, places, strict=True):
-            _store(builder, row, _at(builder, target, builder.mul(target_row, place)))
+            store_vector(builder, row, pointer(builder, target, builder.mul(target_row, place)))
         return context.get_dummy_value()
 
     return types.void(source, source_row, target, target_row), generate
