@@ -7,6 +7,8 @@ Counts the operations of matrix products in the local steps of a round, measures
 second this core does at most, in tiles of a few shapes whose numbers are in the L1 cache, and
 in products of the step's own shapes, and compares with the time of training. Operations outside of
 products (activations, gathering rows, steps of biases) are not counted: their time is what is left.
+All products are counted and timed whole, though training leaves out zeros of ReLU, and rows of
+categories of items that do not occur in a batch.
 
 Arguments: experiment, step, users (default 64), overrides.
 """

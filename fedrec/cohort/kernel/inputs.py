@@ -3,9 +3,9 @@
 both.
 
 The user's part is the same for all examples of a batch, so its product is computed once, and that
-of the next batch together with the step of its weights, which are most of the layer's. An item
-feature has few categories: its table is multiplied by its part of the weights, `[categories, out]`,
-and examples sum rows of the product, so the product has `categories` instead of `batch` rows.
+of the next batch together with the step of its weights, which are most of the layer's. Few
+categories of an item feature occur in a batch: their rows are multiplied by the feature's part of
+the weights, and examples sum rows of the product.
 """
 
 from __future__ import annotations
@@ -186,15 +186,13 @@ def _descend_rows(network, own, batch, rates, scratch, gradient):
 
 @njit(**INNER)
 def _add_feature(feature, network, own, batch, scratch, hidden):
-    table = feature[0]
-    width = feature[1]
-    start = feature[2]
     first = feature[3]
     last = feature[4]
-    categories = feature[5]
-    projected = matrix(scratch.projected, 0, categories, hidden.shape[1])
-    rows = matrix(own.dense, table, categories, width)
-    weights = _weights(network, own, start, width)
+    rows = _rows_of_categories(feature, network, own, batch, scratch)
+    if len(rows) == 0:
+        return
+    projected = matrix(scratch.projected, 0, len(rows), hidden.shape[1])
+    weights = _weights(network, own, feature[2], feature[1])
     projected[:] = 0
     add_outputs(rows, weights, projected, scratch.room)
     for example in range(len(hidden)):
@@ -205,19 +203,21 @@ def _add_feature(feature, network, own, batch, scratch, hidden):
             code = network.item_codes[item, column]
             if code < 0:
                 break
+            source = projected[scratch.numbers[code]]
             for o in range(target.size):
-                target[o] += share * projected[code, o]
+                target[o] += share * source[o]
 
 
 @njit(**INNER)
 def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, gradient):
     table = feature[0]
     width = feature[1]
-    start = feature[2]
     first = feature[3]
     last = feature[4]
-    categories = feature[5]
-    by_category = matrix(scratch.projected, 0, categories, gradient.shape[1])
+    rows = _rows_of_categories(feature, network, own, batch, scratch)
+    if len(rows) == 0:
+        return
+    by_category = matrix(scratch.projected, 0, len(rows), gradient.shape[1])
     by_category[:] = 0
     for example in range(len(gradient)):
         item = batch.items[example]
@@ -227,16 +227,45 @@ def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, g
             code = network.item_codes[item, column]
             if code < 0:
                 break
+            target = by_category[scratch.numbers[code]]
             for o in range(source.size):
-                by_category[code, o] += share * source[o]
-    rows = matrix(own.dense, table, categories, width)
-    weights = _weights(network, own, start, width)
-    to_rows = matrix(scratch.to_table, 0, categories, width)
+                target[o] += share * source[o]
+    weights = _weights(network, own, feature[2], width)
+    to_rows = matrix(scratch.to_categories, 0, len(rows), width)
     if rate:
         input_gradients(by_category, weights, to_rows, scratch.room)
     if weight_rate:
         descend_weights(weight_rate, rows, by_category, weights, scratch.room)
     if rate:
-        for category in range(categories):
+        for number in range(len(rows)):
+            target = own.dense[table + scratch.categories[number] * width :]
             for i in range(width):
-                rows[category, i] -= rate * to_rows[category, i]
+                target[i] -= rate * to_rows[number, i]
+
+
+@njit(**INNER)
+def _rows_of_categories(feature, network, own, batch, scratch):
+    """A copy of the rows `[P, width]` of the P categories that occur in a batch. Which these are is
+    in `scratch.categories`, and the other way round in `scratch.numbers`, -1 for those that do not
+    occur."""
+    table = feature[0]
+    width = feature[1]
+    numbers = scratch.numbers
+    for category in range(feature[5]):
+        numbers[category] = -1
+    count = 0
+    for item in batch.items:
+        for column in range(feature[3], feature[4]):
+            code = network.item_codes[item, column]
+            if code < 0:
+                break
+            if numbers[code] < 0:
+                numbers[code] = count
+                scratch.categories[count] = code
+                count += 1
+    rows = matrix(scratch.of_categories, 0, count, width)
+    for number in range(count):
+        source = own.dense[table + scratch.categories[number] * width :]
+        for i in range(width):
+            rows[number, i] = source[i]
+    return rows

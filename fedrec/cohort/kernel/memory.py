@@ -121,7 +121,10 @@ class Scratch(NamedTuple):
         gathered: `[B, d]`, rows of the item table.
         to_rows: `[B, d]`, their gradients.
         projected: `[most categories * out]`.
-        to_table: `[most categories * width]`.
+        of_categories: `[most categories * width]`, rows of the categories that occur.
+        to_categories: `[most categories * width]`, their gradients.
+        categories: `int64 [most categories]`, those that occur in a batch.
+        numbers: `int64 [most categories]`, their places among these.
         hidden: `[sum of outputs, times B]`, outputs of the layers, one after the other.
         gradients: two of the largest of these.
         product: `[k]`, what the items' rows in the product are multiplied by.
@@ -135,7 +138,10 @@ class Scratch(NamedTuple):
     gathered: np.ndarray
     to_rows: np.ndarray
     projected: np.ndarray
-    to_table: np.ndarray
+    of_categories: np.ndarray
+    to_categories: np.ndarray
+    categories: np.ndarray
+    numbers: np.ndarray
     hidden: np.ndarray
     gradients: np.ndarray
     product: np.ndarray
@@ -169,6 +175,9 @@ def scratch_for(network, examples, width):
         aligned(examples, width),
         aligned(1, categories * network.layers[0, 2])[0],
         aligned(1, table)[0],
+        aligned(1, table)[0],
+        np.empty(categories, np.int64),
+        np.empty(categories, np.int64),
         aligned(1, outputs * examples)[0],
         aligned(2, whole_lines(widest * examples)),
         aligned(1, network.product[1])[0],

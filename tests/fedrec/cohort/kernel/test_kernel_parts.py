@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from numba import njit
 
-from fedrec.nn.native import activations, products
+from fedrec.nn.native import activations, products, sparse_products
 from fedrec.nn.native.memory import aligned
 from fedrec.nn.native.products import transpose
+from fedrec.nn.native.sparse_tiles import nonzero_row, positive_dots
 from fedrec.nn.native.tiles import tile
 from fedrec.nn.update_sums import add_dense, add_rows, powers
 from fedrec.runtime.compilation import compiled
@@ -68,10 +69,83 @@ def test_products_of_parts_of_matrices_are_those_of_numpy(size):
     np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
+@compiled
+def products_of_a_layer(inputs, gradient, weights, outputs, to_inputs, room):
+    """All three, without the zeros of the inputs."""
+    sparse_products.add_sparse_outputs(inputs, weights, outputs)
+    sparse_products.sparse_input_gradients(gradient, weights, inputs, to_inputs)
+    sparse_products.descend_sparse_weights(F(0.25), inputs, gradient, weights, room)
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize(
+    "size", [(1, 64, 64), (19, 128, 64), (32, 64, 192), (70, 256, 128)], ids=str
+)
+def test_products_without_zeros_are_those_of_numpy(size, zeros):
+    rows, width, columns = size
+    random = np.random.default_rng(sum(size))
+    inputs = np.abs(random.normal(size=(rows, width))).astype(F)
+    inputs[random.random((rows, width)) < zeros] = 0
+    gradient = random.normal(size=(rows, columns)).astype(F)
+    weights = random.normal(size=(width, columns)).astype(F)
+    outputs = random.normal(size=(rows, columns)).astype(F)
+    to_inputs = np.full((rows, width), np.nan, dtype=F)  # the previous content is arbitrary
+    exact = [numbers.astype(float) for numbers in (inputs, gradient, weights, outputs)]
+    room = np.full(width * 32 * -(-rows // 32), np.nan, dtype=F)
+    products_of_a_layer(inputs, gradient, weights, outputs, to_inputs, room)
+    wanted = {
+        "outputs": (outputs, exact[3] + exact[0] @ exact[2]),
+        "inputs": (to_inputs, exact[1] @ exact[2].T * (exact[0] > 0)),
+        "weights": (weights, exact[2] - 0.25 * exact[0].T @ exact[1]),
+    }
+    for name, (found, right) in wanted.items():
+        most = max(1.0, float(np.abs(right).max()))
+        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5 * most, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("zeros", "size", "room", "enough"),
+    [
+        (0.5, (32, 64, 64), 64 * 32, True),
+        (0.3, (32, 64, 64), 64 * 32, False),
+        (0.5, (32, 60, 64), 64 * 32, False),
+        (0.5, (32, 64, 32), 64 * 32, False),
+        (0.5, (33, 64, 64), 64 * 63, False),
+    ],
+    ids=["half", "few zeros", "inputs", "outputs", "memory"],
+)
+def test_when_zeros_are_left_out(zeros, size, room, enough):
+    rows, width, columns = size
+    inputs = np.ones((rows, width), dtype=F)
+    inputs.reshape(-1)[: round(zeros * inputs.size)] = 0
+    found = sparse_products.sparse_enough(inputs, columns, np.empty(room, dtype=F))
+    assert found == enough
+
+
+def test_a_weight_that_is_no_number_is_seen():
+    """Where the inputs are not zero; and inputs that are no numbers are none that are left out."""
+    inputs = np.ones((1, 64), dtype=F)
+    inputs[0, 1::2] = 0
+    gradient = np.ones((1, 64), dtype=F)
+    weights = np.ones((64, 64), dtype=F)
+    weights[0, 5] = np.nan
+    outputs = np.zeros((1, 64), dtype=F)
+    to_inputs = np.zeros((1, 64), dtype=F)
+    room = np.empty(64 * 64, dtype=F)
+    products_of_a_layer(inputs, gradient, weights, outputs, to_inputs, room)
+    assert np.flatnonzero(np.isnan(outputs)).tolist() == [5]
+    assert np.flatnonzero(np.isnan(to_inputs)).tolist() == [0]
+    inputs[0, 3] = np.nan
+    products_of_a_layer(inputs, gradient, weights, outputs, to_inputs, room)
+    assert np.isnan(outputs).all()
+    assert np.isnan(weights[3]).all()
+
+
 def test_tiles_have_names_of_their_own():
     """Functions of two processes' caches are one to the linker if the types of their arguments have
     the same names."""
     made = [tile(rows, width) for rows in (1, 4) for width in (1, 8)]
+    made += [kind(32, width) for kind in (nonzero_row, positive_dots) for width in (64, 128)]
     assert len({repr(one) for one in made}) == len(made)
 
 

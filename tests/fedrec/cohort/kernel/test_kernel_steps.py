@@ -182,9 +182,30 @@ def test_updates_are_those_of_autograd(activation, hidden, loss):
 
 
 def test_wide_layers_and_batches():
-    """Products by BLAS, with sizes that are not multiples of the vector size."""
+    """Sizes that are not multiples of the vector size."""
     model, widths = model_of((70, 33), "tanh")
     check(model, start_of(widths, scale=0.2), clients=clients_of((300, 129), batch=128))
+
+
+@pytest.mark.parametrize("hidden", [(64, 64), (128, 192), (256, 128, 64)], ids=str)
+def test_layers_whose_zeros_are_left_out(hidden):
+    """Those of ReLU with whole vectors; batches of 33 and, left over, of 3 and 30."""
+    model, widths = model_of(hidden)
+    check(model, start_of(widths, scale=0.2), clients=clients_of((300, 129), 2, 33))
+
+
+def test_batches_in_which_few_categories_occur():
+    """Of 500 categories, and none at all in the batches of one client."""
+    codes = np.random.default_rng(4).integers(500, size=(ITEMS, 3))
+    codes[: ITEMS // 2] = -1
+    model, widths = model_of((8,), item_features=(ItemFeature("genres", codes),))
+    widths[0] -= WIDTH
+    start = {name: value for name, value in start_of(widths).items() if name != "eras"}
+    start["genres"] = torch.randn(500, WIDTH, generator=torch.Generator().manual_seed(1))
+    users, batches = clients_of((23, 8, 5))
+    batches[1].items[:] %= ITEMS // 2
+    trained = check(model, start, clients=(users, batches))
+    assert torch.equal(trained.parameters_of(1)["genres"][0], start["genres"])
 
 
 @pytest.mark.parametrize(
