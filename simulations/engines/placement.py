@@ -8,7 +8,7 @@ places actors there; these never run, and die when the machine is declared dead.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 log = logging.getLogger("fedrec")
@@ -21,7 +21,7 @@ class Placement:
 
     Args:
         start: starts the actor of the node at a place, without waiting for it.
-        nodes: number of nodes.
+        places: of the nodes that have an actor.
         tries: largest number of starts per actor.
         patience: seconds to wait for the actors in each try.
     """
@@ -29,21 +29,21 @@ class Placement:
     def __init__(
         self,
         start: Callable[[int], Any],
-        nodes: int,
+        places: Iterable[int],
         tries: int = _TRIES,
         patience: float = _PATIENCE,
     ) -> None:
         self._start = start
-        self.actors = [start(place) for place in range(nodes)]
-        self._starting = list(range(nodes))
+        self.actors = {place: start(place) for place in places}
+        self._starting = list(self.actors)
         self._tries = tries
         self._patience = patience
 
-    def started(self) -> list[Any]:
-        """The actors, in the order of the nodes, once all have started.
+    def started(self) -> dict[int, Any]:
+        """The actors by the place of their node, once all have started.
 
         The first call waits, later ones do not. An actor that died before it ran in the last try
-        too, that failed while it started, or that has no core after `patience`, stays in the list:
+        too, that failed while it started, or that has no core after `patience`, stays here:
         a message to it is answered with Ray's error, or waits for the core.
         """
         for _ in range(self._tries - 1):
@@ -60,7 +60,7 @@ class Placement:
         """End all actors, so that a Ray that stays has their cores for the next run."""
         import ray
 
-        for actor in self.actors:
+        for actor in self.actors.values():
             ray.kill(actor)
 
     def _died_before_they_ran(self) -> list[int]:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray engine: every node is a Ray actor, on this machine or on a Ray cluster.
+"""The Ray engine: nodes are Ray actors, on this machine or on a Ray cluster.
+
+On one machine without GPUs the first node is in this process, which would otherwise only wait while
+nodes train: a third process for two nodes takes 250 MiB, and a second to start. On a cluster or
+with GPUs every node is an actor, on the machine or GPU that Ray gives it.
 
 A local Ray is restricted to its user, see `simulations.engines.ray_alone`; access to a cluster is
 decided by its owner. The data are read once, before Ray is started, and put into Ray's object
@@ -15,6 +19,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -29,6 +34,7 @@ from fedrec.runs.folder import RunFolder
 from simulations.engines import reply_buffers, serial
 from simulations.engines.flwr_private import CLIENT_RAISED
 from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
+from simulations.engines.node_thread import NodeThread
 from simulations.engines.object_store import ObjectStore
 from simulations.engines.placement import Placement
 from simulations.engines.ray_alone import alone, has_token
@@ -50,6 +56,7 @@ class RayGrid(LocalGrid):
     """Sends messages to actors.
 
     Args:
+        nodes: number of nodes.
         placement: the actors, which may still be starting.
         here: a grid of the same nodes in this process.
         store: where large arrays are put.
@@ -57,14 +64,17 @@ class RayGrid(LocalGrid):
     """
 
     def __init__(
-        self, placement: Placement, here: SerialGrid, store: ObjectStore, *, local: bool
+        self, nodes: int, placement: Placement, here: SerialGrid, store: ObjectStore, *, local: bool
     ) -> None:
-        super().__init__(len(placement.actors))
+        super().__init__(nodes)
         self._placement = placement
         self._store = store
         self._here = here
         self._local = local
-        self._pending: dict[Any, tuple[Message, reply_buffers.ReplyBuffer | None]] = {}
+        self._thread = NodeThread(here.answer)
+        self._pending: dict[
+            Future[Answer], tuple[Message, reply_buffers.ReplyBuffer | None]
+        ] = {}
         self._pool = reply_buffers.BufferPool()
 
     def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -83,50 +93,58 @@ class RayGrid(LocalGrid):
         self._placement.started()  # not part of the time that nodes have to reply
         return super().send_and_receive(messages, timeout=timeout)
 
+    def stop(self) -> None:
+        """End the thread of the node in this process."""
+        self._thread.stop()
+
     def _submit(self, batch: list[Message]) -> None:
         actors = self._placement.started()
         stored: dict[int, Any] = {}
+        own = [message for message in batch if _place_of(message) not in actors]
         for message in batch:
-            records = message.content.array_records
-            arrays = {
-                name: own
-                for name, own in records.items()
-                if not self._local or sent_bytes(own) > _INLINE
-            }
-            for record in arrays.values():
-                if id(record) not in stored:
-                    stored[id(record)] = self._store.put(record, sent_bytes(record))
-            actor = actors[message.metadata.dst_node_id - FIRST_NODE_ID]
-            shared = [stored[id(record)] for record in arrays.values()]
-            buffer = self._pool.buffer(message.content) if self._local else None
-            packed = _packed(message, list(arrays), None if buffer is None else buffer.assign())
-            self._pending[actor.handle.remote(packed, *shared)] = message, buffer
+            if _place_of(message) in actors:
+                self._submit_to(actors[_place_of(message)], message, stored)
+        for message in own:  # at last, because this process then works
+            self._pending[self._thread.send(message)] = message, None
+
+    def _submit_to(self, actor: Any, message: Message, stored: dict[int, Any]) -> None:
+        """Send a message to an actor; `stored` has what is in the object store, by record."""
+        records = message.content.array_records
+        arrays = {
+            name: own
+            for name, own in records.items()
+            if not self._local or sent_bytes(own) > _INLINE
+        }
+        for record in arrays.values():
+            if id(record) not in stored:
+                stored[id(record)] = self._store.put(record, sent_bytes(record))
+        shared = [stored[id(record)] for record in arrays.values()]
+        buffer = self._pool.buffer(message.content) if self._local else None
+        packed = _packed(message, list(arrays), None if buffer is None else buffer.assign())
+        self._pending[actor.handle.remote(packed, *shared).future()] = message, buffer
 
     def _collect(self, message_ids: set[str], timeout: float | None) -> list[Message]:
-        import ray
-
-        left = [
-            ref
-            for ref, (message, _) in self._pending.items()
+        left = {
+            answer
+            for answer, (message, _) in self._pending.items()
             if message.metadata.message_id in message_ids
-        ]
+        }
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
         while left:  # one at a time, so that replies are unpacked while slower nodes still train
             rest = None if deadline is None else max(0.0, deadline - time.monotonic())
-            done, left = ray.wait(left, timeout=rest)
+            done, left = wait(left, rest, FIRST_COMPLETED)
             if not done:
                 break
-            replies += [self._reply(ref) for ref in done]
+            replies += [self._reply(answer) for answer in done]
         return replies
 
-    def _reply(self, ref: Any) -> Message:
-        import ray
+    def _reply(self, sent: Future[Answer]) -> Message:
         from ray.exceptions import RayError
 
-        message, buffer = self._pending.pop(ref)
+        message, buffer = self._pending.pop(sent)
         try:
-            answer: Answer = ray.get(ref)
+            answer = sent.result()
         except RayError as error:
             if buffer is not None:
                 buffer.take_back({})  # its node has failed, or is done
@@ -135,6 +153,11 @@ class RayGrid(LocalGrid):
             for name, record in buffer.take_back(answer.spots).items():
                 answer.message.content[name] = record
         return answer.message
+
+
+def _place_of(message: Message) -> int:
+    """The place of the node that a message is for."""
+    return message.metadata.dst_node_id - FIRST_NODE_ID
 
 
 def _reason_of(error: Any) -> str:
@@ -189,7 +212,9 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
     started = ours and engine.ray_address is None
     data_bytes = shared_bytes(POPULATIONS.population(run.experiment))
     store = ObjectStore(_OBJECT_STORE_BYTES + data_bytes if started else None)
-    connect(engine.ray_address, nodes, data_bytes)
+    local = engine.ray_address is None
+    first = 1 if local and engine.device == "cpu" else 0  # of the nodes that are actors
+    connect(engine.ray_address, nodes - first, data_bytes)
     if started and not has_token():
         log.warning(
             "Ray's token authentication is off: other users of this machine may be able to connect"
@@ -202,11 +227,15 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
         population = share(run.experiment, store)
         placement = Placement(
             lambda place: remote.remote(FIRST_NODE_ID + place, *configs[place], tuple(population)),
-            nodes,
+            range(first, nodes),
         )
         try:
             with serial.open_grid(run) as here:
-                yield RayGrid(placement, here, store, local=engine.ray_address is None)
+                grid = RayGrid(nodes, placement, here, store, local=local)
+                try:
+                    yield grid
+                finally:
+                    grid.stop()
         finally:
             placement.stop()
     finally:
@@ -217,9 +246,8 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
             ray.shutdown()
 
 
-def connect(address: str | None, nodes: int, data_bytes: int) -> None:
-    """Join the Ray cluster at an address, or start a local Ray with a core for each of `nodes`
-    actors.
+def connect(address: str | None, actors: int, data_bytes: int) -> None:
+    """Join the Ray cluster at an address, or start a local Ray with a core for each of `actors`.
 
     Raises:
         EngineError: Ray cannot be started, or the cluster cannot be reached.
@@ -233,7 +261,7 @@ def connect(address: str | None, nodes: int, data_bytes: int) -> None:
     }
     local = {
         "address": "local",  # otherwise Ray would join a cluster that runs on this machine
-        "num_cpus": nodes,
+        "num_cpus": actors,
         "include_dashboard": False,
         "object_store_memory": _OBJECT_STORE_BYTES + data_bytes,
     }

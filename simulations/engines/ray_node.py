@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.app import ArrayRecord, Context, Error, Message, MessageType, RecordDict
@@ -80,13 +81,20 @@ class NodeActor:
         return Answer(answer, spots)
 
     def _answer(self, message: Message) -> Message:
-        from clients.app import app
+        def work(message: Message) -> Message:
+            from clients.app import app
 
-        try:
             return app(message, self.context)
-        except KeyboardInterrupt as error:  # of a plug-in; Ray would take it for a cancelled task
-            reason = f"KeyboardInterrupt ({line_of(error)})"
-            return Message(Error(CLIENT_RAISED, reason), reply_to=message)
-        except Exception as error:
-            reason = error.text() if isinstance(error, FedrecError) else traceback.format_exc()
-            return Message(Error(CLIENT_RAISED, reason), reply_to=message)
+
+        return answer_or_error(message, work)
+
+
+def answer_or_error(message: Message, work: Callable[[Message], Message]) -> Message:
+    """The answer to a message, or the error of the work on it as an answer."""
+    try:
+        return work(message)
+    except KeyboardInterrupt as error:  # of a plug-in; Ray would take it for a cancelled task
+        reason = f"KeyboardInterrupt ({line_of(error)})"
+    except Exception as error:
+        reason = error.text() if isinstance(error, FedrecError) else traceback.format_exc()
+    return Message(Error(CLIENT_RAISED, reason), reply_to=message)

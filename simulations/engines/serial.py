@@ -35,14 +35,18 @@ class SerialGrid(LocalGrid):
 
     def _submit(self, batch: list[Message]) -> None:
         for message in batch:
-            context = self._contexts[message.metadata.dst_node_id - FIRST_NODE_ID]
-            # One record is shared between messages; a client that edits its copy must not edit the
-            # others'.
-            own = rebuilt(
-                message.metadata,
-                RecordDict({k: _copied(record) for k, record in message.content.items()}),
-            )
-            self._replies[message.metadata.message_id] = self._app(own, context)
+            self._replies[message.metadata.message_id] = self.answer(message)
+
+    def answer(self, message: Message) -> Message:
+        """The answer of the node that a message is for."""
+        context = self._contexts[message.metadata.dst_node_id - FIRST_NODE_ID]
+        # One record is shared between messages; a client that edits its copy must not edit the
+        # others'.
+        own = rebuilt(
+            message.metadata,
+            RecordDict({k: _copied(record) for k, record in message.content.items()}),
+        )
+        return self._app(own, context)
 
     def _collect(self, message_ids: set[str], timeout: float | None) -> list[Message]:
         return [

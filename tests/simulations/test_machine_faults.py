@@ -137,14 +137,14 @@ def test_a_node_that_is_killed_in_a_round_ends_a_run_that_can_be_resumed(
             batch[0].content["config"].get("server-round"),
             batch[0].metadata.message_type,
         ) == (3, "train"):
-            actor = grid._placement.actors[0]
+            actor = grid._placement.actors[1]
             os.kill(ray.get(pids[id(actor)]), signal.SIGKILL)
 
     pids = {}
     started = RayGrid.send_and_receive
 
     def ask_for_pids(grid, messages, *, timeout=None):
-        for actor in grid._placement.started():
+        for actor in grid._placement.started().values():
             pids.setdefault(id(actor), actor.__ray_call__.remote(lambda node: os.getpid()))
         return started(grid, messages, timeout=timeout)
 

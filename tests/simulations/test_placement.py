@@ -57,15 +57,15 @@ class Starter:
 @pytest.mark.slow
 def test_an_actor_that_died_before_it_ran_is_started_again(ray):
     start = Starter(ray, {1: 2})
-    placement = Placement(start, 3)
+    placement = Placement(start, range(3))
     actors = placement.started()
-    assert ray.get([actor.ping.remote() for actor in actors]) == ["here"] * 3
+    assert ray.get([actor.ping.remote() for actor in actors.values()]) == ["here"] * 3
     assert start.started == [0, 1, 2, 1, 1]
 
 
 def test_tries_are_bounded(ray):
     start = Starter(ray, {0: 9})
-    (actor,) = Placement(start, 1).started()
+    (actor,) = Placement(start, range(1)).started().values()
     assert start.started == [0, 0, 0]
     with pytest.raises(ray.exceptions.ActorDiedError):
         ray.get(actor.ping.remote())
@@ -73,7 +73,7 @@ def test_tries_are_bounded(ray):
 
 def test_an_actor_whose_constructor_failed_is_not_restarted(ray):
     start = Starter(ray, {}, ValueError("no such module"))
-    (actor,) = Placement(start, 1).started()
+    (actor,) = Placement(start, range(1)).started().values()
     assert start.started == [0]
     with pytest.raises(ray.exceptions.ActorDiedError, match="no such module"):
         ray.get(actor.ping.remote())
@@ -82,18 +82,18 @@ def test_an_actor_whose_constructor_failed_is_not_restarted(ray):
 @pytest.mark.slow
 def test_an_actor_that_dies_later_is_not_started_again(ray):
     start = Starter(ray, {})
-    placement = Placement(start, 1)
-    (actor,) = placement.started()
+    placement = Placement(start, range(1))
+    (actor,) = placement.started().values()
     ray.kill(actor)
     with pytest.raises(ray.exceptions.ActorDiedError):
         for _ in range(200):  # it may answer once more: `kill` does not wait for the end
             ray.get(actor.ping.remote())
             time.sleep(0.05)
-    assert placement.started() == [actor] and start.started == [0]
+    assert placement.started() == {0: actor} and start.started == [0]
 
 
 def test_an_actor_without_a_core_is_waited_for_with_patience(ray):
     def start(place):
         return ray.remote(num_cpus=99)(answering()).remote()
 
-    assert len(Placement(start, 1, patience=0.2).started()) == 1
+    assert len(Placement(start, range(1), patience=0.2).started()) == 1

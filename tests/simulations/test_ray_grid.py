@@ -3,6 +3,7 @@
 whole file."""
 
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from server.run import execute
 from simulations import runner
 from simulations.engines import ray as engine
 from simulations.engines import ray_node, reply_buffers
+from simulations.engines.node_thread import NodeThread
 from simulations.engines.ray import open_grid
 from simulations.recommending import ids_of_users
 from tests.runs import assert_same_run
@@ -76,6 +78,30 @@ def test_actors_make_the_roster(grid):
     assert roster.nodes == (2, 3) and len(roster.training) == 18
 
 
+def test_the_first_node_of_a_machine_is_in_this_process(grid):
+    assert list(grid._placement.actors) == [1]
+    replies = grid.send_and_receive([Message(RecordDict(), node, HELLO) for node in (2, 3)])
+    assert [reply.metadata.src_node_id for reply in replies] == [2, 3]
+
+
+def test_a_hanging_node_of_this_process_is_not_waited_for(grid, monkeypatch):
+    """Its answer can be fetched later."""
+    released = threading.Event()
+
+    def waiting(message):
+        released.wait(60)
+        return Message(RecordDict(), reply_to=message)
+
+    monkeypatch.setattr(grid, "_thread", NodeThread(waiting))
+    sent = [Message(RecordDict(), node, HELLO) for node in (2, 3)]
+    (reply,) = grid.send_and_receive(sent, timeout=1)
+    assert reply.metadata.src_node_id == 3
+    released.set()
+    (late,) = grid._collect({sent[0].metadata.message_id}, 30)
+    assert late.metadata.src_node_id == 2
+    grid._thread.stop()
+
+
 def test_nodes_have_no_library_of_the_server(grid, theta):
     import ray
 
@@ -88,7 +114,7 @@ def test_nodes_have_no_library_of_the_server(grid, theta):
     assert len(orders) == 4
     assert not any(reply.has_error() for reply in grid.send_and_receive(orders, timeout=60))
     libraries = {"pandas", "scipy.special", "torch._decomp"}
-    for actor in grid._placement.actors:
+    for actor in grid._placement.actors.values():
         assert ray.get(actor.__ray_call__.remote(lambda _: libraries & set(sys.modules))) == set()
 
 

@@ -158,7 +158,7 @@ def test_sums_of_a_simulation_come_in_buffers_that_are_used_again_in_every_round
     run_tiny, monkeypatch, shared_engine
 ):
     wide = "model.hidden=[256, 128, 64]"
-    serial = run_tiny(wide, output="serial")
+    serial = run_tiny(wide, "engine.nodes=3", output="serial")
     taken, take_back = [], ReplyBuffer.take_back
 
     def noted(memory, spots):
@@ -174,10 +174,10 @@ def test_sums_of_a_simulation_come_in_buffers_that_are_used_again_in_every_round
     buffer = BufferPool.buffer
     monkeypatch.setattr(BufferPool, "buffer", after_a_collection)
     monkeypatch.setattr(ReplyBuffer, "take_back", noted)
-    result = run_tiny(wide, "engine.name=ray", output="ray")
+    result = run_tiny(wide, "engine={name='ray', nodes=3}", output="ray")
     whole = {"arrays": len(serial.parameters)}
     sums = [memory for memory, found in taken if found == whole]
     assert len(sums) == 2 * len(serial.rounds) and len(set(map(id, sums))) == 2, (
-        "one for each of two nodes"
+        "one for each of two actors"
     )
     assert_close(result.parameters, serial.parameters, atol=1e-6)
