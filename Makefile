@@ -70,6 +70,8 @@ bench-costs: $(VENV)/.installed-test  ## What is not training, what privacy cost
 	$(BIN)/python benchmarks/overhead.py --cohort 100 --rounds 20
 	$(BIN)/python benchmarks/privacy_cost.py --cohort 100 --rounds 25 --repeats 8
 	$(BIN)/python -m benchmarks.kernel_limit privrec-ml1m sgd
+	$(BIN)/python -m benchmarks.sparse_products
+	$(BIN)/python -m benchmarks.kernel_versions .
 	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/start.py 10000000
 	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run privrec-synthetic $(MILLION)

@@ -99,7 +99,7 @@ def product_seconds(shape: Shape) -> float:
         "of inputs": (results, weights, values, room),
         "of weights": (np.float32(1e-30), values, results, weights, room),
     }[kind]
-    return _least(_repeated(PRODUCTS[kind]), *given)
+    return least_seconds(_repeated(PRODUCTS[kind]), *given)
 
 
 def peak(rows: int, columns: int) -> float:
@@ -116,7 +116,7 @@ def peak(rows: int, columns: int) -> float:
 
     shapes = ((rows, 256), (256, columns), (rows, columns))
     given = [np.zeros(shape, dtype=np.float32) for shape in shapes]
-    return 2 * rows * columns * 256 / _least(run, *given)
+    return 2 * rows * columns * 256 / least_seconds(run, *given)
 
 
 @cache
@@ -129,7 +129,7 @@ def _repeated(product: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _least(run: Callable[..., None], *given: Any) -> float:
+def least_seconds(run: Callable[..., None], *given: Any) -> float:
     """Processor time of one of many runs, the least of four measurements of 4 ms or more."""
     run(1, *given)
     times = 1

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products that leave out zeros of ReLU, beside whole ones, on one core.
+
+    python -m benchmarks.sparse_products            # 32 x 256 numbers by 256 x 128
+    python -m benchmarks.sparse_products 32 128 64
+
+Speeds are those of whole products: their operations by the processor time. The zeros are others in
+each of 200 batches, so that the processor cannot learn where they are. Arguments: rows of a batch,
+and a weight's inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from benchmarks.kernel_limit import PRODUCTS, least_seconds, operations
+from fedrec.nn.native import products
+from fedrec.nn.native.memory import aligned
+from fedrec.nn.native.sparse_products import (
+    add_sparse_outputs,
+    descend_sparse_weights,
+    sparse_input_gradients,
+)
+from fedrec.runtime.compilation import FAST
+
+BATCHES = 200
+SHARES = (0.3, 0.4, 0.5, 0.6, 0.7)
+"""Of zeros."""
+_RATE = np.float32(1e-9)
+
+
+@njit(**FAST)
+def _forward(inputs, gradient, weights, outputs, to_inputs, room):
+    products.add_outputs(inputs, weights, outputs, room)
+
+
+@njit(**FAST)
+def _sparse_forward(inputs, gradient, weights, outputs, to_inputs, room):
+    add_sparse_outputs(inputs, weights, outputs)
+
+
+@njit(**FAST)
+def _of_inputs(inputs, gradient, weights, outputs, to_inputs, room):
+    products.input_gradients(gradient, weights, to_inputs, room)
+
+
+@njit(**FAST)
+def _sparse_of_inputs(inputs, gradient, weights, outputs, to_inputs, room):
+    sparse_input_gradients(gradient, weights, inputs, to_inputs)
+
+
+@njit(**FAST)
+def _of_weights(inputs, gradient, weights, outputs, to_inputs, room):
+    products.descend_weights(_RATE, inputs, gradient, weights, room)
+
+
+@njit(**FAST)
+def _sparse_of_weights(inputs, gradient, weights, outputs, to_inputs, room):
+    descend_sparse_weights(_RATE, inputs, gradient, weights, room)
+
+
+WHOLE = dict(zip(PRODUCTS, (_forward, _of_inputs, _of_weights), strict=True))
+SPARSE = dict(zip(PRODUCTS, (_sparse_forward, _sparse_of_inputs, _sparse_of_weights), strict=True))
+
+
+@cache
+def _over_batches(product: Callable[..., None]) -> Callable[..., None]:
+    @njit(**FAST)
+    def run(times, inputs, gradients, *others):
+        for _ in range(times):
+            for n in range(len(inputs)):
+                product(inputs[n], gradients[n], *others)
+
+    return run
+
+
+def numbers(share: float, rows: int, inputs: int, outputs: int) -> tuple[Any, ...]:
+    """What the products are given, with a share of zeros in the inputs of all batches."""
+    random = np.random.default_rng(0)
+    values = aligned(BATCHES, rows * inputs)
+    values[:] = np.abs(random.standard_normal(values.shape))
+    values[random.random(values.shape) < share] = 0
+    gradients = aligned(BATCHES, rows * outputs)
+    gradients[:] = random.standard_normal(gradients.shape)
+    weights = aligned(inputs, outputs)
+    weights[:] = random.standard_normal(weights.shape)
+    batches = values.reshape(BATCHES, rows, inputs), gradients.reshape(BATCHES, rows, outputs)
+    results = aligned(rows, outputs), aligned(rows, inputs)
+    return *batches, weights, *results, aligned(1, inputs * max(rows + 32, outputs))[0]
+
+
+def main(rows: str = "32", inputs: str = "256", outputs: str = "128") -> None:
+    """Time the products with each share of zeros, and print a table."""
+    sizes = int(rows), int(inputs), int(outputs)
+    print("GFLOP/s".ljust(16), *(f"{kind:>12}" for kind in PRODUCTS))
+    _print_row("whole", WHOLE, numbers(SHARES[0], *sizes), sizes)
+    for share in SHARES:
+        _print_row(f"{share} of zeros", SPARSE, numbers(share, *sizes), sizes)
+
+
+def _print_row(
+    label: str,
+    table: Mapping[str, Callable[..., None]],
+    given: tuple[Any, ...],
+    sizes: tuple[int, int, int],
+) -> None:
+    seconds = [least_seconds(_over_batches(product), *given) for product in table.values()]
+    work = [BATCHES * operations((kind, *sizes)) for kind in table]
+    speeds = [count / taken / 1e9 for count, taken in zip(work, seconds, strict=True)]
+    print(label.ljust(16), *(f"{speed:>12.0f}" for speed in speeds))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
