@@ -206,8 +206,8 @@ class EngineConfig(Config):
     summation)."""
 
     name: Literal["serial", "ray", "flower"] = "serial"
-    """`serial`: in this process; `ray`: Ray actors, and on one machine without GPUs this process for
-    the first node; `flower`: Flower's own simulation through `flwr run`."""
+    """`serial`: in this process; `ray`: Ray actors, and on one machine without GPUs this process
+    for the first node; `flower`: Flower's own simulation through `flwr run`."""
     nodes: int | None = Field(default=None, ge=1)
     """Number of nodes that host the clients; default: 1 for serial, one per core (or GPU)
     otherwise."""
