@@ -72,9 +72,7 @@ class RayGrid(LocalGrid):
         self._here = here
         self._local = local
         self._thread = NodeThread(here.answer)
-        self._pending: dict[
-            Future[Answer], tuple[Message, reply_buffers.ReplyBuffer | None]
-        ] = {}
+        self._pending: dict[Future[Answer], tuple[Message, reply_buffers.ReplyBuffer | None]] = {}
         self._pool = reply_buffers.BufferPool()
 
     def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
