@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 _COLLECTIONS = (50_000, 20, 20)  # thresholds of the three generations; Python's: 700, 10, 10
@@ -13,8 +13,9 @@ _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _MMAP_MAX = -4
 _DURING = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**30))
-# the largest that glibc itself would choose, as these settings end its own choice
-_AFTER = ((_MMAP_MAX, 65_536), (_MMAP_THRESHOLD, 2**25), (_TRIM_THRESHOLD, 2**26))
+# arrays above 32 MiB are returned, as by glibc; of others 256 MiB are kept: updates of all clients
+# of a round take tens to hundreds, and are freed at its end
+_AFTER = ((_MMAP_MAX, 65_536), (_MMAP_THRESHOLD, 2**25), (_TRIM_THRESHOLD, 2**28))
 
 
 def collect_rarely() -> None:
@@ -53,6 +54,12 @@ def return_free_heap() -> None:
         trim(0)
 
 
+def keep_free_heap() -> None:
+    """Use what a round frees again in the next, up to 256 MiB, which the system would clear
+    anew."""
+    _set(_AFTER)
+
+
 @contextmanager
 def reused_heap() -> Iterator[None]:
     """Arrays that are freed in the block are used again for new ones.
@@ -60,15 +67,18 @@ def reused_heap() -> Iterator[None]:
     Large ones are otherwise returned to the system each time, which clears the memory of the next
     one: for arrays as long as a million items, that takes longer than what is done with them.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        yield
-        return
-    for option in _DURING:
-        mallopt(*option)
+    _set(_DURING)
     try:
         yield
     finally:
-        for option in _AFTER:
-            mallopt(*option)
+        keep_free_heap()
         release_free_heap()
+
+
+def _set(options: Iterable[tuple[int, int]]) -> None:
+    """Set options of glibc's heap; nothing with another C library."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    for option in options:
+        mallopt(*option)

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, MessageType, RecordDi
 from fedrec.components.errors import line_of
 from fedrec.errors import FedrecError
 from fedrec.nn.meta_kernels import postpone_meta_kernels
-from fedrec.runtime.heap import collect_messages, return_free_heap
+from fedrec.runtime.heap import collect_messages, keep_free_heap, return_free_heap
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class NodeActor:
         population: tuple[Any, tuple[Any, ...]],
     ) -> None:
         postpone_meta_kernels()
+        keep_free_heap()
         from fedrec.data.cache import POPULATIONS
         from fedrec.experiment.loading import from_run_config
         from simulations.engines.shared_population import SharedPopulation

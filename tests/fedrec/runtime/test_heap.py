@@ -63,3 +63,23 @@ def test_the_memory_of_a_freed_array_is_used_again():
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     outside, inside = map(int, found)
     assert inside < outside / 4  # outside: 16,384 pages of 4 KiB, or fewer of 2 MiB
+
+
+ROUNDS = """
+import resource, runpy, sys
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    updates = [b"1" * 2**21 for _ in range(60)]
+    del updates
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+runpy.run_path(sys.argv[1])["keep_free_heap"]()
+print(faults(), faults())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
+def test_what_a_round_frees_is_used_again_in_the_next():
+    command = [sys.executable, "-c", ROUNDS, heap.__file__]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    first, second = map(int, found)
+    assert second < first / 4  # first: 120 MiB in pages
