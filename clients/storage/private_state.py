@@ -23,6 +23,9 @@ class PrivateState(DatabaseFile):
     """Private arrays, keyed by client and round."""
 
     opening = (
+        # of a new file, before its first table; the state of a client may be a table of items, and
+        # pages of 4 KiB are read and written one by one
+        "PRAGMA page_size = 65536",
         "CREATE TABLE IF NOT EXISTS state "
         "(client INTEGER, round INTEGER, arrays BLOB, PRIMARY KEY (client, round))",
     )

@@ -93,11 +93,12 @@ def test_a_hanging_node_of_this_process_is_not_waited_for(grid, monkeypatch):
         return Message(RecordDict(), reply_to=message)
 
     monkeypatch.setattr(grid, "_thread", NodeThread(waiting))
-    sent = [Message(RecordDict(), node, HELLO) for node in (2, 3)]
-    (reply,) = grid.send_and_receive(sent, timeout=1)
+    own, other = grid.push_messages([Message(RecordDict(), node, HELLO) for node in (2, 3)])
+    (reply,) = grid._collect({other}, 60)
     assert reply.metadata.src_node_id == 3
+    assert grid._collect({own}, 0.01) == []
     released.set()
-    (late,) = grid._collect({sent[0].metadata.message_id}, 30)
+    (late,) = grid._collect({own}, 30)
     assert late.metadata.src_node_id == 2
     grid._thread.stop()
 
