@@ -130,8 +130,12 @@ def _is_text(statement: ast.AST) -> bool:
 
 
 def folder_size(folder: Path) -> Size:
-    """Size of all Python files below a folder."""
-    files = sorted(folder.rglob("*.py"))
+    """Size of all Python files below a folder, without hidden folders (environments)."""
+    files = [
+        file
+        for file in sorted(folder.rglob("*.py"))
+        if not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    ]
     return sum((size_of(file.read_text(encoding="utf-8")) for file in files), Size())
 
 

@@ -52,3 +52,12 @@ def test_the_table_has_a_line_for_each_package(tmp_path, monkeypatch, capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [row[0] for row in rows] == [*size.PACKAGES, "source", "tests", "benchmarks"]
     assert [row[1:3] for row in rows if row[0] in ("clients", "source")] == [["1", "10"]] * 2
+
+
+def test_environments_in_hidden_folders_do_not_count(tmp_path):
+    for name in ("own.py", ".venvs/pfl/lib/other.py"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("a = 1\nb = 2\n", encoding="utf-8")
+    own = size_of("a = 1\nb = 2\n")
+    assert size.folder_size(tmp_path) == own
