@@ -115,6 +115,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("checkouts", nargs="+", type=Path)
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args(arguments)
+    for checkout in options.checkouts:
+        if not (checkout / "benchmarks" / "workload.py").is_file():
+            parser.error(
+                f"expected checkouts of fedrec, got {checkout} without benchmarks/workload.py"
+            )
+    if options.repeats < 1:
+        parser.error(f"expected --repeats of 1 or more, got {options.repeats}")
     with ExitStack() as stack:
         versions = [Version(checkout) for checkout in options.checkouts]
         for version in versions:

@@ -11,8 +11,8 @@ and a weight's inputs and outputs.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+import argparse
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -25,6 +25,7 @@ from fedrec.nn.native.memory import aligned
 from fedrec.nn.native.sparse_products import (
     add_sparse_outputs,
     descend_sparse_weights,
+    sparse_enough,
     sparse_input_gradients,
 )
 from fedrec.runtime.compilation import FAST
@@ -92,16 +93,36 @@ def numbers(share: float, rows: int, inputs: int, outputs: int) -> tuple[Any, ..
     weights[:] = random.standard_normal(weights.shape)
     batches = values.reshape(BATCHES, rows, inputs), gradients.reshape(BATCHES, rows, outputs)
     results = aligned(rows, outputs), aligned(rows, inputs)
-    return *batches, weights, *results, aligned(1, inputs * max(rows + 32, outputs))[0]
+    return *batches, weights, *results, _room(rows, inputs, outputs)
 
 
-def main(rows: str = "32", inputs: str = "256", outputs: str = "128") -> None:
+def _room(rows: int, inputs: int, outputs: int) -> np.ndarray:
+    """Working memory for transposed factors."""
+    return aligned(1, inputs * max(rows + 32, outputs))[0]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Time the products with each share of zeros, and print a table."""
-    sizes = int(rows), int(inputs), int(outputs)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    for name, default in (("rows", 32), ("inputs", 256), ("outputs", 128)):
+        parser.add_argument(name, nargs="?", type=int, default=default)
+    options = parser.parse_args(arguments)
+    sizes = options.rows, options.inputs, options.outputs
+    if min(sizes) < 1 or not _without_zeros(*sizes):
+        parser.error(
+            f"expected rows, and inputs and outputs that are multiples of 64, got {sizes}; others"
+            " are multiplied whole"
+        )
     print("GFLOP/s".ljust(16), *(f"{kind:>12}" for kind in PRODUCTS))
     _print_row("whole", WHOLE, numbers(SHARES[0], *sizes), sizes)
     for share in SHARES:
         _print_row(f"{share} of zeros", SPARSE, numbers(share, *sizes), sizes)
+
+
+def _without_zeros(rows: int, inputs: int, outputs: int) -> bool:
+    """Whether training leaves out zeros in products of these sizes."""
+    zeros = np.zeros((rows, inputs), dtype=np.float32)
+    return bool(sparse_enough(zeros, outputs, _room(rows, inputs, outputs)))
 
 
 def _print_row(
@@ -117,4 +138,4 @@ def _print_row(
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

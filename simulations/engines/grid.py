@@ -89,6 +89,11 @@ class LocalGrid(Grid):
         return sorted(replies, key=lambda reply: place[reply.metadata.reply_to_message_id])
 
 
+def place_of(message: Message) -> int:
+    """The place of the node that a message is for."""
+    return message.metadata.dst_node_id - FIRST_NODE_ID
+
+
 def contexts_of(
     resolved: str, output: str, nodes: int
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:

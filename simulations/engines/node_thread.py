@@ -33,7 +33,7 @@ class NodeThread:
         self._messages.put((message, answer))
         return answer
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the thread after the messages that were sent."""
         self._messages.put(None)
 

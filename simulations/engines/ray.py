@@ -20,7 +20,7 @@ import pickle
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from fedrec.protocol.zero_copy import sent_bytes
 from fedrec.runs.folder import RunFolder
 from simulations.engines import reply_buffers, serial
 from simulations.engines.flwr_private import CLIENT_RAISED
-from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
+from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of, place_of
 from simulations.engines.node_thread import NodeThread
 from simulations.engines.object_store import ObjectStore
 from simulations.engines.placement import Placement
@@ -59,19 +59,27 @@ class RayGrid(LocalGrid):
         nodes: number of nodes.
         placement: the actors, which may still be starting.
         here: a grid of the same nodes in this process.
+        thread: answers for nodes without an actor.
         store: where large arrays are put.
         local: whether all actors run on this machine.
     """
 
     def __init__(
-        self, nodes: int, placement: Placement, here: SerialGrid, store: ObjectStore, *, local: bool
+        self,
+        nodes: int,
+        placement: Placement,
+        here: SerialGrid,
+        thread: NodeThread,
+        store: ObjectStore,
+        *,
+        local: bool,
     ) -> None:
         super().__init__(nodes)
         self._placement = placement
         self._store = store
         self._here = here
         self._local = local
-        self._thread = NodeThread(here.answer)
+        self._thread = thread
         self._pending: dict[Future[Answer], tuple[Message, reply_buffers.ReplyBuffer | None]] = {}
         self._pool = reply_buffers.BufferPool()
 
@@ -91,19 +99,16 @@ class RayGrid(LocalGrid):
         self._placement.started()  # not part of the time that nodes have to reply
         return super().send_and_receive(messages, timeout=timeout)
 
-    def stop(self) -> None:
-        """End the thread of the node in this process."""
-        self._thread.stop()
-
     def _submit(self, batch: list[Message]) -> None:
         actors = self._placement.started()
         stored: dict[int, Any] = {}
-        own = [message for message in batch if _place_of(message) not in actors]
-        for message in batch:
-            if _place_of(message) in actors:
-                self._submit_to(actors[_place_of(message)], message, stored)
-        for message in own:  # at last, because this process then works
-            self._pending[self._thread.send(message)] = message, None
+        # those to this process at last, because it then works
+        for message in sorted(batch, key=lambda one: place_of(one) not in actors):
+            actor = actors.get(place_of(message))
+            if actor is None:
+                self._pending[self._thread.send(message)] = message, None
+            else:
+                self._submit_to(actor, message, stored)
 
     def _submit_to(self, actor: Any, message: Message, stored: dict[int, Any]) -> None:
         """Send a message to an actor; `stored` has what is in the object store, by record."""
@@ -151,11 +156,6 @@ class RayGrid(LocalGrid):
             for name, record in buffer.take_back(answer.spots).items():
                 answer.message.content[name] = record
         return answer.message
-
-
-def _place_of(message: Message) -> int:
-    """The place of the node that a message is for."""
-    return message.metadata.dst_node_id - FIRST_NODE_ID
 
 
 def _reason_of(error: Any) -> str:
@@ -207,10 +207,10 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
     engine = run.experiment.engine
     nodes = engine.nodes or 1
     ours = not ray.is_initialized()
-    started = ours and engine.ray_address is None
+    local = engine.ray_address is None
+    started = ours and local
     data_bytes = shared_bytes(POPULATIONS.population(run.experiment))
     store = ObjectStore(_OBJECT_STORE_BYTES + data_bytes if started else None)
-    local = engine.ray_address is None
     first = 1 if local and engine.device == "cpu" else 0  # of the nodes that are actors
     connect(engine.ray_address, nodes - first, data_bytes)
     if started and not has_token():
@@ -228,16 +228,12 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
             range(first, nodes),
         )
         try:
-            with serial.open_grid(run) as here:
-                grid = RayGrid(nodes, placement, here, store, local=local)
-                try:
-                    yield grid
-                finally:
-                    grid.stop()
+            with serial.open_grid(run) as here, closing(NodeThread(here.answer)) as thread:
+                yield RayGrid(nodes, placement, here, thread, store, local=local)
         finally:
             placement.stop()
     finally:
-        if not ours or engine.ray_address is not None:
+        if not ours or not local:
             # An object store that outlives this process reuses the memory for other objects.
             POPULATIONS.drop(run.experiment)
         if ours:

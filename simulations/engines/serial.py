@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 
 from fedrec.runs.folder import RunFolder
 from simulations.engines.flwr_private import rebuilt
-from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
+from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of, place_of
 
 G = TypeVar("G", bound="SerialGrid")
 
@@ -39,7 +39,7 @@ class SerialGrid(LocalGrid):
 
     def answer(self, message: Message) -> Message:
         """The answer of the node that a message is for."""
-        context = self._contexts[message.metadata.dst_node_id - FIRST_NODE_ID]
+        context = self._contexts[place_of(message)]
         # One record is shared between messages; a client that edits its copy must not edit the
         # others'.
         own = rebuilt(

@@ -43,3 +43,17 @@ def test_it_prints_a_row_for_each_version(capsys):
     assert header.split() == ["ms", "a", "user", "least", "median", "to", "the", "first"]
     assert [row.split()[0] for row in rows] == [str(HERE)] * 2
     assert all(0 < float(row.split()[1]) <= float(row.split()[2]) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["nowhere"], "expected checkouts of fedrec, got nowhere"),
+        ([str(HERE), "--repeats", "0"], "expected --repeats of 1 or more, got 0"),
+        ([], "the following arguments are required: checkouts"),
+    ],
+)
+def test_bad_arguments_are_refused(capsys, given, said):
+    with pytest.raises(SystemExit) as error:
+        kernel_versions.main(given)
+    assert error.value.code == 2 and said in capsys.readouterr().err

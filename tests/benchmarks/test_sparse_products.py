@@ -33,8 +33,17 @@ def test_products_without_zeros_give_what_whole_ones_give(kind):
 
 @pytest.mark.slow
 def test_it_prints_a_speed_for_each_kind_and_share(capsys):
-    timing.main(*map(str, SIZES))
+    timing.main([*map(str, SIZES)])
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split()[1:] == " ".join(timing.WHOLE).split()
     assert len(rows) == 1 + len(timing.SHARES)
     assert all(float(speed) > 0 for row in rows for speed in row.split()[-3:])
+
+
+@pytest.mark.parametrize("given", [["32", "100", "64"], ["32", "128", "32"], ["0"], ["many"]])
+def test_sizes_that_are_multiplied_whole_are_refused(capsys, given):
+    with pytest.raises(SystemExit) as error:
+        timing.main(given)
+    assert error.value.code == 2
+    said = capsys.readouterr().err
+    assert "multiples of 64" in said or "invalid int value: 'many'" in said

@@ -37,7 +37,7 @@ def started():
 
     yield start
     for thread in threads:
-        thread.stop()
+        thread.close()
 
 
 def answered(message):

@@ -100,7 +100,7 @@ def test_a_hanging_node_of_this_process_is_not_waited_for(grid, monkeypatch):
     released.set()
     (late,) = grid._collect({own}, 30)
     assert late.metadata.src_node_id == 2
-    grid._thread.stop()
+    grid._thread.close()
 
 
 def test_nodes_have_no_library_of_the_server(grid, theta):
