@@ -34,7 +34,9 @@ from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import Recommending
+from fedrec.cohort.kernel.suitability import kernel_refusal
 from fedrec.cohort.results import Trained
+from fedrec.cohort.sgd import SgdSettings
 from fedrec.data.client_data import ClientData
 from fedrec.data.negatives import draw_negatives
 from fedrec.models.base import Parameters
@@ -105,6 +107,32 @@ class Maml(Step):
                 values[name][:active] += moved
             losses[:active] = loss.detach().double()
         return Trained(parameters, block, values, tables, torch.ones(len(block)), losses)
+
+    def kernel_refusal(self) -> str | None:
+        """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
+        declared = self.model.declared_kernel()
+        if declared is not None and declared.product is not None:
+            return "the kernel of step 'maml' takes no products of embeddings"
+        settings = SgdSettings(self.config.learning_rate)
+        return kernel_refusal(self.model, declared, settings, self.device)
+
+    def train_in_kernel(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Trained:
+        """The same as `train_block` in native code; called if `kernel_refusal` is None."""
+        # imports Numba, which the other paths do not need
+        from fedrec.cohort.kernel.meta_learning import meta_learn_block
+        from fedrec.cohort.kernel.training import train_block
+
+        declared = self.model.declared_kernel()
+        if declared is None:
+            raise TypeError(
+                f"Expected a model that declares a kernel, got {type(self.model).__name__}."
+            )
+        sgd = SgdSettings(self.config.learning_rate, rates=self._rates(list(parameters)))
+        if not self.config.query_share:
+            return train_block(declared, parameters, block, sgd)
+        return meta_learn_block(declared, parameters, block, sgd, self.config.order == 2)
 
     def _moved(
         self,

@@ -89,7 +89,7 @@ def train_clients(
 def _step(network, own, batch, rates, guide, scratch, measured):
     """One step on a batch; returns the mean loss before it, or 0 if it is not measured."""
     outputs = _forward(network, own, batch, scratch)
-    loss = _mean_loss(outputs, batch.labels, network.logistic) if measured else 0.0
+    loss = mean_loss(outputs, batch.labels, network.logistic) if measured else 0.0
     gradient = outputs  # in the same memory
     for n in range(len(outputs)):
         target = batch.labels[n]
@@ -163,7 +163,7 @@ def _add_product(network, own, batch, scratch, outputs):
 
 
 @njit(**INNER)
-def _mean_loss(outputs, labels, logistic):
+def mean_loss(outputs, labels, logistic):
     total = 0.0
     for n in range(len(outputs)):
         y = np.float64(outputs[n, 0])
