@@ -11,6 +11,7 @@ from typing import Any
 
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+from numba.core.ccallback import CFunc
 
 from fedrec.runtime.compiled_code import cache_folder, digest, usable
 
@@ -29,6 +30,24 @@ def compiled(function: Callable[..., Any], flags: Mapping[str, Any] = FAST) -> A
     made = numba.njit(nogil=True, **flags)(function)
     with contextlib.suppress(RuntimeError):  # no writable folder: each process compiles again
         made._cache = _Cache(made.py_func)  # type: ignore[attr-defined]
+    return made
+
+
+def by_address(function: Callable[..., Any], signature: Any) -> CFunc:
+    """A function as compiled code, cached likewise, that other compiled code takes as an argument
+    and calls by its address.
+
+    A function that is called by its name is compiled and optimised again in each function that
+    calls it, directly or not, which takes seconds if it is large.
+
+    Args:
+        function: the function.
+        signature: types of its arguments and of what it returns.
+    """
+    made = CFunc(function, (signature.args, signature.return_type), {}, dict(FAST))
+    with contextlib.suppress(RuntimeError):
+        made._cache = _Cache(function)  # type: ignore[assignment]
+    made.compile()
     return made
 
 

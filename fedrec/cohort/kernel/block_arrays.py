@@ -87,7 +87,7 @@ class BlockArrays:
         return np.array(self.block.steps, dtype=np.int64)
 
     def trained(self, losses: np.ndarray) -> Trained:
-        """The block with the arrays' present values, in their memory, and `losses` `float64 [C]`."""
+        """The block with the present values, in the same memory, and `losses` `float64 [C]`."""
         values = {
             name: torch.from_numpy(_view(self.dense, place, self.start[name]))
             for name, place in self.layout.places.items()

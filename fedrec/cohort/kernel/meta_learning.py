@@ -14,6 +14,7 @@ from fedrec.cohort.kernel.second_order import move_by_meta_gradients
 from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.nn.declaration import KernelModel
+from fedrec.nn.native.products import product_by_address
 
 
 def meta_learn_block(
@@ -56,6 +57,7 @@ def meta_learn_block(
         arrays.dense,
         arrays.tables[:2],
         arrays.codes,
+        product_by_address(),
         losses,
     )
     return arrays.trained(losses)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of a query's loss through gradient steps on a support, in compiled code (Finn, Abbeel
-and Levine 2017).
+"""The gradient of a query's loss through gradient steps on a support, in compiled code (Finn,
+Abbeel and Levine 2017).
 
 Backwards through a step theta' = theta - a grad L(theta), the gradient v by theta' becomes v -
 H (a v) by theta, where H is the Hessian of L at theta. The product with H is computed without H
@@ -13,7 +13,7 @@ Examples pass through all layers some at a time, so that the layers' outputs sta
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -28,7 +28,6 @@ from fedrec.nn.native.activations import (
     through_activation,
 )
 from fedrec.nn.native.memory import aligned, matrix
-from fedrec.nn.native.products import add_product
 from fedrec.runtime.compilation import FAST, INNER, compiled
 
 _ZERO = np.float32(0)
@@ -90,6 +89,7 @@ class PassMemory(NamedTuple):
         hidden: `[2, B * sum of outputs]`, outputs of the layers, one after the other.
         gradients: `[4, B * most outputs]`, of one layer's outputs and of the next one's.
         room: `[size of the largest factor]`, for transposed factors of products.
+        add_product: see `fedrec.nn.native.products`.
     """
 
     means: np.ndarray
@@ -104,11 +104,12 @@ class PassMemory(NamedTuple):
     hidden: np.ndarray
     gradients: np.ndarray
     room: np.ndarray
+    add_product: Any
 
 
 @compiled
 def move_by_meta_gradients(
-    network, rates, second, examples, steps, first_rows, dense, tables, codes, losses
+    network, rates, second, examples, steps, first_rows, dense, tables, codes, add_product, losses
 ):
     """Move C clients by minus the gradients of their queries' losses.
 
@@ -125,17 +126,19 @@ def move_by_meta_gradients(
         dense: `float32 [C, P]`, changed in place.
         tables: the items' rows `float32 [C, R, d]` and biases `[C, R, 1]` or `[C, R, 0]`, likewise.
         codes: `int64 [C, W]`, of the users' features.
+        add_product: see `fedrec.nn.native.products`.
         losses: `float64 [C]`, written: mean loss of the query.
     """
     items, places, labels, counts = examples
     rows, biases = tables
-    most = steps.max() if len(steps) else 0
-    memory = _memory_for(network, rows.shape[2])
+    most = len(items)
+    memory = _memory_for(network, rows.shape[2], add_product)
     dense_path = aligned(most, dense.shape[1])
     rows_path = np.empty((most, *rows.shape[1:]), np.float32)
     biases_path = np.empty((most, *biases.shape[1:]), np.float32)
     total = _like(dense[0], rows[0], biases[0])
     along = _like(dense[0], rows[0], biases[0])
+    ones = np.ones(dense.shape[1], np.float32)
     for client in range(len(steps)):
         own = Values(dense[client], rows[client], biases[client])
         code = codes[client]
@@ -170,14 +173,11 @@ def move_by_meta_gradients(
                 _add_derivative(
                     network, Derivative(at, along, total, True, code, first, n), batch, memory
                 )
-        for place in range(own.dense.size):
-            own.dense[place] -= total.dense[place]
-        own.rows[:] -= total.rows
-        own.biases[:] -= total.biases
+        _subtract(own, (ones, _ONE, _ONE), total)
 
 
 @njit(**FAST)
-def _memory_for(network, width):
+def _memory_for(network, width, add_product):
     """Working memory for item rows of a width."""
     users = 0
     widest_user = 0
@@ -210,6 +210,7 @@ def _memory_for(network, width):
         aligned(2, _TOGETHER * outputs),
         aligned(4, _TOGETHER * widest),
         aligned(1, room)[0],
+        add_product,
     )
 
 
@@ -224,9 +225,13 @@ def _like(dense, rows, biases):
 
 @njit(**INNER)
 def _copy(source, target):
-    target.dense[:] = source.dense
-    target.rows[:] = source.rows
-    target.biases[:] = source.biases
+    for place in range(source.dense.size):
+        target.dense[place] = source.dense[place]
+    for row in range(len(source.rows)):
+        for i in range(source.rows.shape[1]):
+            target.rows[row, i] = source.rows[row, i]
+        for i in range(source.biases.shape[1]):
+            target.biases[row, i] = source.biases[row, i]
 
 
 @njit(**INNER)
@@ -267,12 +272,12 @@ def _add_derivative(network, of, batch, memory):
 
 
 @njit(**INNER)
-def _add_linear(inputs, input_tangents, weights, directions, out, tangents, second, room):
+def _add_linear(inputs, input_tangents, weights, directions, out, tangents, second, memory):
     """out += inputs weights, and its tangents."""
-    add_product(_ONE, inputs, False, weights, False, _ONE, out, room)
+    memory.add_product(_ONE, inputs, False, weights, False, _ONE, out, memory.room)
     if second:
-        add_product(_ONE, input_tangents, False, weights, False, _ONE, tangents, room)
-        add_product(_ONE, inputs, False, directions, False, _ONE, tangents, room)
+        memory.add_product(_ONE, input_tangents, False, weights, False, _ONE, tangents, memory.room)
+        memory.add_product(_ONE, inputs, False, directions, False, _ONE, tangents, memory.room)
 
 
 @njit(**INNER)
@@ -287,18 +292,24 @@ def _through_linear(
     to_inputs,
     inputs_tangents,
     second,
-    room,
+    memory,
 ):
     """The gradient of a product's inputs and its tangents, written; the derivative by the weights
     is added to the total."""
-    add_product(_ONE, gradient, False, weights, True, _ZERO, to_inputs, room)
+    memory.add_product(_ONE, gradient, False, weights, True, _ZERO, to_inputs, memory.room)
     if second:
-        add_product(_ONE, tangents, False, weights, True, _ZERO, inputs_tangents, room)
-        add_product(_ONE, gradient, False, directions, True, _ONE, inputs_tangents, room)
-        add_product(_ONE, input_tangents, True, gradient, False, _ONE, to_weights, room)
-        add_product(_ONE, inputs, True, tangents, False, _ONE, to_weights, room)
+        memory.add_product(
+            _ONE, tangents, False, weights, True, _ZERO, inputs_tangents, memory.room
+        )
+        memory.add_product(
+            _ONE, gradient, False, directions, True, _ONE, inputs_tangents, memory.room
+        )
+        memory.add_product(
+            _ONE, input_tangents, True, gradient, False, _ONE, to_weights, memory.room
+        )
+        memory.add_product(_ONE, inputs, True, tangents, False, _ONE, to_weights, memory.room)
     else:
-        add_product(_ONE, inputs, True, gradient, False, _ONE, to_weights, room)
+        memory.add_product(_ONE, inputs, True, gradient, False, _ONE, to_weights, memory.room)
 
 
 @njit(**INNER)
@@ -342,8 +353,8 @@ def _begin(network, of, memory):
     memory.projected[:] = 0
     memory.to_projected[:] = 0
     if bias >= 0:
-        base[0, :] = of.at.dense[bias : bias + out]
-        base[1, :] = of.along.dense[bias : bias + out]
+        _repeat(of.at.dense[bias : bias + out], base[:1])
+        _repeat(of.along.dense[bias : bias + out], base[1:])
     for user in network.users:
         _mean_rows(user, of.codes, of.at.dense, memory.means[0])
         _mean_rows(user, of.codes, of.along.dense, memory.means[1])
@@ -355,7 +366,7 @@ def _begin(network, of, memory):
             base[:1],
             base[1:],
             of.second,
-            memory.room,
+            memory,
         )
     first = 0
     for feature in network.features:
@@ -367,7 +378,7 @@ def _begin(network, of, memory):
             matrix(memory.projected[0], first * out, feature[5], out),
             matrix(memory.projected[1], first * out, feature[5], out),
             of.second,
-            memory.room,
+            memory,
         )
         first += feature[5]
 
@@ -395,7 +406,7 @@ def _end(network, of, memory):
             matrix(memory.to_means[0], 0, 1, width),
             matrix(memory.to_means[1], 0, 1, width),
             of.second,
-            memory.room,
+            memory,
         )
         count = np.float32(_known(user, of.codes))
         for code in of.codes[user[3] : user[4]]:
@@ -417,7 +428,7 @@ def _end(network, of, memory):
             matrix(memory.to_categories[0], 0, categories, width),
             matrix(memory.to_categories[1], 0, categories, width),
             of.second,
-            memory.room,
+            memory,
         )
         for place in range(categories * width):
             dense[feature[0] + place] += memory.to_categories[which, place]
@@ -438,8 +449,9 @@ def _forward(network, of, part, memory):
         gathered_tangents = matrix(memory.gathered[1], 0, n, width)
         for example in range(n):
             row = part.places[example] - of.first_row
-            gathered[example] = of.at.rows[row]
-            gathered_tangents[example] = of.along.rows[row]
+            for i in range(width):
+                gathered[example, i] = of.at.rows[row, i]
+                gathered_tangents[example, i] = of.along.rows[row, i]
         _add_linear(
             gathered,
             gathered_tangents,
@@ -448,7 +460,7 @@ def _forward(network, of, part, memory):
             hidden,
             tangents,
             of.second,
-            memory.room,
+            memory,
         )
     _add_categories(network, part, memory.projected[0], hidden)
     if of.second:
@@ -475,13 +487,14 @@ def _forward(network, of, part, memory):
             following,
             following_tangents,
             of.second,
-            memory.room,
+            memory,
         )
         hidden = following
         tangents = following_tangents
     for offset in network.offsets:
-        hidden += of.at.dense[offset]
-        tangents += of.along.dense[offset]
+        for example in range(n):
+            hidden[example, 0] += of.at.dense[offset]
+            tangents[example, 0] += of.along.dense[offset]
     if of.at.biases.shape[1]:
         for example in range(n):
             row = part.places[example] - of.first_row
@@ -590,7 +603,7 @@ def _backward(network, of, part, memory, gradient, tangents):
             before,
             before_tangents,
             of.second,
-            memory.room,
+            memory,
         )
         if of.second:
             _bend(before, before_tangents, hidden, hidden_tangents, network.activation)
@@ -623,7 +636,7 @@ def _through_rows(network, of, part, memory, gradient, tangents):
         matrix(memory.to_rows[0], 0, n, width),
         matrix(memory.to_rows[1], 0, n, width),
         of.second,
-        memory.room,
+        memory,
     )
     found = matrix(memory.to_rows[1] if of.second else memory.to_rows[0], 0, n, width)
     for example in range(n):

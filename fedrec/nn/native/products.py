@@ -8,12 +8,15 @@ some processors.
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
-from numba import njit
+from numba import njit, types
 
 from fedrec.nn.native.memory import matrix
 from fedrec.nn.native.tiles import BLOCK, ROWS, WIDE, tile, transpose_block
-from fedrec.runtime.compilation import FAST, INNER
+from fedrec.runtime.compilation import FAST, INNER, by_address
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -60,6 +63,20 @@ def add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
         at = a.ctypes.data, second.ctypes.data, out.ctypes.data
         sizes = rows, columns, inner
         _add_tiles(np.float32(alpha), sizes, at[0], a_row, a_column, at[1], columns, at[2], columns)
+
+
+@functools.cache
+def product_by_address() -> Any:
+    """`add_product` for compiled code that takes it as an argument."""
+    matrix_type = types.Array(types.float32, 2, "C")
+    room = types.Array(types.float32, 1, "C")
+    factors = matrix_type, types.boolean, matrix_type, types.boolean
+    signature = types.void(types.float32, *factors, types.float32, matrix_type, room)
+    return by_address(_product, signature)
+
+
+def _product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
+    add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room)
 
 
 @njit(**FAST)
