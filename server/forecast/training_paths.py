@@ -35,7 +35,7 @@ def _compile_kernel(tell: Callable[[str], None]) -> None:
     if not is_compiled():
         from fedrec.cohort.kernel.warm_up import compile_kernel
 
-        tell("compiling the kernel, once on this machine (about 15 s)")
+        tell("compiling the kernel, once on this machine (half a minute to a minute)")
         compile_kernel()
 
 

@@ -94,10 +94,10 @@ def _kernel() -> str:
     existing = next(parent for parent in folder.parents if parent.exists())
     if not os.access(existing, os.W_OK):
         raise _FailedCheck(
-            f"{existing} is not writable, so each process compiles the kernel again (15 s); set"
+            f"{existing} is not writable, so each process compiles the kernel again (a minute); set"
             " FEDREC_CACHE"
         )
-    return f"will be compiled once (15 s), into {folder}"
+    return f"will be compiled once (a minute), into {folder}"
 
 
 def _baselines() -> str:

@@ -13,6 +13,9 @@ adaptation; a strategy such as `reptile` moves along the mean of these, with a2 
 instead. When a user is served there is no query: with `query-share = 0` the step is only the
 adaptation, on all of the user's data.
 
+`train_block` computes it by autograd, and `train_in_kernel` in native code
+(`fedrec.cohort.kernel.second_order`).
+
 Where this differs from the papers: Chen et al. do not say how they divide support and query; here a
 share of the positives, at random in each round, with negatives of their own each. Parameters may
 have different rates (`rates`) in the adaptation.
