@@ -19,16 +19,10 @@ import numpy as np
 from numba import njit
 
 from fedrec.cohort.kernel.memory import Batch
-from fedrec.cohort.kernel.steps import mean_loss
-from fedrec.nn.native.activations import (
-    SIGMOID,
-    TANH,
-    activate,
-    sigmoid,
-    through_activation,
-)
+from fedrec.cohort.kernel.steps import layer_at, mean_loss
+from fedrec.nn.native.activations import SIGMOID, TANH, activate, sigmoid, through_activation
 from fedrec.nn.native.memory import aligned, matrix
-from fedrec.runtime.compilation import FAST, INNER, compiled
+from fedrec.runtime.compilation import INNER, compiled
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -176,7 +170,7 @@ def move_by_meta_gradients(
         _subtract(own, (ones, _ONE, _ONE), total)
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _memory_for(network, width, add_product):
     """Working memory for item rows of a width."""
     users = 0
@@ -214,7 +208,7 @@ def _memory_for(network, width, add_product):
     )
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _like(dense, rows, biases):
     return Values(
         aligned(1, dense.size)[0],
@@ -262,61 +256,59 @@ def _add_derivative(network, of, batch, memory):
     for start in range(0, len(batch.items), _TOGETHER):
         end = min(start + _TOGETHER, len(batch.items))
         part = Batch(batch.items[start:end], batch.places[start:end], batch.labels[start:end])
-        outputs, tangents = _forward(network, of, part, memory)
+        outputs = _forward(network, of, part, memory)
         if not of.second:
-            total += mean_loss(outputs, part.labels, network.logistic) * (end - start)
-        _differentiate(network, of, part, outputs, tangents)
-        _backward(network, of, part, memory, outputs, tangents)
+            total += mean_loss(outputs[0], part.labels, network.logistic) * (end - start)
+        _differentiate(network, of, part, outputs)
+        _backward(network, of, part, memory, outputs)
     _end(network, of, memory)
     return total / len(batch.items)
 
 
 @njit(**INNER)
-def _add_linear(inputs, input_tangents, weights, directions, out, tangents, second, memory):
-    """out += inputs weights, and its tangents."""
-    memory.add_product(_ONE, inputs, False, weights, False, _ONE, out, memory.room)
-    if second:
-        memory.add_product(_ONE, input_tangents, False, weights, False, _ONE, tangents, memory.room)
-        memory.add_product(_ONE, inputs, False, directions, False, _ONE, tangents, memory.room)
+def _both(arrays, place, rows, columns):
+    """Matrices of numbers and of their tangents, in memory `[2, ...]`."""
+    return matrix(arrays[0], place, rows, columns), matrix(arrays[1], place, rows, columns)
 
 
 @njit(**INNER)
-def _through_linear(
-    inputs,
-    input_tangents,
-    weights,
-    directions,
-    gradient,
-    tangents,
-    to_weights,
-    to_inputs,
-    inputs_tangents,
-    second,
-    memory,
-):
-    """The gradient of a product's inputs and its tangents, written; the derivative by the weights
-    is added to the total."""
-    memory.add_product(_ONE, gradient, False, weights, True, _ZERO, to_inputs, memory.room)
+def _parameters(of, place, rows, columns):
+    """A matrix of the parameters, and of the direction, which are its tangents."""
+    return (
+        matrix(of.at.dense, place, rows, columns),
+        matrix(of.along.dense, place, rows, columns),
+    )
+
+
+@njit(**INNER)
+def _first_place(network, start):
+    """Place of a row of the first layer's weights."""
+    return network.layers[0, 0] + start * network.layers[0, 2]
+
+
+@njit(**INNER)
+def _add_linear(inputs, weights, outputs, second, memory):
+    """outputs += inputs weights, each with its tangents."""
+    room = memory.room
+    memory.add_product(_ONE, inputs[0], False, weights[0], False, _ONE, outputs[0], room)
     if second:
-        memory.add_product(
-            _ONE, tangents, False, weights, True, _ZERO, inputs_tangents, memory.room
-        )
-        memory.add_product(
-            _ONE, gradient, False, directions, True, _ONE, inputs_tangents, memory.room
-        )
-        memory.add_product(
-            _ONE, input_tangents, True, gradient, False, _ONE, to_weights, memory.room
-        )
-        memory.add_product(_ONE, inputs, True, tangents, False, _ONE, to_weights, memory.room)
+        memory.add_product(_ONE, inputs[1], False, weights[0], False, _ONE, outputs[1], room)
+        memory.add_product(_ONE, inputs[0], False, weights[1], False, _ONE, outputs[1], room)
+
+
+@njit(**INNER)
+def _through_linear(inputs, weights, gradients, to_weights, to_inputs, second, memory):
+    """The gradients of a product's inputs, written, with their tangents; the derivative by the
+    weights is added to a total."""
+    room = memory.room
+    memory.add_product(_ONE, gradients[0], False, weights[0], True, _ZERO, to_inputs[0], room)
+    if second:
+        memory.add_product(_ONE, gradients[1], False, weights[0], True, _ZERO, to_inputs[1], room)
+        memory.add_product(_ONE, gradients[0], False, weights[1], True, _ONE, to_inputs[1], room)
+        memory.add_product(_ONE, inputs[1], True, gradients[0], False, _ONE, to_weights, room)
+        memory.add_product(_ONE, inputs[0], True, gradients[1], False, _ONE, to_weights, room)
     else:
-        memory.add_product(_ONE, inputs, True, gradient, False, _ONE, to_weights, memory.room)
-
-
-@njit(**INNER)
-def _first_weights(network, values, start, rows):
-    """Some rows of the first layer's weights."""
-    out = network.layers[0, 2]
-    return matrix(values.dense, network.layers[0, 0] + start * out, rows, out)
+        memory.add_product(_ONE, inputs[0], True, gradients[0], False, _ONE, to_weights, room)
 
 
 @njit(**INNER)
@@ -347,40 +339,29 @@ def _begin(network, of, memory):
     layer, and the products of the categories' rows."""
     out = network.layers[0, 2]
     bias = network.layers[0, 3]
-    base = memory.base
-    base[:] = 0
+    memory.base[:] = 0
     memory.to_base[:] = 0
     memory.projected[:] = 0
     memory.to_projected[:] = 0
     if bias >= 0:
-        _repeat(of.at.dense[bias : bias + out], base[:1])
-        _repeat(of.along.dense[bias : bias + out], base[1:])
+        _repeat(of.at.dense[bias : bias + out], memory.base[:1])
+        _repeat(of.along.dense[bias : bias + out], memory.base[1:])
     for user in network.users:
+        width = user[1]
         _mean_rows(user, of.codes, of.at.dense, memory.means[0])
         _mean_rows(user, of.codes, of.along.dense, memory.means[1])
-        _add_linear(
-            matrix(memory.means[0], user[2], 1, user[1]),
-            matrix(memory.means[1], user[2], 1, user[1]),
-            _first_weights(network, of.at, user[2], user[1]),
-            _first_weights(network, of.along, user[2], user[1]),
-            base[:1],
-            base[1:],
-            of.second,
-            memory,
-        )
+        means = _both(memory.means, user[2], 1, width)
+        weights = _parameters(of, _first_place(network, user[2]), width, out)
+        _add_linear(means, weights, _both(memory.base, 0, 1, out), of.second, memory)
     first = 0
     for feature in network.features:
-        _add_linear(
-            matrix(of.at.dense, feature[0], feature[5], feature[1]),
-            matrix(of.along.dense, feature[0], feature[5], feature[1]),
-            _first_weights(network, of.at, feature[2], feature[1]),
-            _first_weights(network, of.along, feature[2], feature[1]),
-            matrix(memory.projected[0], first * out, feature[5], out),
-            matrix(memory.projected[1], first * out, feature[5], out),
-            of.second,
-            memory,
-        )
-        first += feature[5]
+        categories = feature[5]
+        width = feature[1]
+        rows = _parameters(of, feature[0], categories, width)
+        weights = _parameters(of, _first_place(network, feature[2]), width, out)
+        projected = _both(memory.projected, first * out, categories, out)
+        _add_linear(rows, weights, projected, of.second, memory)
+        first += categories
 
 
 @njit(**INNER)
@@ -395,16 +376,13 @@ def _end(network, of, memory):
             dense[bias + o] += memory.to_base[which, o]
     for user in network.users:
         width = user[1]
+        place = _first_place(network, user[2])
         _through_linear(
-            matrix(memory.means[0], user[2], 1, width),
-            matrix(memory.means[1], user[2], 1, width),
-            _first_weights(network, of.at, user[2], width),
-            _first_weights(network, of.along, user[2], width),
-            memory.to_base[:1],
-            memory.to_base[1:],
-            _first_weights(network, of.total, user[2], width),
-            matrix(memory.to_means[0], 0, 1, width),
-            matrix(memory.to_means[1], 0, 1, width),
+            _both(memory.means, user[2], 1, width),
+            _parameters(of, place, width, out),
+            _both(memory.to_base, 0, 1, out),
+            matrix(dense, place, width, out),
+            _both(memory.to_means, 0, 1, width),
             of.second,
             memory,
         )
@@ -417,21 +395,18 @@ def _end(network, of, memory):
     for feature in network.features:
         categories = feature[5]
         width = feature[1]
+        place = _first_place(network, feature[2])
         _through_linear(
-            matrix(of.at.dense, feature[0], categories, width),
-            matrix(of.along.dense, feature[0], categories, width),
-            _first_weights(network, of.at, feature[2], width),
-            _first_weights(network, of.along, feature[2], width),
-            matrix(memory.to_projected[0], first * out, categories, out),
-            matrix(memory.to_projected[1], first * out, categories, out),
-            _first_weights(network, of.total, feature[2], width),
-            matrix(memory.to_categories[0], 0, categories, width),
-            matrix(memory.to_categories[1], 0, categories, width),
+            _parameters(of, feature[0], categories, width),
+            _parameters(of, place, width, out),
+            _both(memory.to_projected, first * out, categories, out),
+            matrix(dense, place, width, out),
+            _both(memory.to_categories, 0, categories, width),
             of.second,
             memory,
         )
-        for place in range(categories * width):
-            dense[feature[0] + place] += memory.to_categories[which, place]
+        for i in range(categories * width):
+            dense[feature[0] + i] += memory.to_categories[which, i]
         first += categories
 
 
@@ -439,75 +414,60 @@ def _end(network, of, memory):
 def _forward(network, of, part, memory):
     """Predictions `[n, 1]` and their tangents."""
     n = len(part.items)
-    hidden = matrix(memory.hidden[0], 0, n, network.layers[0, 2])
-    tangents = matrix(memory.hidden[1], 0, n, network.layers[0, 2])
-    _repeat(memory.base[0], hidden)
-    _repeat(memory.base[1], tangents)
-    width = of.at.rows.shape[1]
-    if width:
-        gathered = matrix(memory.gathered[0], 0, n, width)
-        gathered_tangents = matrix(memory.gathered[1], 0, n, width)
-        for example in range(n):
-            row = part.places[example] - of.first_row
-            for i in range(width):
-                gathered[example, i] = of.at.rows[row, i]
-                gathered_tangents[example, i] = of.along.rows[row, i]
-        _add_linear(
-            gathered,
-            gathered_tangents,
-            _first_weights(network, of.at, network.item_start, width),
-            _first_weights(network, of.along, network.item_start, width),
-            hidden,
-            tangents,
-            of.second,
-            memory,
-        )
-    _add_categories(network, part, memory.projected[0], hidden)
-    if of.second:
-        _add_categories(network, part, memory.projected[1], tangents)
+    outputs = _both(memory.hidden, 0, n, network.layers[0, 2])
+    _first_layer(network, of, part, memory, outputs)
     place = 0
     for layer in range(1, len(network.layers)):
-        weight, inputs, out, bias = _layer(network, layer)
-        activate(hidden, network.activation)
+        weight, inputs, out, bias = layer_at(network, layer)
+        hidden = outputs
+        activate(hidden[0], network.activation)
         if of.second:
-            through_activation(tangents, hidden, network.activation)
+            through_activation(hidden[1], hidden[0], network.activation)
         place += _TOGETHER * inputs
-        following = matrix(memory.hidden[0], place, n, out)
-        following_tangents = matrix(memory.hidden[1], place, n, out)
-        following[:] = 0
-        following_tangents[:] = 0
+        outputs = _both(memory.hidden, place, n, out)
+        outputs[0][:] = 0
+        outputs[1][:] = 0
         if bias >= 0:
-            _repeat(of.at.dense[bias : bias + out], following)
-            _repeat(of.along.dense[bias : bias + out], following_tangents)
-        _add_linear(
-            hidden,
-            tangents,
-            matrix(of.at.dense, weight, inputs, out),
-            matrix(of.along.dense, weight, inputs, out),
-            following,
-            following_tangents,
-            of.second,
-            memory,
-        )
-        hidden = following
-        tangents = following_tangents
-    for offset in network.offsets:
-        for example in range(n):
-            hidden[example, 0] += of.at.dense[offset]
-            tangents[example, 0] += of.along.dense[offset]
-    if of.at.biases.shape[1]:
-        for example in range(n):
-            row = part.places[example] - of.first_row
-            hidden[example, 0] += of.at.biases[row, 0]
-            tangents[example, 0] += of.along.biases[row, 0]
-    return hidden, tangents
+            _repeat(of.at.dense[bias : bias + out], outputs[0])
+            _repeat(of.along.dense[bias : bias + out], outputs[1])
+        _add_linear(hidden, _parameters(of, weight, inputs, out), outputs, of.second, memory)
+    _add_sums(network, of.at, of.first_row, part, outputs[0])
+    _add_sums(network, of.along, of.first_row, part, outputs[1])
+    return outputs
 
 
 @njit(**INNER)
-def _layer(network, place):
-    """Offset of a layer's weight, number of inputs and outputs, and offset of its bias."""
-    own = network.layers[place]
-    return own[0], own[1], own[2], own[3]
+def _first_layer(network, of, part, memory, outputs):
+    """The outputs of the first layer and their tangents, before the activation."""
+    n = len(part.items)
+    _repeat(memory.base[0], outputs[0])
+    _repeat(memory.base[1], outputs[1])
+    width = of.at.rows.shape[1]
+    if width:
+        gathered = _both(memory.gathered, 0, n, width)
+        for example in range(n):
+            row = part.places[example] - of.first_row
+            for i in range(width):
+                gathered[0][example, i] = of.at.rows[row, i]
+                gathered[1][example, i] = of.along.rows[row, i]
+        place = _first_place(network, network.item_start)
+        weights = _parameters(of, place, width, network.layers[0, 2])
+        _add_linear(gathered, weights, outputs, of.second, memory)
+    _add_categories(network, part, memory.projected[0], outputs[0])
+    if of.second:
+        _add_categories(network, part, memory.projected[1], outputs[1])
+
+
+@njit(**INNER)
+def _add_sums(network, values, first_row, part, outputs):
+    """Add offsets and items' biases to the outputs."""
+    total = _ZERO
+    for offset in network.offsets:
+        total += values.dense[offset]
+    for example in range(len(outputs)):
+        outputs[example, 0] += total
+        if values.biases.shape[1]:
+            outputs[example, 0] += values.biases[part.places[example] - first_row, 0]
 
 
 @njit(**INNER)
@@ -558,87 +518,72 @@ def _sum_by_category(network, part, gradient, to_projected):
 
 
 @njit(**INNER)
-def _differentiate(network, of, part, outputs, tangents):
+def _differentiate(network, of, part, outputs):
     """Turn predictions and their tangents into the gradient by them and its tangents, in place."""
+    found, tangents = outputs
     examples = np.float32(of.examples)
-    for n in range(len(outputs)):
+    for n in range(len(found)):
         target = part.labels[n]
         if network.logistic:
-            chance = sigmoid(outputs[n, 0])
-            outputs[n, 0] = (chance - target) / examples
+            chance = sigmoid(found[n, 0])
+            found[n, 0] = (chance - target) / examples
             tangents[n, 0] *= chance * (_ONE - chance) / examples
         else:
-            outputs[n, 0] = _TWO * (outputs[n, 0] - target) / examples
+            found[n, 0] = _TWO * (found[n, 0] - target) / examples
             tangents[n, 0] *= _TWO / examples
 
 
 @njit(**INNER)
-def _backward(network, of, part, memory, gradient, tangents):
+def _backward(network, of, part, memory, gradients):
     """Add the derivatives of what differs between examples, and gather those of what they have in
     common."""
-    n = len(gradient)
-    found = tangents if of.second else gradient
-    _sum_outputs(network, of, part, found)
+    n = len(part.items)
+    _add_to_sums(network, of, part, gradients[1] if of.second else gradients[0])
     place = 0
     half = 0
     for layer in range(len(network.layers) - 1):
         place += _TOGETHER * network.layers[layer, 2]
     for layer in range(len(network.layers) - 1, 0, -1):
-        weight, inputs, out, bias = _layer(network, layer)
+        weight, inputs, out, bias = layer_at(network, layer)
         place -= _TOGETHER * inputs
-        hidden = matrix(memory.hidden[0], place, n, inputs)
-        hidden_tangents = matrix(memory.hidden[1], place, n, inputs)
-        before = matrix(memory.gradients[half], 0, n, inputs)
-        before_tangents = matrix(memory.gradients[half + 1], 0, n, inputs)
+        hidden = _both(memory.hidden, place, n, inputs)
+        before = _both(memory.gradients[half : half + 2], 0, n, inputs)
         if bias >= 0:
-            _sum_rows(tangents if of.second else gradient, of.total.dense[bias : bias + out])
-        _through_linear(
-            hidden,
-            hidden_tangents,
-            matrix(of.at.dense, weight, inputs, out),
-            matrix(of.along.dense, weight, inputs, out),
-            gradient,
-            tangents,
-            matrix(of.total.dense, weight, inputs, out),
-            before,
-            before_tangents,
-            of.second,
-            memory,
-        )
+            found = gradients[1] if of.second else gradients[0]
+            _sum_rows(found, of.total.dense[bias : bias + out])
+        weights = _parameters(of, weight, inputs, out)
+        to_weights = matrix(of.total.dense, weight, inputs, out)
+        _through_linear(hidden, weights, gradients, to_weights, before, of.second, memory)
         if of.second:
-            _bend(before, before_tangents, hidden, hidden_tangents, network.activation)
-        through_activation(before, hidden, network.activation)
-        gradient = before
-        tangents = before_tangents
+            _bend(before, hidden, network.activation)
+        through_activation(before[0], hidden[0], network.activation)
+        gradients = before
         half = 2 - half
-    _sum_rows(gradient, memory.to_base[0])
-    _sum_by_category(network, part, gradient, memory.to_projected[0])
-    if of.second:
-        _sum_rows(tangents, memory.to_base[1])
-        _sum_by_category(network, part, tangents, memory.to_projected[1])
+    for which in range(2 if of.second else 1):
+        _sum_rows(gradients[which], memory.to_base[which])
+        _sum_by_category(network, part, gradients[which], memory.to_projected[which])
     if of.at.rows.shape[1]:
-        _through_rows(network, of, part, memory, gradient, tangents)
+        _through_rows(network, of, part, memory, gradients)
 
 
 @njit(**INNER)
-def _through_rows(network, of, part, memory, gradient, tangents):
+def _through_rows(network, of, part, memory, gradients):
     """Add the derivatives by the items' rows and by the weights that multiply them."""
-    n = len(gradient)
+    n = len(part.items)
     width = of.at.rows.shape[1]
+    out = network.layers[0, 2]
+    place = _first_place(network, network.item_start)
+    to_rows = _both(memory.to_rows, 0, n, width)
     _through_linear(
-        matrix(memory.gathered[0], 0, n, width),
-        matrix(memory.gathered[1], 0, n, width),
-        _first_weights(network, of.at, network.item_start, width),
-        _first_weights(network, of.along, network.item_start, width),
-        gradient,
-        tangents,
-        _first_weights(network, of.total, network.item_start, width),
-        matrix(memory.to_rows[0], 0, n, width),
-        matrix(memory.to_rows[1], 0, n, width),
+        _both(memory.gathered, 0, n, width),
+        _parameters(of, place, width, out),
+        gradients,
+        matrix(of.total.dense, place, width, out),
+        to_rows,
         of.second,
         memory,
     )
-    found = matrix(memory.to_rows[1] if of.second else memory.to_rows[0], 0, n, width)
+    found = to_rows[1] if of.second else to_rows[0]
     for example in range(n):
         target = of.total.rows[part.places[example] - of.first_row]
         for i in range(width):
@@ -646,7 +591,7 @@ def _through_rows(network, of, part, memory, gradient, tangents):
 
 
 @njit(**INNER)
-def _sum_outputs(network, of, part, found):
+def _add_to_sums(network, of, part, found):
     """Add the derivatives by offsets and item biases, which are added to the outputs."""
     total = _ZERO
     for example in range(len(found)):
@@ -666,18 +611,18 @@ def _sum_rows(rows, total):
 
 
 @njit(**INNER)
-def _bend(gradients, tangents, outputs, output_tangents, activation):
+def _bend(gradients, outputs, activation):
     """Turn the tangents of gradients by an activation's outputs into those of gradients by its
     inputs, in place; the gradients are still those by the outputs. The slope of an activation is a
     function of its output h, so that its tangent is the slope's derivative by h times that of h."""
-    through_activation(tangents, outputs, activation)
-    to = tangents.reshape(-1)
-    by_outputs = gradients.reshape(-1)
-    out = outputs.reshape(-1)
-    moved = output_tangents.reshape(-1)
+    through_activation(gradients[1], outputs[0], activation)
+    by_outputs = gradients[0].reshape(-1)
+    tangents = gradients[1].reshape(-1)
+    out = outputs[0].reshape(-1)
+    moved = outputs[1].reshape(-1)
     if activation == SIGMOID:
-        for i in range(to.size):
-            to[i] += (_ONE - _TWO * out[i]) * moved[i] * by_outputs[i]
+        for i in range(out.size):
+            tangents[i] += (_ONE - _TWO * out[i]) * moved[i] * by_outputs[i]
     elif activation == TANH:
-        for i in range(to.size):
-            to[i] -= _TWO * out[i] * moved[i] * by_outputs[i]
+        for i in range(out.size):
+            tangents[i] -= _TWO * out[i] * moved[i] * by_outputs[i]

@@ -108,7 +108,7 @@ def _step(network, own, batch, rates, guide, scratch, measured):
 
 
 @njit(**INNER)
-def _layer(network, place):
+def layer_at(network, place):
     """Offset of a layer's weight, number of inputs and outputs, and offset of its bias."""
     own = network.layers[place]
     return own[0], own[1], own[2], own[3]
@@ -122,7 +122,7 @@ def _forward(network, own, batch, scratch):
     hidden = matrix(scratch.hidden, 0, n, network.layers[0, 2])
     forward_inputs(network, own, batch, scratch, hidden)
     for layer in range(1, len(network.layers)):
-        weight, inputs, out, bias = _layer(network, layer)
+        weight, inputs, out, bias = layer_at(network, layer)
         activate(hidden, network.activation)
         place += n * inputs
         following = matrix(scratch.hidden, place, n, out)
@@ -233,7 +233,7 @@ def _backward(network, own, batch, rates, scratch, gradient):
     for layer in range(len(network.layers) - 1):
         place += n * network.layers[layer, 2]
     for layer in range(len(network.layers) - 1, 0, -1):
-        weight, inputs, out, bias = _layer(network, layer)
+        weight, inputs, out, bias = layer_at(network, layer)
         place -= n * inputs
         hidden = matrix(scratch.hidden, place, n, inputs)
         weights = matrix(own.dense, weight, inputs, out)
