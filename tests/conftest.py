@@ -82,7 +82,8 @@ def no_collection_per_run():
     def collect(*generation):
         return gc.collect(*generation) if generation else 0
 
-    young = types.SimpleNamespace(collect=collect, set_threshold=lambda *_: None)
+    nothing = {"set_threshold": lambda *_: None, "freeze": lambda: None}
+    young = types.SimpleNamespace(collect=collect, **nothing)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedrec.runtime.heap.gc", young)
         yield

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from fedrec.runtime.heap import exclude_modules
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -96,7 +98,9 @@ def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result
 
 @contextmanager
 def interruptible(how: str) -> Iterator[None]:
-    """After Ctrl-C, print how the work is continued, and end with status 130."""
+    """Work on experiments: without what is imported before in garbage collections, of which each
+    run makes a few. After Ctrl-C, print how the work is continued, and end with status 130."""
+    exclude_modules()
     try:
         yield
     except KeyboardInterrupt:

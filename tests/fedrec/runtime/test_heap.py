@@ -6,10 +6,12 @@ import gc
 import subprocess
 import sys
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
 from fedrec.runtime import heap
+from simulations.cli.experiments.finishing import interruptible
 
 
 class Node:
@@ -40,6 +42,31 @@ def test_cycles_are_looked_for_less_often(monkeypatch):
         assert gc.get_threshold()[0] > 10 * before[0] > 0
     finally:
         gc.set_threshold(*before)
+
+
+EXCLUDED = """
+import gc, runpy, sys
+heap = runpy.run_path(sys.argv[1])
+modules = len(gc.get_objects())
+heap["exclude_modules"]()
+node = {}
+node["itself"] = node
+del node
+assert len(gc.get_objects()) < modules / 10 and gc.get_freeze_count() >= modules
+assert gc.collect() == 1
+"""
+
+
+def test_what_exists_before_a_command_works_is_not_looked_at_again():
+    subprocess.run([sys.executable, "-c", EXCLUDED, heap.__file__], check=True)
+
+
+def test_commands_that_run_experiments_exclude_them(monkeypatch):
+    done = []
+    monkeypatch.setattr(heap, "gc", SimpleNamespace(freeze=lambda: done.append("excluded")))
+    with interruptible("the same command continues"):
+        done.append("work")
+    assert done == ["excluded", "work"]
 
 
 FAULTS = """
