@@ -37,7 +37,8 @@ class ParameterLayout:
 
     def __post_init__(self) -> None:
         self._refuse_misfits()
-        sizes = [whole_lines(int(np.prod(self.shapes[name]))) for name in self.model.dense]
+        lines = whole_lines.py_func  # compiled for one call, it would take 0.1 s in each process
+        sizes = [lines(int(np.prod(self.shapes[name]))) for name in self.model.dense]
         ends = np.cumsum([0, *sizes]).tolist()
         object.__setattr__(self, "places", dict(zip(self.model.dense, ends, strict=False)))
         object.__setattr__(self, "size", ends[-1])

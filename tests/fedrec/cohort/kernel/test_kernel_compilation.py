@@ -62,6 +62,42 @@ def test_the_second_process_and_a_copy_of_fedrec_find_what_the_first_compiled(tm
     assert len(list(cache.glob("nn-*"))) == 2
 
 
+TRAINING = """
+import sys
+from fedrec.cohort.kernel.warm_up import compile_kernel
+compile_kernel()
+print(sorted({"numba.np.arraymath", "scipy.linalg"} & set(sys.modules)))
+"""
+WORDS = """
+import sys
+from fedrec.runtime.compilation import compiled
+
+@compiled
+def distinct(one, other):
+    return len({one, other, "third"})
+
+print(distinct("first", "first"), distinct("first", "second"), "scipy.linalg" in sys.modules)
+"""
+
+
+def printed(*command):
+    return subprocess.check_output([sys.executable, *command], text=True).strip()
+
+
+@pytest.mark.slow
+def test_a_process_that_compiles_nothing_does_not_import_what_compiles():
+    printed("-c", TRAINING)
+    assert printed("-c", TRAINING) == "[]"
+
+
+@pytest.mark.slow
+def test_cached_code_finds_the_hashes_of_this_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDREC_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "words.py").write_text(WORDS)
+    assert printed(tmp_path / "words.py") == "2 3 True"
+    assert printed(tmp_path / "words.py") == "2 3 False"
+
+
 @pytest.mark.slow
 def test_where_nothing_can_be_written_each_process_compiles(tmp_path):
     blocked = tmp_path / "file"
@@ -101,3 +137,4 @@ def test_numba_has_what_its_cache_is_changed_by(name):
     import numba.core.caching
 
     assert hasattr(numba.core.caching, name)
+    assert hasattr(numba.core.caching.FunctionCache, "_load_overload")
