@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from fedrec.nn.native.memory import matrix
-from fedrec.nn.native.products import add_outputs, input_gradients
+from fedrec.nn.native.products import add_outputs, input_gradients, whole
 from fedrec.runtime.compilation import FAST, compiled
 
 
@@ -19,15 +19,15 @@ def add_products(starts, users, values, place, shared, found):
             `starts[i + 1]`.
         users: `int64 [n]`, the user of each row, distinct within an item.
         values: `float32 [n, d]`.
-        place: `int64 [users]`, the row of `found` of each user; -1: none.
+        place: `int64 [users]`, the column of `found` of each user; -1: none.
         shared: `float32 [items, d]`.
-        found: `float64 [places + 1, users]`, added to; the last row is that of the shared table.
+        found: `float64 [users, places + 1]`, added to; the last column is that of the shared table.
     """
     most = _most(starts[:-1], starts[1:])
     width = values.shape[1]
-    some = np.empty((most + 1) * width, np.float32)
-    lines = np.empty((most + 1) * most, np.float32)
-    room = np.empty(most * width, np.float32)
+    room = np.empty(whole(most + 1) * width, np.float32)
+    some = np.empty(whole(most + 1) * width, np.float32)
+    lines = np.empty(whole(most + 1) * most, np.float32)
     targets = np.empty(most + 1, np.int64)
     for item in range(len(starts) - 1):
         own = values[starts[item] : starts[item + 1]]
@@ -35,22 +35,25 @@ def add_products(starts, users, values, place, shared, found):
         if len(own) == 0:
             continue
         asked = 0
-        chosen = matrix(some, 0, len(own) + 1, width)
+        chosen = matrix(some, 0, whole(len(own) + 1), width)
         for other in range(len(own)):
-            row = place[theirs[other]]
-            if row >= 0:
-                targets[asked] = row
-                chosen[asked] = own[other]
+            column = place[theirs[other]]
+            if column >= 0:
+                targets[asked] = column
+                _copy(own[other], chosen[asked])
                 asked += 1
-        targets[asked] = len(found) - 1
-        chosen[asked] = shared[item]
-        products = matrix(lines, 0, asked + 1, len(own))
-        input_gradients(chosen[: asked + 1], own, products, room)
-        for one in range(asked + 1):
-            into = found[targets[one]]
-            line = products[one]
-            for other in range(line.size):
-                into[theirs[other]] += line[other]
+        targets[asked] = found.shape[1] - 1
+        _copy(shared[item], chosen[asked])
+        asked += 1
+        columns = whole(asked)  # as single columns take as long as a block of them
+        chosen[asked:columns] = 0
+        products = matrix(lines, 0, len(own), columns)
+        input_gradients(own, chosen[:columns], products, room)
+        for other in range(len(own)):
+            into = found[theirs[other]]
+            line = products[other]
+            for one in range(asked):
+                into[targets[one]] += line[one]
 
 
 @compiled
@@ -94,9 +97,14 @@ def pick_rows(first, second, places, found):
     for n in range(len(places)):
         place = places[n]
         row = first[place] if place < len(first) else second[place - len(first)]
-        target = found[n]
-        for k in range(target.size):
-            target[k] = row[k]
+        _copy(row, found[n])
+
+
+@njit(**FAST)
+def _copy(row, target):
+    """Copy a row; if it is short, an assignment takes several times as long."""
+    for k in range(target.size):
+        target[k] = row[k]
 
 
 @njit(**FAST)

@@ -49,12 +49,12 @@ class Changes:
             start: the shared table `[items, d]`.
         """
         items, starts = self.changed
-        found = np.zeros((len(places) + 1, len(self.clients)))
-        row = np.full(len(self.clients), -1)
-        row[places] = np.arange(len(places))
+        found = np.zeros((len(self.clients), len(places) + 1))
+        column = np.full(len(self.clients), -1)
+        column[places] = np.arange(len(places))
         shared = start[items].astype(np.float32, copy=False)
-        add_products(starts, self.users, self.values, row, shared, found)
-        return found
+        add_products(starts, self.users, self.values, column, shared, found)
+        return np.ascontiguousarray(found.T)
 
     @cached_property
     def squares(self) -> np.ndarray:
