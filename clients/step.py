@@ -71,6 +71,9 @@ class Step(ABC):
         tasks: their tasks.
         private: patterns of the parameters that stay on the device between rounds and are never
             sent, beside those of the setting `private-parameters`.
+        replaced: names of private parameters whose former values training does not need. A round
+            does not load them, nor does it save anything for a client without examples, which
+            keeps what it has.
         generated: whether its clients start from parameters that the server sends to each of them.
         whole_tables: whether a block may have rows of items that its batches do not name.
     """
@@ -82,6 +85,7 @@ class Step(ABC):
     trains: ClassVar[type[Model]] = Model
     tasks: ClassVar[tuple[str, ...]] = ("ranking", "rating")
     private: ClassVar[tuple[str, ...]] = ()
+    replaced: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
     whole_tables: ClassVar[bool] = True
 
@@ -128,8 +132,8 @@ class Step(ABC):
             block: the clients.
             own: what the clients start from instead of the global parameters, `[C, ...]` each,
                 unchanged: their saved private parameters, passed if `private_names` is not empty,
-                and what the server sent to each (`generated`). Of an item table the block's touched
-                rows, `[C, R, ...]`.
+                in a round without those that are `replaced`, and what the server sent to each
+                (`generated`). Of an item table the block's touched rows, `[C, R, ...]`.
         """
 
     def kernel_refusal(self) -> str | None:

@@ -16,7 +16,7 @@ from fedrec.cohort.outcome import Outcome
 from fedrec.device import on_device, summed_on_processor
 from fedrec.errors import ExperimentError
 from fedrec.protocol.client_arrays import ClientArrays
-from fedrec.protocol.sparse_update import SparseAccumulator
+from fedrec.protocol.sparse_update import SparseAccumulator, SparseUpdate
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +32,8 @@ class Updates(Outcome):
         last_losses: `[C]`, mean loss of each client; NaN if it reports none.
         own: what the clients started from instead of the global parameters, `[C, ...]` each.
         item_tables: names of the parameters that are compact.
+        rows: new values of the touched rows, `[C, R, d]`, of private tables that are not among the
+            changes; all other rows of these tables become zero.
     """
 
     start: Mapping[str, Tensor]
@@ -40,6 +42,7 @@ class Updates(Outcome):
     last_losses: Sequence[float] | Tensor
     own: Mapping[str, Tensor] = field(default_factory=dict)
     item_tables: tuple[str, ...] = ()
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def none(
@@ -78,6 +81,9 @@ class Updates(Outcome):
             before = self.own[name][place] if name in self.own else value
             change = self.changes[name][place] if name in self.changes else 0.0
             found[name] = (before + change).unsqueeze(0)
+        for name, value in self.rows.items():
+            whole = self._table(name, place).dense(self.start[name].numpy(force=True))
+            found[name] = torch.from_numpy(whole).to(value).unsqueeze(0)
         return found
 
     def changes_of(self, place: int) -> dict[str, Tensor]:
@@ -105,15 +111,27 @@ class Updates(Outcome):
         found |= {name: found[name][real.to(found[name].device)] for name in tables}
         return ClientArrays.of(self.block.requests(clients), found, tables)
 
-    def kept(self, names: Collection[str]) -> tuple[Updates, dict[str, Tensor]]:
-        """The block without the named private parameters, and their new values, `[C, ...]` each."""
-        private = {
+    def kept(
+        self, names: Collection[str]
+    ) -> tuple[Updates, dict[str, Tensor | Sequence[SparseUpdate]]]:
+        """The block without the named private parameters, and their new values, `[C, ...]` each, or
+        for each client the rows that are not zero."""
+        private: dict[str, Tensor | Sequence[SparseUpdate]] = {
             name: (self.own[name] if name in self.own else self.start[name]) + self.changes[name]
             for name in names
             if name in self.changes
         }
         shared = {name: value for name, value in self.changes.items() if name not in private}
-        return replace(self, changes=shared), private
+        for name in (name for name in self.rows if name in names):
+            private[name] = [self._table(name, place) for place in range(len(self.block))]
+        return replace(self, changes=shared, rows={}), private
+
+    def _table(self, name: str, place: int) -> SparseUpdate:
+        """The new values of a table of which only `rows` are not zero."""
+        count = self.block.touched_counts[place]
+        items = self.block.touched[place, :count].numpy(force=True)
+        values = self.rows[name][place, :count].numpy(force=True)
+        return SparseUpdate(tuple(self.start[name].shape), items, values)
 
 
 @dataclass(frozen=True, eq=False)

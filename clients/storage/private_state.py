@@ -9,11 +9,12 @@ are zero, such as what a client knows of the few items that it met, only the oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from fedrec.protocol.serialization import PackedArray, opened, packed
+from fedrec.protocol.sparse_update import Change, SparseUpdate
 from fedrec.runtime.database_file import DatabaseFile
 
 _ROWS = "rows"  # format of a table of which only rows that are not zero are written
@@ -34,8 +35,10 @@ class PrivateState(DatabaseFile):
         """The newest arrays of a client written before a round; empty when there are none."""
         return self.load_all([client], before_round)[0]
 
-    def load_all(self, clients: Sequence[int], before_round: int) -> list[dict[str, np.ndarray]]:
-        """The same for several clients."""
+    def load_all(
+        self, clients: Sequence[int], before_round: int, names: Collection[str] | None = None
+    ) -> list[dict[str, np.ndarray]]:
+        """The same for several clients, of the arrays with these names; None: of all."""
         if self.file is not None and not self.file.exists():
             return [{} for _ in clients]
         found = []
@@ -46,11 +49,11 @@ class PrivateState(DatabaseFile):
                     " LIMIT 1",
                     (int(client), int(before_round)),
                 ).fetchone()
-                found.append(_decode(row[0]) if row else {})
+                found.append(_decode(row[0], names) if row else {})
         return found
 
     def save(
-        self, client: int, round_number: int, arrays: Mapping[str, np.ndarray], *, keep: int
+        self, client: int, round_number: int, arrays: Mapping[str, Change], *, keep: int
     ) -> None:
         """Write a client's arrays for a round; entries of that round or later (a broken run's) are
         replaced.
@@ -58,13 +61,14 @@ class PrivateState(DatabaseFile):
         Args:
             client: the client's id.
             round_number: the round that produced the arrays.
-            arrays: the private arrays.
+            arrays: the private arrays; a `SparseUpdate` is a table of which all other rows are
+                zero.
             keep: number of rounds, up to this one, whose state is kept.
         """
         self.save_all({client: arrays}, round_number, keep=keep)
 
     def save_all(
-        self, arrays: Mapping[int, Mapping[str, np.ndarray]], round_number: int, *, keep: int
+        self, arrays: Mapping[int, Mapping[str, Change]], round_number: int, *, keep: int
     ) -> None:
         """The same for several clients, in one transaction."""
         with self._connect() as connection:
@@ -79,20 +83,27 @@ class PrivateState(DatabaseFile):
                 )
 
 
-def _encode(arrays: Mapping[str, np.ndarray]) -> bytes:
-    return packed(_part(name, np.asarray(value)) for name, value in arrays.items())
+def _encode(arrays: Mapping[str, Change]) -> bytes:
+    return packed(
+        _rows(name, value) if isinstance(value, SparseUpdate) else _part(name, np.asarray(value))
+        for name, value in arrays.items()
+    )
 
 
 def _part(name: str, value: np.ndarray) -> PackedArray:
     filled = np.flatnonzero(value.any(axis=1)) if value.ndim == 2 else None
     if filled is None or 2 * len(filled) > len(value):
         return PackedArray(name, value.dtype.str, value.shape, "raw", value.tobytes())
-    rows = filled.astype(np.int64).tobytes() + value[filled].tobytes()
-    return PackedArray(name, value.dtype.str, value.shape, _ROWS, rows)
+    return _rows(name, SparseUpdate(value.shape, filled, value[filled]))
 
 
-def _decode(blob: bytes) -> dict[str, np.ndarray]:
-    return {part.name: _array(part) for part in opened(blob)}
+def _rows(name: str, table: SparseUpdate) -> PackedArray:
+    data = table.rows.astype(np.int64, copy=False).tobytes() + table.values.tobytes()
+    return PackedArray(name, table.values.dtype.str, table.shape, _ROWS, data)
+
+
+def _decode(blob: bytes, names: Collection[str] | None) -> dict[str, np.ndarray]:
+    return {part.name: _array(part) for part in opened(blob) if names is None or part.name in names}
 
 
 def _array(part: PackedArray) -> np.ndarray:

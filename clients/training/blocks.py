@@ -115,13 +115,20 @@ class _NodeTraining:
             coming = next(built, None)  # while the device trains the one before
             yield places, trained
 
+    @property
+    def _replaced(self) -> tuple[str, ...]:
+        """Parameters that are not loaded. Fine-tuning, which reads the state after the round, may
+        have no steps, and then leaves clients as they are."""
+        return self.step.replaced if self.before == self.round else ()
+
     def _sizes(self) -> tuple[dict[str, Tensor], list[str]]:
         """One client's parameters, and the item tables among them."""
         if self.given is None:
             return self.parameters, list(self.node.model.item_tables)
         arrays = self.given.values | self.given.rows
         sent = {name: torch.from_numpy(value[:1]) for name, value in arrays.items()}
-        return sent | self.parameters, list(self.given.rows)
+        kept = {n: value for n, value in self.parameters.items() if n not in self._replaced}
+        return sent | kept, list(self.given.rows)
 
     def _batches(self, data: ClientData) -> Batches:
         if self.stream == "client":
@@ -184,7 +191,9 @@ class _NodeTraining:
 
     def _own(self, block: Block, clients: np.ndarray) -> dict[str, Tensor]:
         """What the clients start from instead of the global parameters, `[C, ...]` each."""
-        private = private_parameters(self.node, self.step, self.parameters, clients, self.before)
+        private = private_parameters(
+            self.node, self.step, self.parameters, clients, self.before, self._replaced
+        )
         if self.given is None:
             return private
         sent = self.given.take(np.searchsorted(self.given.requests.clients, clients))

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from clients.hosting.node import Node
 from fedrec.errors import ClientError
 from fedrec.experiment.phases import rounds_before_last_phase
+from fedrec.protocol.sparse_update import Change
 
 
-def keep_private(node: Node, kept: Mapping[int, Mapping[str, np.ndarray]], round_: int) -> None:
+def keep_private(node: Node, kept: Mapping[int, Mapping[str, Change]], round_: int) -> None:
     """Save the private parameters of some clients after a round; nothing if there are none.
 
     Raises:

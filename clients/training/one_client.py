@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
@@ -35,14 +35,20 @@ def update_of(
 
 
 def private_parameters(
-    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, before_round: int
+    node: Node,
+    step: Step,
+    parameters: dict[str, Tensor],
+    clients: np.ndarray,
+    before_round: int,
+    without: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """The clients' private parameters, which replace the shared values, `[C, ...]` each. Those of a
-    client that has none yet are the shared values, or its own with `private-std`."""
-    names = step.private_names(list(parameters))
+    """The clients' private parameters, which replace the shared values, `[C, ...]` each, `without`
+    some. Those of a client that has none yet are the shared values, or its own with
+    `private-std`."""
+    names = [name for name in step.private_names(list(parameters)) if name not in without]
     if node.private is None or not names:
         return {}
-    kept = node.private.load_all(clients.tolist(), before_round)
+    kept = node.private.load_all(clients.tolist(), before_round, names)
     shared = {name: parameters[name].cpu().numpy() for name in names}
     std = step.config.private_std if isinstance(step.config, PrivateParameters) else None
     if std is not None:

@@ -38,6 +38,7 @@ from fedrec.experiment.sections import Section
 from fedrec.privacy.personal.noise import PersonalNoise
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
+from fedrec.protocol.sparse_update import Change
 from fedrec.rng import stream
 
 log = logging.getLogger("fedrec")
@@ -177,7 +178,7 @@ class _RoundOfClients:
                 which one failed: the duration would reveal that one did.
         """
         untouched = watch_plug_in(self.step, self.arrays)
-        kept: dict[int, dict[str, np.ndarray]] = {}
+        kept: dict[int, dict[str, Change]] = {}
         for worker, part in self.node.workers(self.step, self.clients, self.round):
             blocks = self._alone(worker, part) if hides_failures else self._blocks(worker, part)
             for members, shared, own in blocks:
@@ -202,7 +203,7 @@ class _RoundOfClients:
             given=self.given,
         )
         for places, trained in trained_blocks:
-            yield _parted(clients[places].tolist(), trained, private)
+            yield _parted(clients[places].tolist(), trained, private, bool(step.replaced))
             del trained
 
     def _alone(self, step: Step, clients: np.ndarray) -> Iterator[_Block]:
@@ -248,17 +249,23 @@ def _refuse_compression(node: Node, why: str) -> None:
         )
 
 
-_Block = tuple[list[int], Outcome, dict[int, dict[str, np.ndarray]]]
-"""The clients of a block, what they send, and what each of them keeps."""
+_Block = tuple[list[int], Outcome, dict[int, dict[str, Change]]]
+"""The clients of a block, what they send, and what each of them keeps; a `SparseUpdate` is a table
+of which all other rows are zero."""
 
 
-def _parted(members: list[int], trained: Outcome, private: Sequence[str]) -> _Block:
-    """What a block sends, and what its clients keep."""
+def _parted(members: list[int], trained: Outcome, private: Sequence[str], replaces: bool) -> _Block:
+    """What a block sends, and what its clients keep; nothing new for those without examples if the
+    step `replaces` parameters."""
     shared, values = trained.kept(private)
-    moved = {name: value.cpu().numpy() for name, value in values.items()}
+    moved = {
+        name: value.cpu().numpy() if isinstance(value, Tensor) else value
+        for name, value in values.items()
+    }
     own = {
         client: {name: value[place] for name, value in moved.items()}
         for place, client in enumerate(members if moved else [])
+        if not replaces or trained.block.examples[place]
     }
     return members, shared, own
 

@@ -123,7 +123,9 @@ class Outcome(ABC):
         }
         return ClientArrays.of(ItemRequests.of(np.array(clients), items), joined, tables)
 
-    def kept(self, names: Collection[str]) -> tuple[Outcome, dict[str, Tensor]]:
-        """The block without the named private parameters, and their new values, `[C, ...]` each; by
-        default there are none."""
+    def kept(
+        self, names: Collection[str]
+    ) -> tuple[Outcome, Mapping[str, Tensor | Sequence[SparseUpdate]]]:
+        """The block without the named private parameters, and their new values, `[C, ...]` each, or
+        for each client those of a table's rows that are not zero; by default there are none."""
         return self, {}

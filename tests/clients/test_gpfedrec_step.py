@@ -65,8 +65,6 @@ def test_without_guidance_it_is_gradient_descent(guided):
         assert wanted.delta[name].any()
         torch.testing.assert_close(found.delta[name], wanted.delta[name])
     assert found.loss == pytest.approx(wanted.loss) and found.examples == wanted.examples
-    kept = start["item.own"] + found.delta["item.own"]
-    torch.testing.assert_close(kept, found.delta["item.id"])
     assert not found.delta["item.guide"].any()
 
 
@@ -88,6 +86,54 @@ def test_it_sends_item_embeddings_alone(guided):
     assert private == set(start) - {"item.id", "item.guide"}
 
 
+def trained(node, step, clients, number=1):
+    """The updates of a round in which each client starts from the initial embeddings."""
+    requests = requested_items(node, ItemQuery(number, clients, "train", step))
+    rows = node.initial()["item.id"].numpy()[requests.items]
+    given = ClientArrays(requests, {}, {"item.id": rows, "item.guide": rows})
+    return train_each(
+        node, given.arrays(), TrainOrder(number, clients, step=step, each=True)
+    ).updates
+
+
+@pytest.mark.parametrize("path", ["kernel", "blocks"])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_client_keeps_the_last_change_of_its_rows_alone(
+    tiny_experiment, monkeypatch, tmp_path, path, together
+):
+    """In the second round, too; one without examples then keeps all that it has, in a block with
+    others and in one of its own."""
+    step = {"name": "gpfedrec", **COMMON}
+    table = tiny_experiment() | {"model": MODEL, "step": step, "engine": {"path": path}}
+    node = Node(load(table), 0, 1, tmp_path)
+    clients = node.training[:4]
+    parts = [[3, 1, 2, 0]] if together else [[0], [1], [2], [3]]
+    monkeypatch.setattr(Node, "blocks", lambda *_: iter(parts))
+    idle = clients[0]
+    before = None
+    for number in (1, 2):
+        sent = trained(node, step, clients, number)
+        for place, client in enumerate(clients):
+            found = node.private.load(int(client), number + 1)
+            if client == idle and number == 2:
+                assert before is not None and set(found) == set(before)
+                for name, value in before.items():
+                    np.testing.assert_array_equal(found[name], value)
+                continue
+            own = sent.requests.items[slice(*sent.requests.offsets[place : place + 2])]
+            wanted = np.zeros_like(found["item.own"])
+            wanted[own] = sent.rows["item.id"][sent.requests.rows_of(np.array([place]))]
+            assert wanted.any() and not wanted.all()
+            np.testing.assert_array_equal(found["item.own"], wanted)
+        before = node.private.load(int(idle), 2)
+        batches = GpfedrecStep.batches
+
+        def none_for_one(own, data, random, batches=batches):
+            return Batches.cut([], 8) if data.client == idle else batches(own, data, random)
+
+        monkeypatch.setattr(GpfedrecStep, "batches", none_for_one)
+
+
 def test_a_client_without_examples_sends_what_the_others_send(
     tiny_experiment, monkeypatch, tmp_path
 ):
@@ -105,11 +151,7 @@ def test_a_client_without_examples_sends_what_the_others_send(
         return Batches.whole([]) if data.client == clients[0] else batches(step, data, random)
 
     monkeypatch.setattr(GpfedrecStep, "batches", none_for_the_first)
-    order = TrainOrder(1, clients, step=step, each=True)
-    requests = requested_items(node, ItemQuery(1, clients, "train", step))
-    rows = node.initial()["item.id"].numpy()[requests.items]
-    given = ClientArrays(requests, {}, {"item.id": rows, "item.guide": rows})
-    found = train_each(node, given.arrays(), order).updates
+    found = trained(node, step, clients)
     assert set(found.rows) == {"item.id"} and not found.values
     assert found.requests.offsets.tolist()[:2] == [0, 0] and found.rows["item.id"].any()
 

@@ -72,6 +72,7 @@ class GpfedrecStep(ShuffledStep):
     trains = Gpfedrec
     tasks = ("ranking",)
     private = (OWN, "user.id", "layer*")
+    replaced = (OWN,)
     generated = True
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
     config: GpfedrecStepConfig
@@ -118,13 +119,7 @@ class GpfedrecStep(ShuffledStep):
         start = {name: value for name, value in given.items() if name not in (GUIDE, OWN)}
         values, means = descend(start, guide, block)
         found = {name: value - given[name] for name, value in values.items()}
-        active = counts > 0  # clients without examples keep their values
-        found[OWN] = given[OWN] * -active.view(-1, 1, 1).to(given[OWN])
-        clients = torch.arange(len(block), device=self.device)[:, None] * found[OWN].shape[1]
-        places = (torch.where(real.squeeze(-1), block.touched, 0) + clients).flatten()
-        moved = (found[ITEMS] * real).flatten(0, 1)
-        add_to_rows(found[OWN].view(-1, moved.shape[-1]), places, moved, 1.0)
-        return Updates(parameters, block, found, means, given, (ITEMS,))
+        return Updates(parameters, block, found, means, given, (ITEMS,), {OWN: found[ITEMS]})
 
     def _settings(self) -> SgdSettings:
         """Settings of the gradient steps."""

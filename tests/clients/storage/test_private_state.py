@@ -9,6 +9,7 @@ import pytest
 
 from clients.storage.private_state import PrivateState
 from fedrec.errors import RunError
+from fedrec.protocol.sparse_update import SparseUpdate
 
 
 @pytest.fixture
@@ -73,6 +74,22 @@ def test_a_table_of_few_rows_is_small_and_comes_back_whole(state, filled):
     state.save(1, 2, {"wide": wide}, keep=1)
     assert state.file.stat().st_size < wide.nbytes / 4
     np.testing.assert_array_equal(state.load(1, 3)["wide"], wide)
+
+
+@pytest.mark.parametrize("filled", [[], [2], [0, 1, 2, 3, 4, 5, 6]])
+def test_rows_alone_come_back_as_a_whole_table(state, filled):
+    table = np.zeros((7, 3), dtype=np.float32)
+    table[filled] = np.random.default_rng(0).normal(size=(len(filled), 3))
+    rows = SparseUpdate(table.shape, np.array(filled, dtype=np.int64), table[filled])
+    state.save(1, 1, {"table": rows}, keep=2)
+    found = state.load(1, 2)["table"]
+    np.testing.assert_array_equal(found, table)
+    assert found.dtype == np.float32
+
+
+def test_only_the_arrays_that_are_named_are_loaded(state):
+    state.save(1, 1, {"own": np.ones(1), "table": np.ones((2, 2))}, keep=2)
+    assert [set(one) for one in state.load_all([1, 2], 2, ["own", "other"])] == [{"own"}, set()]
 
 
 def test_only_the_newest_entries_of_a_client_remain(state):
