@@ -11,7 +11,13 @@ _TABLE = 8  # largest number of values per given one of which there may be a tab
 
 def distinct(numbers: np.ndarray) -> np.ndarray:
     """The same as `np.unique`, ascending, `[n]` -> `[m]`, but much faster for a few thousand
-    numbers."""
+    numbers, and for integers from 0 on that are not much larger than n."""
+    if numbers.dtype.kind in "iu" and numbers.min(initial=0) >= 0:
+        most = int(numbers.max(initial=0)) + 1
+        if most <= _TABLE * len(numbers):
+            present = np.zeros(most, dtype=bool)
+            present[numbers] = True
+            return np.flatnonzero(present).astype(numbers.dtype, copy=False)
     ordered = np.sort(numbers)
     first = np.ones(len(ordered), dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
