@@ -37,7 +37,7 @@ from server.forecast.training_paths import announce_paths
 from server.forecast.user_features import warn_without_user_features
 from server.setup import Setup
 from server.strategy_checks import refuse_non_finite, refuse_other_parameters, strategy_errors
-from server.strategy_state import as_before, own_memory, restore_strategy, strategy_state
+from server.strategy_state import as_before, lasting_state, own_memory, restore_strategy
 from strategies.base import CohortStrategy
 
 log = logging.getLogger("fedrec")
@@ -217,9 +217,9 @@ class Loop:
         return State(number, parameters, memory, [*state.rounds, row], [*state.timings, timing])
 
     def _memory(self) -> dict[str, np.ndarray]:
-        """The state of the strategy, copied, as the next round may change it in place, and that of
+        """The state of the strategy, which the next round must not change in place, and that of
         the extensions."""
-        memory = {name: np.copy(array) for name, array in strategy_state(self.strategy).items()}
+        memory = lasting_state(self.strategy)
         for one in self.extensions:
             memory |= {f"{one.name}:{name}": array for name, array in one.memory().items()}
         return memory

@@ -41,6 +41,15 @@ def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
     }
 
 
+def lasting_state(strategy: Strategy) -> dict[str, np.ndarray]:
+    """The same in memory that later rounds leave as it is: a copy, except for what the strategy
+    returns as arrays that are neither writable nor views."""
+    return {
+        name: np.copy(array) if array.flags.writeable or not array.flags.owndata else array
+        for name, array in strategy_state(strategy).items()
+    }
+
+
 def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> None:
     """Restore the state that `strategy_state` returned."""
     if isinstance(strategy, CohortStrategy):

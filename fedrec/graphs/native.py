@@ -86,18 +86,27 @@ def weighted_sums(begins, ends, users, values, asked, asking, weights, found):
 
 
 @compiled
-def pick_rows(first, second, places, found):
-    """Copy rows of two tables, half the time of `numpy.take`.
+def merge_rows(table, remaining, added, places, order):
+    """Leave some rows of a table and add others, in the same memory.
 
     Args:
-        first, second: `float32 [a, d]` and `[b, d]`.
-        places: `int64 [n]`, of each row; those of the second table come after those of the first.
-        found: `float32 [n, d]`, written.
+        table: `float32 [capacity, d]`, changed.
+        remaining: `int64 [k]`, ascending, the rows that remain.
+        added: `float32 [a, d]`, other memory.
+        places: `int64 [m]`, the rows of `added` that are added.
+        order: `int64 [k + m]`, what is where in the end: a place in `remaining`, or k and a place
+            in `places`; `remaining` in ascending order.
     """
-    for n in range(len(places)):
-        place = places[n]
-        row = first[place] if place < len(first) else second[place - len(first)]
-        _copy(row, found[n])
+    count = len(remaining)
+    for place in range(count):
+        if remaining[place] != place:
+            _copy(table[remaining[place]], table[place])
+    for n in range(len(order) - 1, -1, -1):  # those that remain move towards the end
+        place = order[n]
+        if place >= count:
+            _copy(added[places[place - count]], table[n])
+        elif place != n:
+            _copy(table[place], table[n])
 
 
 @njit(**FAST)

@@ -14,8 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
-from fedrec.graphs.native import add_products, pick_rows, weighted_sums
+from fedrec.graphs.native import add_products, merge_rows, weighted_sums
 from fedrec.protocol.client_arrays import ItemRequests
+
+_SPARE = 8  # one row of free memory for so many rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,13 +144,15 @@ class Uploads:
         limit: number of clients to remember, the most recent ones; None: all.
 
     Attributes:
-        changes: all that is remembered; None for nothing.
+        changes: all that is remembered; None for nothing. Valid up to the next `remember`.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.changes: Changes | None = None
         self._order = np.empty(0, dtype=np.int64)  # the clients, those heard last at the end
+        # Values of the changes, and free memory. The system would clear a new array in each round.
+        self._table = np.empty((0, 0), dtype=np.float32)
 
     def remember(self, requests: ItemRequests, values: np.ndarray) -> None:
         """Replace the changes of some clients.
@@ -174,7 +178,32 @@ class Uploads:
         rows = requests.rows_of(new)
         kept = np.isin(old.clients, np.intersect1d(before, order))
         self._order = order
-        self.changes = _merged(old, kept, requests.take(new), values, rows)
+        self.changes = self._merged(old, kept, requests.take(new), values, rows)
+
+    def _merged(
+        self,
+        old: Changes,
+        kept: np.ndarray,
+        requests: ItemRequests,
+        values: np.ndarray,
+        rows: np.ndarray,
+    ) -> Changes:
+        """Changes of some clients from before, `bool [clients]`, and of new ones, which are the
+        given rows of `float32 [P, d]`, in the memory of the former ones."""
+        clients = np.sort(np.concatenate([old.clients[kept], requests.clients]))
+        remain = np.flatnonzero(kept[old.users])
+        before = np.searchsorted(clients, old.clients)[old.users[remain]]
+        new = np.searchsorted(clients, requests.clients).repeat(np.diff(requests.offsets))
+        users = np.concatenate([before, new])
+        items = np.concatenate([old.items[remain], requests.items])
+        # fast, as those from before are in this order already
+        order = np.argsort(items * len(clients) + users, kind="stable")
+        if self.changes is None or len(self._table) < len(order):
+            size = len(order) + len(order) // _SPARE
+            self._table = np.empty((size, values.shape[1]), dtype=np.float32)
+            self._table[: len(old.values)] = old.values
+        merge_rows(self._table, remain, values, rows, order)
+        return Changes(clients, users[order], items[order], self._table[: len(order)])
 
     def state(self) -> dict[str, np.ndarray]:
         """The state as named arrays, in the order of the uploads."""
@@ -183,11 +212,13 @@ class Uploads:
         changes = self.changes
         ranks = np.argsort(self._order)[changes.users]  # whose each row is, in that order
         rows = np.argsort(ranks, kind="stable")  # of each client by item, as they are here
+        values = changes.values[rows]
+        values.flags.writeable = False  # need not be copied
         return {
             "clients": self._order,
             "counts": np.bincount(ranks, minlength=len(self._order)),
             "rows": changes.items[rows],
-            "changes": changes.values[rows],
+            "changes": values,
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
@@ -198,22 +229,3 @@ class Uploads:
             offsets = np.concatenate([[0], np.cumsum(state["counts"])])
             requests = ItemRequests(state["clients"], offsets, state["rows"])
             self.remember(requests, state["changes"])
-
-
-def _merged(
-    old: Changes, kept: np.ndarray, requests: ItemRequests, values: np.ndarray, rows: np.ndarray
-) -> Changes:
-    """Changes of some clients from before, `bool [clients]`, and of new ones, which are the given
-    rows of `float32 [P, d]`."""
-    clients = np.sort(np.concatenate([old.clients[kept], requests.clients]))
-    remain = np.flatnonzero(kept[old.users])
-    before = np.searchsorted(clients, old.clients)[old.users[remain]]
-    new = np.searchsorted(clients, requests.clients).repeat(np.diff(requests.offsets))
-    users = np.concatenate([before, new])
-    items = np.concatenate([old.items[remain], requests.items])
-    # fast, as those from before are in this order already
-    order = np.argsort(items * len(clients) + users, kind="stable")
-    places = np.concatenate([remain, len(old.values) + rows])[order]
-    found = np.empty((len(places), values.shape[1]), dtype=np.float32)
-    pick_rows(old.values, values, places, found)
-    return Changes(clients, users[order], items[order], found)

@@ -14,7 +14,7 @@ from fedrec.protocol.zero_copy import from_record, to_record
 from fedrec.rng import torch_stream
 from fedrec.runs.folder import RunFolder
 from server.run import execute
-from server.strategy_state import restore_strategy, strategy_state
+from server.strategy_state import lasting_state, restore_strategy, strategy_state
 from simulations import runner
 from simulations.engines.serial import open_grid
 from tests.runs import assert_same_run, parameters_in, resumed
@@ -101,6 +101,18 @@ def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(run_tiny
     with pytest.raises(ExperimentError) as caught:
         run_tiny("engine.nodes=1", f"strategy.name={FLOWER}:FedAdam")
     assert "min-available-nodes" in caught.value.fix and caught.value.got == "1"
+
+
+def test_what_a_later_round_may_change_is_copied():
+    live, fixed = np.arange(3), np.ones(2)
+    view = live[1:]
+    view.flags.writeable = fixed.flags.writeable = False
+    strategy = FedAdam()
+    strategy.live, strategy.view, strategy.fixed = live, view, fixed
+    memory = lasting_state(strategy)
+    live += 1
+    assert memory["live/array/"].tolist() == [0, 1, 2] and memory["view/array/"].tolist() == [1, 2]
+    assert memory["fixed/array/"] is fixed
 
 
 def test_the_state_of_a_strategy_is_all_attributes_with_arrays(identity):

@@ -14,6 +14,7 @@ from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import pack_each
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.zero_copy import from_record
+from server.strategy_state import lasting_state
 from strategies.base import Aggregate
 from strategies.per_client._user_graph import Uploads, edges
 from strategies.per_client.gpfedrec import GpfedrecStrategy, GpfedrecStrategyConfig
@@ -165,6 +166,16 @@ def test_uploads_are_kept_by_who_was_heard_last_and_survive_a_checkpoint():
     assert changes is not None and changes.clients.tolist() == [1, 7]
     again.restore({})
     assert again.changes is None
+
+
+def test_later_uploads_leave_the_state_as_it_is_without_a_second_copy():
+    server = strategy()
+    table = np.arange(6, dtype=np.float32).reshape(3, 2)
+    remember(server._uploads, 4, np.arange(3), table)
+    state = lasting_state(server)
+    assert not state["uploads/changes"].flags.writeable
+    remember(server._uploads, 4, np.array([1]), -table)
+    np.testing.assert_array_equal(state["uploads/changes"], table)
 
 
 @dataclass
