@@ -86,27 +86,31 @@ def weighted_sums(begins, ends, users, values, asked, asking, weights, found):
 
 
 @compiled
-def merge_rows(table, remaining, added, places, order):
-    """Leave some rows of a table and add others, in the same memory.
+def merge_rows(table, start, held, added, places):
+    """Keep some rows of a table, and insert others between them, in the same memory: rows that
+    begin it are moved to its end, and others to its beginning.
 
     Args:
-        table: `float32 [capacity, d]`, changed.
-        remaining: `int64 [k]`, ascending, the rows that remain.
+        table: `float32 [capacity, d]`, changed; the capacity is at least that for the rows that it
+            has and those that are inserted.
+        start: where its rows begin.
+        held: how many they are.
         added: `float32 [a, d]`, other memory.
-        places: `int64 [m]`, the rows of `added` that are added.
-        order: `int64 [k + m]`, what is where in the end: a place in `remaining`, or k and a place
-            in `places`; `remaining` in ascending order.
+        places: `int64 [n]`, what is where in the end: a row that the table has, from 0 on and in
+            ascending order, or `held` and a row of `added`.
+
+    Returns:
+        Where the rows begin.
     """
-    count = len(remaining)
-    for place in range(count):
-        if remaining[place] != place:
-            _copy(table[remaining[place]], table[place])
-    for n in range(len(order) - 1, -1, -1):  # those that remain move towards the end
-        place = order[n]
-        if place >= count:
-            _copy(added[places[place - count]], table[n])
-        elif place != n:
-            _copy(table[place], table[n])
+    target = 0 if start else len(table) - len(places)
+    for step in range(len(places)):
+        n = step if start else len(places) - 1 - step
+        place = places[n]
+        row = table[start + place] if place < held else added[place - held]
+        into = table[target + n]
+        for k in range(into.size):
+            into[k] = row[k]
+    return target
 
 
 @njit(**FAST)

@@ -151,8 +151,10 @@ class Uploads:
         self.limit = limit
         self.changes: Changes | None = None
         self._order = np.empty(0, dtype=np.int64)  # the clients, those heard last at the end
-        # Values of the changes, and free memory. The system would clear a new array in each round.
+        # The values of the changes, from `_start` on, and free memory before or after them. The
+        # system would clear a new array in each round.
         self._table = np.empty((0, 0), dtype=np.float32)
+        self._start = 0
 
     def remember(self, requests: ItemRequests, values: np.ndarray) -> None:
         """Replace the changes of some clients.
@@ -198,12 +200,16 @@ class Uploads:
         items = np.concatenate([old.items[remain], requests.items])
         # fast, as those from before are in this order already
         order = np.argsort(items * len(clients) + users, kind="stable")
-        if self.changes is None or len(self._table) < len(order):
-            size = len(order) + len(order) // _SPARE
+        needed = len(old.values) + len(rows)
+        if self.changes is None or len(self._table) < needed:
+            size = needed + needed // _SPARE
             self._table = np.empty((size, values.shape[1]), dtype=np.float32)
             self._table[: len(old.values)] = old.values
-        merge_rows(self._table, remain, values, rows, order)
-        return Changes(clients, users[order], items[order], self._table[: len(order)])
+            self._start = 0
+        places = np.concatenate([remain, len(old.values) + rows])[order]
+        self._start = merge_rows(self._table, self._start, len(old.values), values, places)
+        found = self._table[self._start : self._start + len(order)]
+        return Changes(clients, users[order], items[order], found)
 
     def state(self) -> dict[str, np.ndarray]:
         """The state as named arrays, in the order of the uploads."""
