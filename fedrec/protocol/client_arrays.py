@@ -134,7 +134,9 @@ class ClientArrays:
         counts = [len(part.requests.clients) for part in parts]
         values = _filled([part.values for part in parts], counts)
         rows = _filled([part.rows for part in parts], [len(p.requests.items) for p in parts])
-        return cls(requests, values, rows).take(order)
+        whole = cls(requests, values, rows)
+        in_order = np.array_equal(order, np.arange(len(order)))  # as those of one part are
+        return whole if in_order else whole.take(order)
 
     def _with_rows(self, names: Collection[str]) -> ClientArrays:
         """The same with all rows of some tables, and so of all tables."""

@@ -76,7 +76,9 @@ class PerClientStrategy(CohortStrategy):
         requests = ItemRequests.joined(list(asked.values()))
         whole = self.sent(requests)
         for node, part in asked.items():
-            own = whole.take(np.searchsorted(requests.clients, part.clients))
+            all_of_them = np.array_equal(part.clients, requests.clients)
+            places = np.searchsorted(requests.clients, part.clients)
+            own = whole if all_of_them else whole.take(places)
             yield node, part.clients, to_record(own.arrays())
 
     def _refuse_other_step(self) -> None:
