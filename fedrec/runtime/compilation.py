@@ -45,6 +45,8 @@ def by_address(function: Callable[..., Any], signature: Any) -> CFunc:
         function: the function.
         signature: types of its arguments and of what it returns.
     """
+    import numba.experimental.function_type  # noqa: F401  (the type of such an argument)
+
     made = CFunc(function, (signature.args, signature.return_type), {}, dict(FAST))
     with contextlib.suppress(RuntimeError):
         made._cache = _Cache(function)  # type: ignore[assignment]

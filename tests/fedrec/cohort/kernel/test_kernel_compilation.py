@@ -68,6 +68,21 @@ from fedrec.cohort.kernel.warm_up import compile_kernel
 compile_kernel()
 print(sorted({"numba.np.arraymath", "scipy.linalg"} & set(sys.modules)))
 """
+BY_ADDRESS = """
+import sys
+import numpy as np
+from fedrec.nn.native.products import product_by_address
+from fedrec.runtime.compilation import compiled
+
+@compiled
+def multiplied(a, b, out, room, add_product):
+    add_product(np.float32(2), a, False, b, False, np.float32(1), out, room)
+
+ones = np.ones((3, 3), np.float32)
+out = np.ones((3, 3), np.float32)
+multiplied(ones, ones, out, np.empty(9, np.float32), product_by_address())
+print(out.sum(), "scipy.linalg" in sys.modules)
+"""
 WORDS = """
 import sys
 from fedrec.runtime.compilation import compiled
@@ -96,6 +111,14 @@ def test_cached_code_finds_the_hashes_of_this_process(tmp_path, monkeypatch):
     (tmp_path / "words.py").write_text(WORDS)
     assert printed(tmp_path / "words.py") == "2 3 True"
     assert printed(tmp_path / "words.py") == "2 3 False"
+
+
+@pytest.mark.slow
+def test_cached_code_takes_functions_by_address(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDREC_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "address.py").write_text(BY_ADDRESS)
+    assert printed(tmp_path / "address.py") == "63.0 True"
+    assert printed(tmp_path / "address.py") == "63.0 False"
 
 
 @pytest.mark.slow
