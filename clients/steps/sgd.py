@@ -29,7 +29,7 @@ from clients.local.patterns import fits, rates_by_name, refuse_idle
 from clients.step import PrivateParameters
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.cohort.kernel.suitability import kernel_refusal
+from fedrec.cohort.kernel.suitability import kernel_refusal, required
 from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.data.client_data import ClientData
@@ -83,11 +83,7 @@ class Sgd(DescentStep):
             train_block,  # imports Numba, which the other paths do not need
         )
 
-        declared = self.model.declared_kernel()
-        if declared is None:
-            raise TypeError(
-                f"Expected a model that declares a kernel, got {type(self.model).__name__}."
-            )
+        declared = required(self.model.declared_kernel(), self.model)
         trained = self.trained(parameters)
         found = train_block(declared, trained, block, self.settings(list(trained)), own)
         return replace(found, start=parameters)

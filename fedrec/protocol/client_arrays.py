@@ -123,6 +123,12 @@ class ClientArrays:
             {name: value[rows] for name, value in self.rows.items()},
         )
 
+    def arranged(self, places: np.ndarray) -> ClientArrays:
+        """The same as `take` of positions `int64 [n]`, but without a copy if these are all clients
+        in their order, as those of one part are."""
+        whole = np.array_equal(places, np.arange(len(self.requests.clients)))
+        return self if whole else self.take(places)
+
     @classmethod
     def joined(cls, parts: Sequence[ClientArrays]) -> ClientArrays:
         """The clients of several parts, ascending; zero where a part lacks a parameter. A table of
@@ -134,9 +140,7 @@ class ClientArrays:
         counts = [len(part.requests.clients) for part in parts]
         values = _filled([part.values for part in parts], counts)
         rows = _filled([part.rows for part in parts], [len(p.requests.items) for p in parts])
-        whole = cls(requests, values, rows)
-        in_order = np.array_equal(order, np.arange(len(order)))  # as those of one part are
-        return whole if in_order else whole.take(order)
+        return cls(requests, values, rows).arranged(order)
 
     def _with_rows(self, names: Collection[str]) -> ClientArrays:
         """The same with all rows of some tables, and so of all tables."""

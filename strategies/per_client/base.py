@@ -76,9 +76,7 @@ class PerClientStrategy(CohortStrategy):
         requests = ItemRequests.joined(list(asked.values()))
         whole = self.sent(requests)
         for node, part in asked.items():
-            all_of_them = np.array_equal(part.clients, requests.clients)
-            places = np.searchsorted(requests.clients, part.clients)
-            own = whole if all_of_them else whole.take(places)
+            own = whole.arranged(np.searchsorted(requests.clients, part.clients))
             yield node, part.clients, to_record(own.arrays())
 
     def _refuse_other_step(self) -> None:

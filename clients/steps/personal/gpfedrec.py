@@ -29,7 +29,7 @@ from torch import Tensor
 from clients.local.shuffled import ShuffledConfig, ShuffledStep
 from clients.local.updates import Updates
 from fedrec.cohort.block import Block
-from fedrec.cohort.kernel.suitability import kernel_refusal
+from fedrec.cohort.kernel.suitability import kernel_refusal, required
 from fedrec.cohort.recorded_steps import run_steps
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.errors import ExperimentError
@@ -136,11 +136,7 @@ class GpfedrecStep(ShuffledStep):
             train_block,
         )
 
-        declared = self.model.network()
-        if declared is None:
-            raise TypeError(
-                f"Expected a model that declares a network, got {type(self.model).__name__}."
-            )
+        declared = required(self.model.network(), self.model)
         shared = {name: value[0] for name, value in start.items()}
         guidance = Guidance(self.config.pull, guide)
         trained = train_block(declared, shared, block, self._settings(), start, guidance)

@@ -37,7 +37,7 @@ from clients.step import Step, StepConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import Recommending
-from fedrec.cohort.kernel.suitability import kernel_refusal
+from fedrec.cohort.kernel.suitability import kernel_refusal, required
 from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.data.client_data import ClientData
@@ -127,11 +127,7 @@ class Maml(Step):
         from fedrec.cohort.kernel.meta_learning import meta_learn_block
         from fedrec.cohort.kernel.training import train_block
 
-        declared = self.model.declared_kernel()
-        if declared is None:
-            raise TypeError(
-                f"Expected a model that declares a kernel, got {type(self.model).__name__}."
-            )
+        declared = required(self.model.declared_kernel(), self.model)
         sgd = SgdSettings(self.config.learning_rate, rates=self._rates(list(parameters)))
         if not self.config.query_share:
             return train_block(declared, parameters, block, sgd)

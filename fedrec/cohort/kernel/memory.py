@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from fedrec.nn.native.memory import aligned, whole_lines
-from fedrec.runtime.compilation import FAST
+from fedrec.runtime.compilation import FAST, INNER
 
 
 class Network(NamedTuple):
@@ -147,6 +147,15 @@ class Scratch(NamedTuple):
     product: np.ndarray
     summed: np.ndarray
     room: np.ndarray
+
+
+@njit(**INNER)
+def batch_of(examples, step, client):
+    """The batch of a client's step, of items, places and labels `[S, C, B]` each, and numbers of
+    examples `[S, C]`."""
+    items, places, labels, counts = examples
+    n = counts[step, client]
+    return Batch(items[step, client, :n], places[step, client, :n], labels[step, client, :n])
 
 
 @njit(**FAST)

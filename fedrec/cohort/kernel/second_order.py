@@ -13,13 +13,25 @@ Examples pass through all layers some at a time, so that the layers' outputs sta
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 from numba import njit
 
-from fedrec.cohort.kernel.memory import Batch
+from fedrec.cohort.kernel.memory import Batch, batch_of
 from fedrec.cohort.kernel.steps import layer_at, mean_loss
+from fedrec.cohort.kernel.tangents import (
+    TOGETHER,
+    Derivative,
+    Values,
+    add_linear,
+    both,
+    clear_values,
+    copy_values,
+    matrices_of,
+    memory_for,
+    subtract,
+    through_linear,
+    values_like,
+)
 from fedrec.nn.native.activations import SIGMOID, TANH, activate, sigmoid, through_activation
 from fedrec.nn.native.memory import aligned, matrix
 from fedrec.runtime.compilation import INNER, compiled
@@ -27,78 +39,6 @@ from fedrec.runtime.compilation import INNER, compiled
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 _TWO = np.float32(2)
-_TOGETHER = 128  # examples, whose outputs of all layers fit into an L2 cache
-
-
-class Values(NamedTuple):
-    """The parameters of one client, or something of their shape, such as a gradient.
-
-    Attributes:
-        dense: `float32 [P]`.
-        rows: `float32 [R, d]`, of the items that the client touches; `[R, 0]` without an item
-            table.
-        biases: `float32 [R, 1]`, of these items; `[R, 0]` without.
-    """
-
-    dense: np.ndarray
-    rows: np.ndarray
-    biases: np.ndarray
-
-
-class Derivative(NamedTuple):
-    """A derivative of one client's mean loss on a batch.
-
-    Attributes:
-        at: the parameters.
-        along: the direction of a product with the Hessian.
-        total: the derivative is added to it.
-        second: whether it is the product with the Hessian, otherwise the gradient.
-        codes: `int64 [W]`, the codes of the user's features side by side.
-        first_row: see `Client.first_row`.
-        examples: number of examples in the batch.
-    """
-
-    at: Values
-    along: Values
-    total: Values
-    second: bool
-    codes: np.ndarray
-    first_row: int
-    examples: int
-
-
-class PassMemory(NamedTuple):
-    """Working memory of forward and backward passes; first the numbers, then their tangents.
-
-    Attributes:
-        means: `[2, sum of widths]`, means of the rows of the users' tables.
-        to_means: `[2, largest of these widths]`, gradients of one of them.
-        base: `[2, out]`, the part of bias and user in the outputs of the first layer.
-        to_base: `[2, out]`, its gradients.
-        gathered: `[2, B * d]`, rows of the item table.
-        to_rows: `[2, B * d]`, their gradients.
-        projected: `[2, all categories * out]`, products of the categories' rows and the weights.
-        to_projected: `[2, all categories * out]`, their gradients.
-        to_categories: `[2, size of the largest table]`, gradients of the categories' rows.
-        hidden: `[2, B * sum of outputs]`, outputs of the layers, one after the other.
-        gradients: `[4, B * most outputs]`, of one layer's outputs and of the next one's.
-        room: `[size of the largest factor]`, for transposed factors of products.
-        add_product: see `fedrec.nn.native.products`.
-    """
-
-    means: np.ndarray
-    to_means: np.ndarray
-    base: np.ndarray
-    to_base: np.ndarray
-    gathered: np.ndarray
-    to_rows: np.ndarray
-    projected: np.ndarray
-    to_projected: np.ndarray
-    to_categories: np.ndarray
-    hidden: np.ndarray
-    gradients: np.ndarray
-    room: np.ndarray
-    add_product: Any
 
 
 @compiled
@@ -123,15 +63,14 @@ def move_by_meta_gradients(
         add_product: see `fedrec.nn.native.products`.
         losses: `float64 [C]`, written: mean loss of the query.
     """
-    items, places, labels, counts = examples
     rows, biases = tables
-    most = len(items)
-    memory = _memory_for(network, rows.shape[2], add_product)
+    most = len(examples[0])
+    memory = memory_for(network, rows.shape[2], add_product)
     dense_path = aligned(most, dense.shape[1])
     rows_path = np.empty((most, *rows.shape[1:]), np.float32)
     biases_path = np.empty((most, *biases.shape[1:]), np.float32)
-    total = _like(dense[0], rows[0], biases[0])
-    along = _like(dense[0], rows[0], biases[0])
+    total = values_like(dense[0], rows[0], biases[0])
+    along = values_like(dense[0], rows[0], biases[0])
     ones = np.ones(dense.shape[1], np.float32)
     for client in range(len(steps)):
         own = Values(dense[client], rows[client], biases[client])
@@ -140,124 +79,38 @@ def move_by_meta_gradients(
         last = steps[client] - 1
         if last < 0:
             continue
-        _copy(own, Values(dense_path[0], rows_path[0], biases_path[0]))
+        copy_values(own, Values(dense_path[0], rows_path[0], biases_path[0]))
         for step in range(last + 1):
             at = Values(dense_path[step], rows_path[step], biases_path[step])
-            n = counts[step, client]
-            batch = Batch(
-                items[step, client, :n], places[step, client, :n], labels[step, client, :n]
-            )
-            _clear(total)
-            losses[client] = _add_derivative(
-                network, Derivative(at, at, total, False, code, first, n), batch, memory
-            )
+            batch = batch_of(examples, step, client)
+            clear_values(total)
+            of = Derivative(at, at, total, False, code, first, len(batch.items))
+            losses[client] = _add_derivative(network, of, batch, memory, step == last)
             if step < last:
                 after = Values(dense_path[step + 1], rows_path[step + 1], biases_path[step + 1])
-                _copy(at, after)
-                _subtract(after, rates, total)
+                copy_values(at, after)
+                subtract(after, rates, total)
         if second:
             for step in range(last - 1, -1, -1):
                 at = Values(dense_path[step], rows_path[step], biases_path[step])
-                n = counts[step, client]
-                batch = Batch(
-                    items[step, client, :n], places[step, client, :n], labels[step, client, :n]
-                )
-                _clear(along)
-                _subtract(along, rates, total)
-                _add_derivative(
-                    network, Derivative(at, along, total, True, code, first, n), batch, memory
-                )
-        _subtract(own, (ones, _ONE, _ONE), total)
+                batch = batch_of(examples, step, client)
+                clear_values(along)
+                subtract(along, rates, total)
+                of = Derivative(at, along, total, True, code, first, len(batch.items))
+                _add_derivative(network, of, batch, memory, False)
+        subtract(own, (ones, _ONE, _ONE), total)
 
 
 @njit(**INNER)
-def _memory_for(network, width, add_product):
-    """Working memory for item rows of a width."""
-    users = 0
-    widest_user = 0
-    for user in network.users:
-        users = max(users, user[2] + user[1])
-        widest_user = max(widest_user, user[1])
-    categories = 0
-    table = 0
-    for feature in network.features:
-        categories += feature[5]
-        table = max(table, feature[5] * feature[1])
-    out = network.layers[0, 2]
-    outputs = 0
-    widest = 0
-    room = 0
-    for layer in network.layers:
-        outputs += layer[2]
-        widest = max(widest, layer[2])
-        room = max(room, layer[1] * layer[2])
-    return PassMemory(
-        aligned(2, users),
-        aligned(2, widest_user),
-        aligned(2, out),
-        aligned(2, out),
-        aligned(2, _TOGETHER * width),
-        aligned(2, _TOGETHER * width),
-        aligned(2, categories * out),
-        aligned(2, categories * out),
-        aligned(2, table),
-        aligned(2, _TOGETHER * outputs),
-        aligned(4, _TOGETHER * widest),
-        aligned(1, room)[0],
-        add_product,
-    )
-
-
-@njit(**INNER)
-def _like(dense, rows, biases):
-    return Values(
-        aligned(1, dense.size)[0],
-        np.empty(rows.shape, np.float32),
-        np.empty(biases.shape, np.float32),
-    )
-
-
-@njit(**INNER)
-def _copy(source, target):
-    for place in range(source.dense.size):
-        target.dense[place] = source.dense[place]
-    for row in range(len(source.rows)):
-        for i in range(source.rows.shape[1]):
-            target.rows[row, i] = source.rows[row, i]
-        for i in range(source.biases.shape[1]):
-            target.biases[row, i] = source.biases[row, i]
-
-
-@njit(**INNER)
-def _clear(values):
-    values.dense[:] = 0
-    values.rows[:] = 0
-    values.biases[:] = 0
-
-
-@njit(**INNER)
-def _subtract(values, rates, gradient):
-    """values -= rates gradient."""
-    dense_rates, item_rate, bias_rate = rates
-    for place in range(values.dense.size):
-        values.dense[place] -= dense_rates[place] * gradient.dense[place]
-    for row in range(len(values.rows)):
-        for i in range(values.rows.shape[1]):
-            values.rows[row, i] -= item_rate * gradient.rows[row, i]
-        for i in range(values.biases.shape[1]):
-            values.biases[row, i] -= bias_rate * gradient.biases[row, i]
-
-
-@njit(**INNER)
-def _add_derivative(network, of, batch, memory):
-    """Add a derivative to its total; returns the mean loss, 0 with the second derivative."""
+def _add_derivative(network, of, batch, memory, measured):
+    """Add a derivative to its total; returns the mean loss, or 0 if it is not measured."""
     _begin(network, of, memory)
     total = 0.0
-    for start in range(0, len(batch.items), _TOGETHER):
-        end = min(start + _TOGETHER, len(batch.items))
+    for start in range(0, len(batch.items), TOGETHER):
+        end = min(start + TOGETHER, len(batch.items))
         part = Batch(batch.items[start:end], batch.places[start:end], batch.labels[start:end])
         outputs = _forward(network, of, part, memory)
-        if not of.second:
+        if measured:
             total += mean_loss(outputs[0], part.labels, network.logistic) * (end - start)
         _differentiate(network, of, part, outputs)
         _backward(network, of, part, memory, outputs)
@@ -266,49 +119,9 @@ def _add_derivative(network, of, batch, memory):
 
 
 @njit(**INNER)
-def _both(arrays, place, rows, columns):
-    """Matrices of numbers and of their tangents, in memory `[2, ...]`."""
-    return matrix(arrays[0], place, rows, columns), matrix(arrays[1], place, rows, columns)
-
-
-@njit(**INNER)
-def _parameters(of, place, rows, columns):
-    """A matrix of the parameters, and of the direction, which are its tangents."""
-    return (
-        matrix(of.at.dense, place, rows, columns),
-        matrix(of.along.dense, place, rows, columns),
-    )
-
-
-@njit(**INNER)
 def _first_place(network, start):
     """Place of a row of the first layer's weights."""
     return network.layers[0, 0] + start * network.layers[0, 2]
-
-
-@njit(**INNER)
-def _add_linear(inputs, weights, outputs, second, memory):
-    """outputs += inputs weights, each with its tangents."""
-    room = memory.room
-    memory.add_product(_ONE, inputs[0], False, weights[0], False, _ONE, outputs[0], room)
-    if second:
-        memory.add_product(_ONE, inputs[1], False, weights[0], False, _ONE, outputs[1], room)
-        memory.add_product(_ONE, inputs[0], False, weights[1], False, _ONE, outputs[1], room)
-
-
-@njit(**INNER)
-def _through_linear(inputs, weights, gradients, to_weights, to_inputs, second, memory):
-    """The gradients of a product's inputs, written, with their tangents; the derivative by the
-    weights is added to a total."""
-    room = memory.room
-    memory.add_product(_ONE, gradients[0], False, weights[0], True, _ZERO, to_inputs[0], room)
-    if second:
-        memory.add_product(_ONE, gradients[1], False, weights[0], True, _ZERO, to_inputs[1], room)
-        memory.add_product(_ONE, gradients[0], False, weights[1], True, _ONE, to_inputs[1], room)
-        memory.add_product(_ONE, inputs[1], True, gradients[0], False, _ONE, to_weights, room)
-        memory.add_product(_ONE, inputs[0], True, gradients[1], False, _ONE, to_weights, room)
-    else:
-        memory.add_product(_ONE, inputs[0], True, gradients[0], False, _ONE, to_weights, room)
 
 
 @njit(**INNER)
@@ -350,17 +163,17 @@ def _begin(network, of, memory):
         width = user[1]
         _mean_rows(user, of.codes, of.at.dense, memory.means[0])
         _mean_rows(user, of.codes, of.along.dense, memory.means[1])
-        means = _both(memory.means, user[2], 1, width)
-        weights = _parameters(of, _first_place(network, user[2]), width, out)
-        _add_linear(means, weights, _both(memory.base, 0, 1, out), of.second, memory)
+        means = both(memory.means, user[2], 1, width)
+        weights = matrices_of(of, _first_place(network, user[2]), width, out)
+        add_linear(means, weights, both(memory.base, 0, 1, out), of.second, memory)
     first = 0
     for feature in network.features:
         categories = feature[5]
         width = feature[1]
-        rows = _parameters(of, feature[0], categories, width)
-        weights = _parameters(of, _first_place(network, feature[2]), width, out)
-        projected = _both(memory.projected, first * out, categories, out)
-        _add_linear(rows, weights, projected, of.second, memory)
+        rows = matrices_of(of, feature[0], categories, width)
+        weights = matrices_of(of, _first_place(network, feature[2]), width, out)
+        projected = both(memory.projected, first * out, categories, out)
+        add_linear(rows, weights, projected, of.second, memory)
         first += categories
 
 
@@ -377,12 +190,12 @@ def _end(network, of, memory):
     for user in network.users:
         width = user[1]
         place = _first_place(network, user[2])
-        _through_linear(
-            _both(memory.means, user[2], 1, width),
-            _parameters(of, place, width, out),
-            _both(memory.to_base, 0, 1, out),
+        through_linear(
+            both(memory.means, user[2], 1, width),
+            matrices_of(of, place, width, out),
+            both(memory.to_base, 0, 1, out),
             matrix(dense, place, width, out),
-            _both(memory.to_means, 0, 1, width),
+            both(memory.to_means, 0, 1, width),
             of.second,
             memory,
         )
@@ -396,12 +209,12 @@ def _end(network, of, memory):
         categories = feature[5]
         width = feature[1]
         place = _first_place(network, feature[2])
-        _through_linear(
-            _parameters(of, feature[0], categories, width),
-            _parameters(of, place, width, out),
-            _both(memory.to_projected, first * out, categories, out),
+        through_linear(
+            matrices_of(of, feature[0], categories, width),
+            matrices_of(of, place, width, out),
+            both(memory.to_projected, first * out, categories, out),
             matrix(dense, place, width, out),
-            _both(memory.to_categories, 0, categories, width),
+            both(memory.to_categories, 0, categories, width),
             of.second,
             memory,
         )
@@ -414,7 +227,7 @@ def _end(network, of, memory):
 def _forward(network, of, part, memory):
     """Predictions `[n, 1]` and their tangents."""
     n = len(part.items)
-    outputs = _both(memory.hidden, 0, n, network.layers[0, 2])
+    outputs = both(memory.hidden, 0, n, network.layers[0, 2])
     _first_layer(network, of, part, memory, outputs)
     place = 0
     for layer in range(1, len(network.layers)):
@@ -423,14 +236,14 @@ def _forward(network, of, part, memory):
         activate(hidden[0], network.activation)
         if of.second:
             through_activation(hidden[1], hidden[0], network.activation)
-        place += _TOGETHER * inputs
-        outputs = _both(memory.hidden, place, n, out)
+        place += TOGETHER * inputs
+        outputs = both(memory.hidden, place, n, out)
         outputs[0][:] = 0
         outputs[1][:] = 0
         if bias >= 0:
             _repeat(of.at.dense[bias : bias + out], outputs[0])
             _repeat(of.along.dense[bias : bias + out], outputs[1])
-        _add_linear(hidden, _parameters(of, weight, inputs, out), outputs, of.second, memory)
+        add_linear(hidden, matrices_of(of, weight, inputs, out), outputs, of.second, memory)
     _add_sums(network, of.at, of.first_row, part, outputs[0])
     _add_sums(network, of.along, of.first_row, part, outputs[1])
     return outputs
@@ -444,18 +257,18 @@ def _first_layer(network, of, part, memory, outputs):
     _repeat(memory.base[1], outputs[1])
     width = of.at.rows.shape[1]
     if width:
-        gathered = _both(memory.gathered, 0, n, width)
+        gathered = both(memory.gathered, 0, n, width)
         for example in range(n):
             row = part.places[example] - of.first_row
             for i in range(width):
                 gathered[0][example, i] = of.at.rows[row, i]
                 gathered[1][example, i] = of.along.rows[row, i]
         place = _first_place(network, network.item_start)
-        weights = _parameters(of, place, width, network.layers[0, 2])
-        _add_linear(gathered, weights, outputs, of.second, memory)
-    _add_categories(network, part, memory.projected[0], outputs[0])
+        weights = matrices_of(of, place, width, network.layers[0, 2])
+        add_linear(gathered, weights, outputs, of.second, memory)
+    _couple_categories(network, part, outputs[0], memory.projected[0], True)
     if of.second:
-        _add_categories(network, part, memory.projected[1], outputs[1])
+        _couple_categories(network, part, outputs[1], memory.projected[1], True)
 
 
 @njit(**INNER)
@@ -478,12 +291,13 @@ def _repeat(row, out):
 
 
 @njit(**INNER)
-def _add_categories(network, part, projected, out):
-    """Add to each example the mean of the products of its item's categories."""
-    width = out.shape[1]
-    for example in range(len(out)):
+def _couple_categories(network, part, rows, projected, forward):
+    """Add to the row of each example the mean of the products of its item's categories; backward,
+    add the rows, as gradients, to those of the categories."""
+    width = rows.shape[1]
+    for example in range(len(rows)):
         item = part.items[example]
-        target = out[example]
+        row = rows[example]
         first = 0
         for feature in network.features:
             share = network.item_shares[item, feature[6]]
@@ -491,27 +305,8 @@ def _add_categories(network, part, projected, out):
                 code = network.item_codes[item, column]
                 if code < 0:
                     break
-                source = projected[(first + code) * width : (first + code + 1) * width]
-                for o in range(width):
-                    target[o] += share * source[o]
-            first += feature[5]
-
-
-@njit(**INNER)
-def _sum_by_category(network, part, gradient, to_projected):
-    """Add the gradient of each example to those of its item's categories."""
-    width = gradient.shape[1]
-    for example in range(len(gradient)):
-        item = part.items[example]
-        source = gradient[example]
-        first = 0
-        for feature in network.features:
-            share = network.item_shares[item, feature[6]]
-            for column in range(feature[3], feature[4]):
-                code = network.item_codes[item, column]
-                if code < 0:
-                    break
-                target = to_projected[(first + code) * width : (first + code + 1) * width]
+                of_code = projected[(first + code) * width : (first + code + 1) * width]
+                source, target = (of_code, row) if forward else (row, of_code)
                 for o in range(width):
                     target[o] += share * source[o]
             first += feature[5]
@@ -542,18 +337,18 @@ def _backward(network, of, part, memory, gradients):
     place = 0
     half = 0
     for layer in range(len(network.layers) - 1):
-        place += _TOGETHER * network.layers[layer, 2]
+        place += TOGETHER * network.layers[layer, 2]
     for layer in range(len(network.layers) - 1, 0, -1):
         weight, inputs, out, bias = layer_at(network, layer)
-        place -= _TOGETHER * inputs
-        hidden = _both(memory.hidden, place, n, inputs)
-        before = _both(memory.gradients[half : half + 2], 0, n, inputs)
+        place -= TOGETHER * inputs
+        hidden = both(memory.hidden, place, n, inputs)
+        before = both(memory.gradients[half : half + 2], 0, n, inputs)
         if bias >= 0:
             found = gradients[1] if of.second else gradients[0]
             _sum_rows(found, of.total.dense[bias : bias + out])
-        weights = _parameters(of, weight, inputs, out)
+        weights = matrices_of(of, weight, inputs, out)
         to_weights = matrix(of.total.dense, weight, inputs, out)
-        _through_linear(hidden, weights, gradients, to_weights, before, of.second, memory)
+        through_linear(hidden, weights, gradients, to_weights, before, of.second, memory)
         if of.second:
             _bend(before, hidden, network.activation)
         through_activation(before[0], hidden[0], network.activation)
@@ -561,7 +356,7 @@ def _backward(network, of, part, memory, gradients):
         half = 2 - half
     for which in range(2 if of.second else 1):
         _sum_rows(gradients[which], memory.to_base[which])
-        _sum_by_category(network, part, gradients[which], memory.to_projected[which])
+        _couple_categories(network, part, gradients[which], memory.to_projected[which], False)
     if of.at.rows.shape[1]:
         _through_rows(network, of, part, memory, gradients)
 
@@ -573,10 +368,10 @@ def _through_rows(network, of, part, memory, gradients):
     width = of.at.rows.shape[1]
     out = network.layers[0, 2]
     place = _first_place(network, network.item_start)
-    to_rows = _both(memory.to_rows, 0, n, width)
-    _through_linear(
-        _both(memory.gathered, 0, n, width),
-        _parameters(of, place, width, out),
+    to_rows = both(memory.to_rows, 0, n, width)
+    through_linear(
+        both(memory.gathered, 0, n, width),
+        matrices_of(of, place, width, out),
         gradients,
         matrix(of.total.dense, place, width, out),
         to_rows,

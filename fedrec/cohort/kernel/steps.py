@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from fedrec.cohort.kernel.inputs import backward_inputs, forward_inputs, start_base
-from fedrec.cohort.kernel.memory import Batch, Client, scratch_for
+from fedrec.cohort.kernel.memory import Client, batch_of, scratch_for
 from fedrec.nn.native.activations import RELU, activate, sigmoid, through_activation
 from fedrec.nn.native.memory import matrix
 from fedrec.nn.native.products import add_outputs, descend_weights, input_gradients
@@ -57,10 +57,9 @@ def train_clients(
             `float32 [C, R, d]`; `[C, 0, d]` for a share of 0.
         losses: `float64 [C]`, written: mean loss over the last epoch; stays as it is without steps.
     """
-    items, places, labels, counts = examples
     rows, biases, factors = tables
     share, guides = guidance
-    scratch = scratch_for(network, items.shape[2], rows.shape[2])
+    scratch = scratch_for(network, examples[0].shape[2], rows.shape[2])
     for client in range(len(steps)):
         own = Client(
             dense[client],
@@ -74,10 +73,7 @@ def train_clients(
         total = 0.0
         measured = steps[client] - last_epoch[client]
         for step in range(steps[client]):
-            n = counts[step, client]
-            batch = Batch(
-                items[step, client, :n], places[step, client, :n], labels[step, client, :n]
-            )
+            batch = batch_of(examples, step, client)
             moving = rates[1] if step >= begins[client] else rates[0]
             guide = share, guides[client]
             total += _step(network, own, batch, moving, guide, scratch, step >= measured)

@@ -41,3 +41,14 @@ def kernel_refusal(
     if most > _MOST_CATEGORIES:
         return f"an item feature has {most:,} categories, of {_MOST_CATEGORIES:,} at most"
     return None
+
+
+def required(declared: KernelModel | None, model: Model) -> KernelModel:
+    """The declaration of a model.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if declared is None:
+        raise TypeError(f"Expected a model that declares a kernel, got {type(model).__name__}.")
+    return declared

@@ -108,3 +108,18 @@ def predicted(model, p, user, items):
         hidden = hidden + p[layer.bias] if layer.bias else hidden
     outputs = hidden[:, 0] + sum(p[name] for name in model.offsets)
     return outputs + p[model.item_bias][items, 0] if model.item_bias else outputs
+
+
+def bare_model():
+    """A model without features, biases and offsets, and its start."""
+    none = {"user_tables": (), "item_features": (), "item_bias": None, "offsets": ()}
+    model, _ = model_of((5,), "sigmoid", **none)
+    start = start_of([WIDTH, 5, 1])
+    return model, {name: start[name] for name in (*model.dense, "items")}
+
+
+def model_of_features():
+    """A model whose items have features alone, and its start."""
+    model, _ = model_of((5,), user_tables=("gender",), item_table=None, item_bias=None)
+    start = start_of([3 * WIDTH, 5, 1])
+    return model, {name: start[name] for name in model.dense}

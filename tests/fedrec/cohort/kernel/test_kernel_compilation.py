@@ -106,19 +106,16 @@ def test_a_process_that_compiles_nothing_does_not_import_what_compiles():
 
 
 @pytest.mark.slow
-def test_cached_code_finds_the_hashes_of_this_process(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [(WORDS, "2 3"), (BY_ADDRESS, "63.0")],
+    ids=["hashes of this process", "a function by its address"],
+)
+def test_cached_code_finds_what_it_needs(tmp_path, monkeypatch, source, found):
     monkeypatch.setenv("FEDREC_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "words.py").write_text(WORDS)
-    assert printed(tmp_path / "words.py") == "2 3 True"
-    assert printed(tmp_path / "words.py") == "2 3 False"
-
-
-@pytest.mark.slow
-def test_cached_code_takes_functions_by_address(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDREC_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "address.py").write_text(BY_ADDRESS)
-    assert printed(tmp_path / "address.py") == "63.0 True"
-    assert printed(tmp_path / "address.py") == "63.0 False"
+    (tmp_path / "program.py").write_text(source)
+    assert printed(tmp_path / "program.py") == f"{found} True"
+    assert printed(tmp_path / "program.py") == f"{found} False"
 
 
 @pytest.mark.slow

@@ -18,8 +18,10 @@ from tests.fedrec.cohort.kernel.declared_models import (
     ACTIVATIONS,
     ITEMS,
     WIDTH,
+    bare_model,
     clients_of,
     model_of,
+    model_of_features,
     predicted,
     start_of,
 )
@@ -134,23 +136,13 @@ def test_any_number_of_steps(steps):
 
 
 def test_without_features_bias_and_offset():
-    model, _ = model_of(
-        (5,), "sigmoid", user_tables=(), item_features=(), item_bias=None, offsets=()
-    )
-    start = {
-        name: value
-        for name, value in start_of([WIDTH, 5, 1]).items()
-        if name in (*model.dense, "items")
-    }
+    model, start = bare_model()
     users, batches = learners()
     check(model, start, SgdSettings(0.3), ([()] * len(users), batches))
 
 
 def test_items_by_features_alone():
-    model, _ = model_of((5,), user_tables=("gender",), item_table=None, item_bias=None)
-    start = {
-        name: value for name, value in start_of([3 * WIDTH, 5, 1]).items() if name in model.dense
-    }
+    model, start = model_of_features()
     users, batches = learners()
     check(model, start, SgdSettings(0.3), ([user[:1] for user in users], batches))
 
