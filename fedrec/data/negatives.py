@@ -13,6 +13,8 @@ import numpy as np
 
 from fedrec.errors import DataError
 
+_TABLE = 16  # largest number of items per drawn one of which there may be a table
+
 
 def draw_negatives(
     positives: np.ndarray, num_items: int, count: int, generator: np.random.Generator
@@ -20,8 +22,8 @@ def draw_negatives(
     """Draw items uniformly, with replacement, from those outside `positives`.
 
     Exact and without rejection: a rank among the non-positives is drawn, and shifted past the
-    positives that precede it. Time and memory depend on `count` and on the number of positives, not
-    on the catalogue.
+    positives that precede it, or looked up in a list of them if it is short for what is drawn. Time
+    and memory depend on `count` and on the number of positives, not on the catalogue.
 
     Args:
         positives: `int64 [p]`, ascending and distinct, each in `[0, num_items)`: the client's
@@ -44,7 +46,12 @@ def draw_negatives(
             got=f"{len(positives)}, the whole catalogue",
             fix="draw no negatives for this client, or enlarge the catalogue",
         )
-    return nth_outside(positives, generator.integers(0, free, size=count))
+    ranks = generator.integers(0, free, size=count)
+    if num_items > _TABLE * count:
+        return nth_outside(positives, ranks)
+    outside = np.ones(num_items, dtype=bool)
+    outside[positives] = False
+    return np.flatnonzero(outside)[ranks]
 
 
 def nth_outside(positives: np.ndarray, rank: np.ndarray) -> np.ndarray:

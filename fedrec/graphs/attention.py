@@ -18,7 +18,7 @@ def attended(
 ) -> Tensor:
     """The aggregated neighbours of each target.
 
-        a_ij = softmax_j LeakyReLU(of_source . W s_ij + of_target . W t_i),    sum_j a_ij W s_ij
+        a_ij = softmax_j LeakyReLU(of_source . W s_ij + of_target . W t_i),    W sum_j a_ij s_ij
 
     Args:
         targets: `[..., n, d]`, of each graph.
@@ -31,10 +31,10 @@ def attended(
     Returns:
         `[..., n, o]`; zero for a target without neighbours.
     """
-    flat = sources.flatten(-3, -2) @ weight
-    each = sources.shape[:-1]  # a neighbour
-    of_neighbours = (flat @ of_source.unsqueeze(-1)).view(each)
-    fitting = F.leaky_relu(of_neighbours + targets @ (weight @ of_target.unsqueeze(-1)), _SLOPE)
+    # products with W are of targets, not of their neighbours, which are several times as many
+    ends = weight @ torch.stack([of_source, of_target], -1)
+    of_neighbours = (sources.flatten(-3, -2) @ ends[..., :1]).view(sources.shape[:-1])
+    fitting = F.leaky_relu(of_neighbours + targets @ ends[..., 1:], _SLOPE)
     lowest = torch.finfo(fitting.dtype).min
     shares = torch.softmax(torch.where(there, fitting, lowest), dim=-1) * there
-    return (shares.unsqueeze(-2) @ flat.view(*each, -1)).squeeze(-2)
+    return (shares.unsqueeze(-1) * sources).sum(-2) @ weight

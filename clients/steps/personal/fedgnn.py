@@ -47,6 +47,7 @@ from fedrec.graphs.third_party import NOTHING, tokens
 from fedrec.models.base import Parameters
 from fedrec.models.personal.fedgnn import Fedgnn
 from fedrec.nn.layers import gather_rows
+from fedrec.runtime.grouping import distinct
 
 ITEMS = "item.id"
 USER = "user.id"
@@ -95,20 +96,19 @@ class FedgnnStepConfig(StepConfig):
 
 @dataclass(frozen=True, eq=False)
 class _Graphs:
-    """The examples and local graphs of C clients.
+    """The examples and local graphs of C clients. A client's examples are the rows of its compact
+    table, as their items are ascending and distinct.
 
     Attributes:
-        items: of each client the items of its examples, `int64 [B]`, ascending, distinct.
+        items: of each client the items of its examples, `int64 [examples]`.
         liked: of each client the items of its local graph.
-        labels: `float32 [C, B]`: 1, 0, or -1 for pseudo items and padding.
-        rows: `int64 [C, B]`, where each example's row is in the client's compact table.
+        labels: `float32 [C, R]`: 1, 0, or -1 for pseudo items and padding.
         places: `int64 [C, n]`, which examples are the items of the local graph, -1 for padding.
     """
 
     items: list[np.ndarray]
     liked: list[list[int]]
     labels: Tensor
-    rows: Tensor
     places: Tensor
 
     @classmethod
@@ -116,26 +116,19 @@ class _Graphs:
         """Those of some clients of a block, `int64 [C]`, with up to so many items in a local
         graph."""
         device = block.items.device
+        rows = block.touched.shape[1]
         sizes = block.sizes[0].index_select(0, clients)
         given = block.items[0].index_select(0, clients).cpu().numpy()
-        labels = block.labels[0].index_select(0, clients)
-        width = labels.shape[1]
-        real = torch.arange(width, device=device) < sizes[:, None]
+        labels = block.labels[0, :, :rows].index_select(0, clients)
+        real = torch.arange(rows, device=device) < sizes[:, None]
         labels = torch.where(real, labels, _PSEUDO)
-        places = block.places[0].index_select(0, clients)[:, :width]
-        rows = (places - clients[:, None] * block.touched.shape[1]).clamp(min=0)
         chosen = [_chosen(np.flatnonzero(own == 1), slots) for own in labels.cpu().numpy()]
         at = np.full((len(clients), max(map(len, chosen))), -1)
         for place, own in enumerate(chosen):
             at[place, : len(own)] = own
         items = [own[:size] for own, size in zip(given, sizes.tolist(), strict=True)]
         liked = [own[which].tolist() for own, which in zip(items, chosen, strict=True)]
-        return cls(items, liked, labels, rows, torch.from_numpy(at).to(device))
-
-    def named(self, place: int) -> tuple[Tensor, Tensor]:
-        """The rows of a client's examples, and which are no pseudo items."""
-        size = len(self.items[place])
-        return self.rows[place, :size], self.labels[place, :size] >= 0
+        return cls(items, liked, labels, torch.from_numpy(at).to(device))
 
 
 class FedgnnStep(Step):
@@ -207,7 +200,7 @@ class FedgnnStep(Step):
             if name not in (NEIGHBOURS, COUNTS, TOKENS, EMBEDDING, VECTOR)
         }
         vector = self._vector(leaves, parameters, graphs)
-        logits = torch.bmm(gather_rows(leaves[ITEMS], graphs.rows), vector.unsqueeze(-1))
+        logits = torch.bmm(leaves[ITEMS], vector.unsqueeze(-1))
         weights = (graphs.labels >= 0).to(vector)
         targets = graphs.labels.clamp(min=0).to(vector)
         each = F.binary_cross_entropy_with_logits(logits.squeeze(-1), targets, reduction="none")
@@ -235,8 +228,7 @@ class FedgnnStep(Step):
         counts = parameters[COUNTS][:, :most, None]
         real = graphs.places >= 0
         there = torch.arange(near.shape[2], device=near.device) < counts
-        rows = graphs.rows.gather(1, graphs.places.clamp(min=0))
-        liked = gather_rows(leaves[ITEMS], rows)
+        liked = gather_rows(leaves[ITEMS], graphs.places.clamp(min=0))
         return self.model.vector(leaves, liked, real, near, there & real.unsqueeze(-1))
 
     def _protect(self, found: dict[str, Tensor], graphs: _Graphs) -> None:
@@ -246,7 +238,8 @@ class FedgnnStep(Step):
         # the noise of a simulation: a function of the examples, which are drawn from the stream
         sources = [np.random.default_rng(items) for items in graphs.items] if random else []
         for place, source in enumerate(sources):
-            self._fill_pseudo(found[ITEMS][place], *graphs.named(place), source)
+            size = len(graphs.items[place])
+            _fill_pseudo(found[ITEMS][place, :size], graphs.labels[place, :size] >= 0, source)
         bound = self.config.clip_norm
         if self.config.clip == "message":
             norms = sum(value.double().abs().flatten(1).sum(1) for value in found.values())
@@ -256,33 +249,10 @@ class FedgnnStep(Step):
         else:
             found |= {name: value.clamp(-bound, bound) for name, value in found.items()}
         for place, source in enumerate(sources if self.config.noise else []):
-            rows = graphs.named(place)[0]
             for name, value in found.items():
-                shape = (len(rows), value.shape[2]) if name == ITEMS else value.shape[1:]
-                drawn = torch.from_numpy(self.config.noise * source.laplace(size=tuple(shape)))
-                if name == ITEMS:
-                    value[place].index_add_(0, rows, drawn.to(value))
-                else:
-                    value[place] += drawn.to(value)
-
-    def _fill_pseudo(
-        self, table: Tensor, rows: Tensor, real: Tensor, source: np.random.Generator
-    ) -> None:
-        """Random rows for the pseudo items in a client's gradient of the item table, in place.
-
-        Args:
-            table: `[R, d]`.
-            rows: `int64 [B]`, where the rows of its examples are.
-            real: `bool [B]`, which of them are no pseudo items.
-            source: of the random numbers.
-        """
-        pseudo = rows[~real]
-        if not len(pseudo):
-            return
-        true = table[rows[real]]
-        drawn = source.standard_normal((len(pseudo), table.shape[1]))
-        made = true.mean() + true.std() * torch.from_numpy(drawn).to(table)
-        table.index_copy_(0, pseudo, made)
+                sent = value[place, : len(graphs.items[place])] if name == ITEMS else value[place]
+                drawn = self.config.noise * source.laplace(size=tuple(sent.shape))
+                sent += torch.from_numpy(drawn).to(sent)
 
     def _examples(
         self, data: ClientData, random: np.random.Generator
@@ -290,17 +260,33 @@ class FedgnnStep(Step):
         """Distinct items and their labels: 1 and 0, and -1 for pseudo items."""
         count = self.config.negatives
         items = self.model.schema.num_items
-        chosen, labels = labelled(data, self.model.schema, count, "ignore", random)
-        chosen, first = np.unique(chosen, return_index=True)
-        labels = labels[first]
+        drawn, _ = labelled(data, self.model.schema, count, "ignore", random)
+        chosen = distinct(drawn)
+        labels = np.zeros(len(chosen), dtype=np.float32)
+        labels[np.searchsorted(chosen, data.positives)] = 1
         if self.config.pseudo and 0 < len(chosen) < items:
             room = min(self.config.pseudo, items - len(chosen))
-            pseudo = draw_negatives(chosen, items, room, random)
-            chosen = np.concatenate([chosen, pseudo])
-            labels = np.concatenate([labels, np.full(len(pseudo), _PSEUDO, dtype=np.float32)])
-            chosen, first = np.unique(chosen, return_index=True)
-            labels = labels[first]
+            real = chosen
+            chosen = distinct(np.concatenate([real, draw_negatives(real, items, room, random)]))
+            found = np.full(len(chosen), _PSEUDO, dtype=np.float32)
+            found[np.searchsorted(chosen, real)] = labels
+            labels = found
         return chosen, labels
+
+
+def _fill_pseudo(table: Tensor, real: Tensor, source: np.random.Generator) -> None:
+    """Random rows for the pseudo items in a client's gradient of the item table, in place.
+
+    Args:
+        table: `[examples, d]`.
+        real: `bool [examples]`, which of them are no pseudo items.
+        source: of the random numbers.
+    """
+    if bool(real.all()):
+        return
+    true = table[real]
+    drawn = source.standard_normal((len(table) - len(true), table.shape[1]))
+    table[~real] = true.mean() + true.std() * torch.from_numpy(drawn).to(table)
 
 
 def _chosen(liked: np.ndarray, slots: int) -> np.ndarray:
