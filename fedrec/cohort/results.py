@@ -68,8 +68,8 @@ class Trained(Outcome):
 
         for name, total in totals.items():
             start = self.start[name].reshape(-1).numpy()
-            flat = self.values[name].view(len(self.block), -1).numpy()
-            add_dense(total.view(-1).numpy(), start, flat, shares.numpy())
+            own = _end_to_end(self.values[name])
+            add_dense(total.view(-1).numpy(), start, *own, shares.numpy())
 
     def _add_on_device(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
         # a client of weight 0 must not add NaN; its place is known here, without waiting for a GPU
@@ -194,9 +194,17 @@ def _powers(values: Tensor, start: Tensor, order: int) -> Tensor:
         return _norms(values.flatten(1) - start.flatten(), order) ** order
     from fedrec.nn.update_sums import powers
 
-    return torch.from_numpy(
-        powers(start.reshape(-1).numpy(), values.view(len(values), -1).numpy(), order)
-    )
+    flat = start.reshape(-1).numpy()
+    return torch.from_numpy(powers(flat, *_end_to_end(values), len(values), order))
+
+
+def _end_to_end(values: Tensor) -> tuple[np.ndarray, int]:
+    """Values `[C, ...]` of one client after those of the one before with what is between them,
+    `float32 [n]`, in the same memory, and how far apart the first ones of clients are."""
+    rows = values.view(len(values), -1)
+    stride = rows.stride(0)
+    size = (len(rows) - 1) * stride + rows.shape[1]
+    return rows.as_strided((size,), (1,)).numpy(), stride
 
 
 def _norms(rows: Tensor, order: int) -> Tensor:

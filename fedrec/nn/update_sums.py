@@ -9,13 +9,15 @@ _SPAN = 512  # elements per block of the sum, which stays in the L1 cache over a
 
 
 @compiled
-def add_dense(totals, start, values, shares):
+def add_dense(totals, start, values, stride, shares):
     """Add, over the clients, share times (values - start) to the totals.
 
     Args:
         totals: `float64 [n]`.
         start: `float32 [n]`.
-        values: `float32 [C, n]`.
+        values: those of a client after those of the one before, `float32 [(C - 1) * stride + n]`;
+            of rows that lie apart Numba does not know that their numbers are side by side.
+        stride: how far apart the first numbers of clients are.
         shares: `float64 [C]`; a client with share 0 adds nothing, even if its values are not
             finite.
     """
@@ -25,7 +27,7 @@ def add_dense(totals, start, values, shares):
         before = start[begin:end]
         for client in range(len(shares)):
             share = shares[client]
-            own = values[client, begin:end]
+            own = values[client * stride + begin : client * stride + end]
             if share != 0:
                 for i in range(sums.size):
                     sums[i] += share * (np.float64(own[i]) - np.float64(before[i]))
@@ -88,12 +90,12 @@ def add_to_rows(table, places, moves, factor):
 
 
 @compiled
-def powers(start, values, order):
-    """Sums over n of squares (order 2) or magnitudes (1) of values - start: `float32 [n]`,
-    `[C, n] -> float64 [C]`."""
-    found = np.zeros(len(values))
-    for client in range(len(values)):
-        own = values[client]
+def powers(start, values, stride, clients, order):
+    """Sums over n of squares (order 2) or magnitudes (1) of values - start, `float64 [C]`, of so
+    many clients; see `add_dense`."""
+    found = np.zeros(clients)
+    for client in range(clients):
+        own = values[client * stride : client * stride + start.size]
         total = 0.0
         if order == 2:
             for i in range(start.size):

@@ -165,8 +165,8 @@ def dense_vectors(
     ...]`, if given there, else from the start."""
     found = torch.empty(clients, layout.size).numpy()  # PyTorch's memory is aligned to cache lines
     for name, place in layout.places.items():
-        values = own[name] if name in own else start[name].expand(clients, *start[name].shape)
-        found[:, place : place + start[name].numel()] = values.reshape(clients, -1).numpy()
+        values = own[name].reshape(clients, -1) if name in own else start[name].reshape(1, -1)
+        found[:, place : place + values.shape[1]] = values.numpy()
     return found
 
 

@@ -15,7 +15,6 @@ from fedrec.cohort.block import Block
 from fedrec.cohort.kernel.training import train_block
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.nn.declaration import ItemFeature, KernelModel, Layer
-from fedrec.nn.update_sums import add_dense
 from fedrec.protocol.sparse_update import SparseAccumulator
 from fedrec.runtime.compiled_code import cache_folder
 
@@ -43,8 +42,6 @@ def compile_kernel() -> None:
     trained = train_block(model, start, block, SgdSettings(0.1))
     shares = torch.ones(2, dtype=torch.float64)
     trained.add_dense({"weight": torch.zeros(6, 1, dtype=torch.float64)}, shares)
-    # of a block by autograd
-    add_dense(np.zeros(2), np.zeros(2, np.float32), np.zeros((2, 2), np.float32), np.ones(2))
     trained.add_rows("items", SparseAccumulator((3, 2)), shares)
 
 

@@ -18,7 +18,7 @@ ADDITION = """
 import numpy as np
 from fedrec.nn.update_sums import add_dense
 totals = np.zeros(3)
-add_dense(totals, np.zeros(3, np.float32), np.ones((2, 3), np.float32), np.ones(2))
+add_dense(totals, np.zeros(3, np.float32), np.ones(6, np.float32), 3, np.ones(2))
 stats = add_dense.stats
 print(totals.tolist(), sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """

@@ -197,11 +197,12 @@ def test_memory_begins_a_cache_line():
 
 def test_dense_sums_leave_out_clients_of_share_zero():
     random = np.random.default_rng(0)
-    start, values = random.normal(size=1500).astype(F), random.normal(size=(4, 1500)).astype(F)
+    start, room = random.normal(size=1500).astype(F), random.normal(size=(4, 1600)).astype(F)
+    values = room[:, 70:1570]
     values[2] = np.nan
     totals, shares = random.normal(size=1500), np.array([1.0, -0.25, 0.0, 3.0])
     wanted = totals + sum(shares[c] * (values[c].astype(float) - start) for c in (0, 1, 3))
-    add_dense(totals, start, values, shares)
+    add_dense(totals, start, room.reshape(-1)[70:-30], 1600, shares)
     np.testing.assert_allclose(totals, wanted, rtol=1e-12)
 
 
@@ -209,9 +210,10 @@ def test_dense_sums_leave_out_clients_of_share_zero():
 def test_powers_of_changes(order):
     random = np.random.default_rng(0)
     start = random.normal(size=700).astype(F)
-    values = random.normal(size=(3, 2, 700)).astype(F)[:, 1]
+    room = random.normal(size=(3, 2, 700)).astype(F)
+    values = room[:, 1]
     np.testing.assert_allclose(
-        powers(start, values, order),
+        powers(start, room.reshape(-1)[700:], 1400, 3, order),
         (np.abs(values - start).astype(float) ** order).sum(1),
         rtol=1e-12,
     )
