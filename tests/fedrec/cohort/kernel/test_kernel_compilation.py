@@ -94,6 +94,23 @@ def distinct(one, other):
 print(distinct("first", "first"), distinct("first", "second"), "scipy.linalg" in sys.modules)
 """
 
+INCLUDING = """
+import sys
+import numpy as np
+from fedrec.runtime.compilation import compiled
+
+@compiled
+def pair(number):
+    return np.full(2, number)
+
+@compiled
+def doubled(number):
+    return pair(number) + pair(number)
+
+print(pair(3.0).sum(), *(doubled(number).sum() for number in map(float, sys.argv[1:])))
+print(sum(pair.stats.cache_hits.values()))
+"""
+
 
 def printed(*command):
     return subprocess.check_output([sys.executable, *command], text=True).strip()
@@ -116,6 +133,16 @@ def test_cached_code_finds_what_it_needs(tmp_path, monkeypatch, source, found):
     (tmp_path / "program.py").write_text(source)
     assert printed(tmp_path / "program.py") == f"{found} True"
     assert printed(tmp_path / "program.py") == f"{found} False"
+
+
+@pytest.mark.slow
+def test_code_that_is_compiled_later_may_include_cached_code(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDREC_CACHE", str(tmp_path / "cache"))
+    program = tmp_path / "program.py"
+    program.write_text(INCLUDING)
+    assert printed(program) == "6.0\n0"
+    assert printed(program, "4") == "6.0 16.0\n1"
+    assert printed(program, "5") == "6.0 20.0\n1"
 
 
 @pytest.mark.slow
