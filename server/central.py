@@ -37,6 +37,7 @@ from fedrec.privacy.ledger import Ledger
 from fedrec.report.privacy_total import systems_together
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
+from fedrec.runtime.column_table import ColumnTable
 from fedrec.runtime.strict_json import finite
 from server.baseline_cache import BaselineCache, keep_texts, read_texts
 from server.callbacks.callback_list import CallbackList
@@ -87,20 +88,19 @@ def central_result(
     run: RunFolder, metrics: dict[str, dict[str, float]], callback_list: CallbackList
 ) -> Result:
     """Finish an experiment of centralised systems alone."""
-    import pandas as pd
-
     privacy = baseline_privacy(run)
     users = run.baseline_users()
-    index = next(iter(users.values())).index if users else pd.Index([], dtype=np.int64)
+    first = next(iter(users.values()), None)
+    clients = np.empty(0, np.int64) if first is None else first.index.to_numpy()
     result = Result(
         experiment=run.experiment,
         folder=run.path,
         metrics={},
         before_fine_tuning={},
         baselines=metrics,
-        rounds=pd.DataFrame(),
-        users=pd.DataFrame(index=index),
-        groups=pd.DataFrame(index=pd.Index([], name="group")),
+        rounds=[],
+        users=ColumnTable("client", clients, {}),
+        groups=ColumnTable("group", [], {}),
         privacy=privacy,
         baseline_users=users,
         baseline_groups=run.baseline_groups(),

@@ -64,9 +64,7 @@ def conclude(
     after = before
     if tuned:
         after = _evaluated(run, arrays, kept, evaluator, callbacks, fine_tune=True)
-    release_free_heap()  # of training and evaluation, before tables need their library
-    import pandas as pd
-
+    release_free_heap()  # of training and evaluation, before what is made of the result
     reports = _reports(run, state, extensions)
     tables = {name: found for name, (_, found) in reports.items() if found}
     result = Result(
@@ -75,7 +73,7 @@ def conclude(
         metrics=after.means(evaluator.metrics),
         before_fine_tuning=before.means(evaluator.metrics) if tuned else {},
         baselines=baselines,
-        rounds=pd.DataFrame(state.rounds),
+        rounds=state.rounds,
         users=after.users,
         groups=after.groups(),
         parameters=parameters,

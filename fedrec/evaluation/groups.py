@@ -8,11 +8,13 @@ the two counts differ by at most one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrec.data.interactions import Interactions
+from fedrec.runtime.column_table import ColumnTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,28 +52,29 @@ def user_groups(
     return groups
 
 
-def group_means(per_user: pd.DataFrame, groups: dict[str, np.ndarray]) -> pd.DataFrame:
+def group_means(
+    per_user: Mapping[str, np.ndarray], groups: Mapping[str, np.ndarray]
+) -> ColumnTable:
     """Mean of each metric over each group.
 
     Args:
-        per_user: one row per evaluated user, one column per metric; NaN where a user has no value.
-        groups: `bool [rows]` per group, as from `user_groups`.
+        per_user: metrics of the evaluated users, `[users]` each; NaN where a user has no value.
+        groups: `bool [users]` per group, as from `user_groups`.
 
     Returns:
-        One row per group, in order; the columns of `per_user`, and first `count`, the number of
-        users in the group who have any value. The mean of an empty group is NaN.
+        One row per group, in order; first a column `count`, the number of users in the group who
+        have any value, and then the metrics. The mean of an empty group is NaN.
     """
-    import pandas as pd
-
-    values = np.ascontiguousarray(per_user.to_numpy(dtype=np.float64).T)
-    rows = []
-    for member in groups.values():
-        own = values.compress(member, axis=1)
-        count = int((~np.isnan(own)).any(axis=0).sum())
-        rows.append([count, *known_means(own, axis=1)])
-    return pd.DataFrame(
-        rows, index=pd.Index(groups, name="group"), columns=["count", *per_user.columns]
-    )
+    counts = np.zeros(len(groups), dtype=np.int64)
+    means = np.empty((len(groups), len(per_user)))
+    for place, member in enumerate(groups.values()):
+        own = np.empty((len(per_user), int(member.sum())))
+        for row, values in zip(own, per_user.values(), strict=True):
+            row[:] = values[member]
+        counts[place] = (~np.isnan(own)).any(axis=0).sum()
+        means[place] = known_means(own, axis=1)
+    columns = dict(zip(per_user, means.T, strict=True))
+    return ColumnTable("group", list(groups), {"count": counts, **columns})
 
 
 def known_means(values: np.ndarray, axis: int) -> np.ndarray:
@@ -85,7 +88,7 @@ def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
     """Gap between the groups of one kind: the largest group mean minus the smallest.
 
     Args:
-        means: one row per group, as from `group_means`.
+        means: one row per group, as a table of `group_means`.
 
     Returns:
         One row per kind: `"activity"` for active and inactive users, and each user feature; the

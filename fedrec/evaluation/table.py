@@ -11,6 +11,7 @@ import numpy as np
 
 from fedrec.evaluation.groups import UNTRAINED_ITEMS, group_means
 from fedrec.evaluation.metrics import Metrics
+from fedrec.runtime.column_table import ColumnTable, joined
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,8 +24,7 @@ UNTRAINED = "untrained:"
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """Metrics of some users. Nodes have no more than the arrays: tables are made by the server, as
-    their library takes 33 MiB of each process that imports it.
+    """Metrics of some users.
 
     Attributes:
         clients: `int64 [users]`.
@@ -42,9 +42,8 @@ class Evaluated:
     @classmethod
     def of_table(cls, table: pd.DataFrame) -> Evaluated:
         """From a table as `table` makes it."""
-        return cls(
-            table.index.to_numpy(), {str(name): table[name].to_numpy() for name in table.columns}
-        )
+        own = ColumnTable.of(table)
+        return cls(own.names, own.columns)
 
     @classmethod
     def joined(cls, parts: Iterable[Evaluated]) -> Evaluated:
@@ -93,17 +92,15 @@ class Evaluated:
     @property
     def table(self) -> pd.DataFrame:
         """All columns, one row per user, indexed by client id."""
-        return self._table_of(self.columns)
+        return self._table_of(self.columns).frame()
 
     @property
-    def users(self) -> pd.DataFrame:
+    def users(self) -> ColumnTable:
         """The metrics over all held-out items, likewise, without the groups."""
         return self._table_of(self.metrics)
 
-    def _table_of(self, columns: Mapping[str, np.ndarray]) -> pd.DataFrame:
-        import pandas as pd
-
-        return pd.DataFrame(dict(columns), index=pd.Index(self.clients, name="client"))
+    def _table_of(self, columns: Mapping[str, np.ndarray]) -> ColumnTable:
+        return ColumnTable("client", self.clients, columns)
 
     def means(self, metrics: Metrics) -> dict[str, float]:
         """Figures for all users together; empty without users."""
@@ -112,15 +109,13 @@ class Evaluated:
         columns = {name: values.astype(kind) for name, values in own.items()}
         return (metrics.means(columns) if len(self) else {}) | metrics.of_sums(self.sums)
 
-    def groups(self) -> pd.DataFrame:
+    def groups(self) -> ColumnTable:
         """Means over each group of users, one row per group, sorted by name, because nodes reply in
         any order and know different groups; and over items without training rows, where there are
         any among the held-out ones."""
-        import pandas as pd
-
         names = sorted(name for name in self.columns if name.startswith(GROUP))
         members = {name.removeprefix(GROUP): self.columns[name] > 0 for name in names}
-        found = group_means(self.users, members)
+        found = group_means(self.metrics, members)
         untrained = {
             name.removeprefix(UNTRAINED): values
             for name, values in self.columns.items()
@@ -129,4 +124,4 @@ class Evaluated:
         if not untrained:
             return found
         everybody = {UNTRAINED_ITEMS: np.ones(len(self), dtype=bool)}
-        return pd.concat([found, group_means(self._table_of(untrained), everybody)])
+        return joined(found, group_means(untrained, everybody))

@@ -46,6 +46,7 @@ from fedrec.runs.incremental_csv import IncrementalCsv
 from fedrec.runs.result import Result
 from fedrec.runs.tables import USER, digests, read_table
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.column_table import ColumnTable
 from fedrec.runtime.new_folders import require_new_folder
 from fedrec.runtime.text_files import read_json
 
@@ -281,10 +282,10 @@ class RunFolder:
         return found
 
     def write_baseline(
-        self, label: str, found: dict[str, Any], users: pd.DataFrame, groups: pd.DataFrame
+        self, label: str, found: dict[str, Any], users: ColumnTable, groups: ColumnTable
     ) -> None:
         """Store one baseline for a resumed run: users.csv, groups.csv and, last, result.json."""
-        texts = (self._with_ids(users).to_csv(), groups.to_csv(), _json(found))
+        texts = (self._with_ids(users).csv(), groups.csv(), _json(found))
         self.write_baseline_texts(label, dict(zip(_OF_BASELINE, texts, strict=True)))
 
     def write_baseline_texts(self, label: str, texts: Mapping[str, str]) -> None:
@@ -316,14 +317,15 @@ class RunFolder:
 
     def write_result(self, result: Result, extra: dict[str, Any]) -> None:
         """Write users.csv, groups.csv and, last, result.json."""
-        write_atomically(self.path / "users.csv", self._with_ids(result.users).to_csv())
-        write_atomically(self.path / "groups.csv", result.groups.to_csv())
+        users = result.columns("users")
+        write_atomically(self.path / "users.csv", self._with_ids(users).csv())
+        write_atomically(self.path / "groups.csv", result.columns("groups").csv())
         summary = {
             "experiment": self.experiment.name,
             "experiment-sha256": self.experiment.digest(),
             "seed": self.experiment.seed,
-            "rounds": len(result.rounds),
-            "users": len(result.users),
+            "rounds": result.num_rounds,
+            "users": len(users),
             "metrics": result.metrics,
             "metrics-before-fine-tuning": result.before_fine_tuning,
             "baselines": result.baselines,
@@ -332,15 +334,10 @@ class RunFolder:
         }
         write_atomically(self.path / "result.json", _json(summary))
 
-    def _with_ids(self, users: pd.DataFrame) -> pd.DataFrame:
+    def _with_ids(self, users: ColumnTable) -> ColumnTable:
         """A table of users, with the data's ids in its first column."""
-        import pandas as pd
-
         ids = self.user_ids()
-        if ids is None:
-            return users
-        named = {USER: ids[users.index.to_numpy()]}
-        return pd.concat([pd.DataFrame(named, index=users.index), users], axis=1)
+        return users if ids is None else users.after(USER, ids[np.asarray(users.names)])
 
     def summary(self) -> dict[str, Any]:
         """All of result.json, such as `metrics`, `seconds`, `cost` and `privacy`; empty before the

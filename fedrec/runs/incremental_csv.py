@@ -9,11 +9,10 @@ which takes 33 MiB, is imported only for columns of mixed types, which no round 
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from fedrec.runtime.column_table import csv_lines
 
 
 class IncrementalCsv:
@@ -36,7 +35,7 @@ class IncrementalCsv:
         )
         added = rows[known:]
         if grown and all(self._fits(row) for row in added):
-            self._parts.append(_lines(self._values(row) for row in added))
+            self._parts.append(csv_lines(self._values(row) for row in added))
         else:
             names = dict.fromkeys(name for row in rows for name in row)
             self._kinds = {name: _kind([row.get(name) for row in rows]) for name in names}
@@ -49,12 +48,11 @@ class IncrementalCsv:
             import pandas as pd
 
             return pd.DataFrame(list(rows)).to_csv(index=False)
-        return _lines([list(self._kinds), *(self._values(row) for row in rows)])
+        return csv_lines([list(self._kinds), *(self._values(row) for row in rows)])
 
     def _values(self, row: Mapping[str, Any]) -> list[Any]:
-        """The values of a row in the order of the columns; pandas writes nothing for NaN."""
-        values = [row.get(name) for name in self._kinds]
-        return [None if isinstance(one, float) and math.isnan(one) else one for one in values]
+        """The values of a row in the order of the columns."""
+        return [row.get(name) for name in self._kinds]
 
     def _fits(self, row: Mapping[str, Any]) -> bool:
         """Whether pandas would format earlier rows the same with this row appended."""
@@ -62,12 +60,6 @@ class IncrementalCsv:
         return known and all(
             kind is not None and _is(row.get(name), kind) for name, kind in self._kinds.items()
         )
-
-
-def _lines(rows: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def _kind(values: Sequence[Any]) -> type | None:

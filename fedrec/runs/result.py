@@ -8,10 +8,11 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedrec.evaluation.groups import group_gaps
 from fedrec.experiment.schema import Experiment
+from fedrec.runtime.column_table import ColumnTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,9 +24,35 @@ _ROWS = "fedrec.report.rows"
 _SHOWN = 5  # metrics of a short table
 
 
+class _Table:
+    """A field with a table, which becomes one of pandas when it is first read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, result: object | None, owner: type | None = None) -> pd.DataFrame:
+        if result is None:  # no default
+            raise AttributeError(self._name)
+        found = vars(result)[self._name]
+        if isinstance(found, ColumnTable):
+            found = found.frame()
+        elif isinstance(found, list):
+            import pandas as pd
+
+            found = pd.DataFrame(found)
+        vars(result)[self._name] = found
+        return found
+
+    def __set__(
+        self, result: object, table: pd.DataFrame | ColumnTable | list[dict[str, Any]]
+    ) -> None:
+        vars(result)[self._name] = table
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """The result of a finished run.
+    """The result of a finished run. Its tables may be given as arrays or, of rounds, as rows:
+    pandas is imported when they are read.
 
     Attributes:
         experiment: the resolved experiment.
@@ -50,9 +77,9 @@ class Result:
     metrics: dict[str, float]
     before_fine_tuning: dict[str, float]
     baselines: dict[str, dict[str, float]]
-    rounds: pd.DataFrame
-    users: pd.DataFrame
-    groups: pd.DataFrame
+    rounds: _Table = _Table()
+    users: _Table = _Table()
+    groups: _Table = _Table()
     parameters: dict[str, Any] = field(default_factory=dict)
     privacy: tuple[str, ...] = ()
     baseline_users: dict[str, pd.DataFrame] = field(default_factory=dict)
@@ -83,13 +110,22 @@ class Result:
 
     def _about(self) -> str:
         count = max([len(self.users), *map(len, self.baseline_users.values())], default=0)
-        counts = f"{count:,} users tested, {len(self.rounds):,} rounds"
+        counts = f"{count:,} users tested, {self.num_rounds:,} rounds"
         return f"{self.experiment.name}: {counts}, folder {self.folder}"
+
+    @property
+    def num_rounds(self) -> int:
+        """Number of rounds."""
+        return len(vars(self)["rounds"])
+
+    def columns(self, name: Literal["users", "groups"]) -> ColumnTable:
+        """One of these tables as arrays."""
+        return ColumnTable.of(vars(self)[name])
 
     @property
     def best_round(self) -> int:
         """The round of the final parameters: the last one, unless there was early stopping."""
-        return int(self.early_stopping.get("best-round") or len(self.rounds))
+        return int(self.early_stopping.get("best-round") or self.num_rounds)
 
     @classmethod
     def load(cls, folder: str | Path) -> Result:

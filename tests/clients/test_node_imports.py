@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the process of a node imports: each library takes its memory in every one of them."""
+"""What the process of a node, or of a whole run, imports: each library takes its memory in every
+one of them."""
 
 import subprocess
 import sys
@@ -38,3 +39,20 @@ def test_a_node_trains_and_evaluates_without_libraries_of_the_server(tiny_experi
     resolved = load(table).model_dump_json()
     found = subprocess.check_output([sys.executable, "-c", NODE, resolved], text=True)
     assert found.strip() == "[]"
+
+
+RUN = """
+import sys
+import fedrec
+output, *overrides = sys.argv[1:]
+result = fedrec.run("privrec-synthetic", overrides, output=output)
+print("pandas" in sys.modules, len(result.users), result.groups.index[0])
+"""
+FEW = ("engine.name=serial", "dataset.users=150", "dataset.items=100", "rounds=1")
+
+
+@pytest.mark.slow
+def test_a_run_without_baselines_ends_without_pandas(tmp_path):
+    command = [sys.executable, "-c", RUN, str(tmp_path), *FEW, "evaluation.baselines=[]"]
+    found = subprocess.check_output(command, text=True)
+    assert found.strip() == "False 30 active"

@@ -13,6 +13,7 @@ from fedrec.errors import RunError
 from fedrec.runs.directory import default_folder
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
+from fedrec.runtime.column_table import ColumnTable
 
 
 @pytest.fixture
@@ -118,7 +119,8 @@ def finished(run):
         pd.DataFrame(rounds), users, groups,
     )  # fmt: skip
     run.write_rounds(rounds, [{"round": 1, "seconds": 0.5}])
-    run.write_baseline("ease", {"metrics": {"hits@5": 1.0}}, users, groups)
+    tables = (ColumnTable.of(table) for table in (users, groups))
+    run.write_baseline("ease", {"metrics": {"hits@5": 1.0}}, *tables)
     run.write_baselines({"ease": {"hits@5": 1.0}})
     run.write_result(result, {"seconds": {"training": 1.0}})
     return run, result

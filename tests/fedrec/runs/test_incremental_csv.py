@@ -38,14 +38,14 @@ def test_rounds_with_metrics_now_and_then_are_not_written_twice(monkeypatch):
         for n in range(1, 30)
     ]
     table, formatted = IncrementalCsv(), []
-    original = incremental_csv._lines
+    original = incremental_csv.csv_lines
 
     def counted(lines):
         lines = list(lines)
         formatted.append(len(lines))
         return original(lines)
 
-    monkeypatch.setattr(incremental_csv, "_lines", counted)
+    monkeypatch.setattr(incremental_csv, "csv_lines", counted)
     for end in range(1, len(rows) + 1):
         text = table.text(rows[:end])
     assert sum(formatted) == 1 + len(rows)  # with the header

@@ -360,5 +360,5 @@ def test_the_metrics_that_there_are_are_those_of_honest_nodes(tiny_experiment, o
         del table["positive-above"]
     node = Node(load(table, overrides), 0, 1, None)
     arrays = {name: value.numpy() for name, value in node.initial().items()}
-    own = list(evaluate_clients(node, arrays, EvaluateOrder(1, None)).users)
+    own = list(evaluate_clients(node, arrays, EvaluateOrder(1, None)).users.columns)
     assert list(node.metrics.ranges) == own and own[: len(names)] == names
