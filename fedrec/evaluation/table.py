@@ -43,7 +43,7 @@ class Evaluated:
     def of_table(cls, table: pd.DataFrame) -> Evaluated:
         """From a table as `table` makes it."""
         own = ColumnTable.of(table)
-        return cls(own.names, own.columns)
+        return cls(np.asarray(own.names), own.columns)
 
     @classmethod
     def joined(cls, parts: Iterable[Evaluated]) -> Evaluated:
