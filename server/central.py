@@ -27,6 +27,7 @@ from fedrec.evaluation.central import (
     settings_that_fit,
     stated_privacy,
 )
+from fedrec.evaluation.column_table import ColumnTable
 from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Report
@@ -37,7 +38,6 @@ from fedrec.privacy.ledger import Ledger
 from fedrec.report.privacy_total import systems_together
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from fedrec.runtime.column_table import ColumnTable
 from fedrec.runtime.strict_json import finite
 from server.baseline_cache import BaselineCache, keep_texts, read_texts
 from server.callbacks.callback_list import CallbackList

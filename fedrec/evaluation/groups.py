@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrec.data.interactions import Interactions
-from fedrec.runtime.column_table import ColumnTable
+from fedrec.evaluation.column_table import ColumnTable
 
 if TYPE_CHECKING:
     import pandas as pd

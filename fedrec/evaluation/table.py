@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrec.evaluation.column_table import ColumnTable, joined
 from fedrec.evaluation.groups import UNTRAINED_ITEMS, group_means
 from fedrec.evaluation.metrics import Metrics
-from fedrec.runtime.column_table import ColumnTable, joined
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedrec.errors import ExperimentError, RunError
+from fedrec.evaluation.column_table import ColumnTable
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.environment import environment, installed_version
 from fedrec.runs.folder_lock import locked
@@ -46,7 +47,6 @@ from fedrec.runs.incremental_csv import IncrementalCsv
 from fedrec.runs.result import Result
 from fedrec.runs.tables import USER, digests, read_table
 from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.column_table import ColumnTable
 from fedrec.runtime.new_folders import require_new_folder
 from fedrec.runtime.text_files import read_json
 

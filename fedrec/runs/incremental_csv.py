@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedrec.runtime.column_table import csv_lines
+from fedrec.evaluation.column_table import csv_lines
 
 
 class IncrementalCsv:

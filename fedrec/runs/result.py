@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedrec.evaluation.column_table import ColumnTable
 from fedrec.evaluation.groups import group_gaps
 from fedrec.experiment.schema import Experiment
-from fedrec.runtime.column_table import ColumnTable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from fedrec.errors import RunError
+from fedrec.evaluation.column_table import ColumnTable
 from fedrec.runs.directory import default_folder
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from fedrec.runtime.column_table import ColumnTable
 
 
 @pytest.fixture

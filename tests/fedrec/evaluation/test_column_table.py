@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedrec.runtime.column_table import ColumnTable, joined
+from fedrec.evaluation.column_table import ColumnTable, joined
 
 FRAME = pd.DataFrame(
     {

@@ -43,7 +43,7 @@ class ColumnTable:
         return len(self.names)
 
     def after(self, name: str, column: np.ndarray) -> ColumnTable:
-        """The table with another column before the others."""
+        """The table with another column, `[rows]`, before the others."""
         return ColumnTable(self.of_rows, self.names, {name: column, **self.columns})
 
     def csv(self) -> str:
