@@ -73,9 +73,12 @@ class Step(ABC):
             sent, beside those of the setting `private-parameters`.
         replaced: names of private parameters whose former values training does not need. A round
             does not load them, nor does it save anything for a client without examples, which
-            keeps what it has.
+            keeps what it has. A subclass with other batches or training has none unless it
+            declares otherwise.
         generated: whether its clients start from parameters that the server sends to each of them.
         whole_tables: whether a block may have rows of items that its batches do not name.
+        kernels: names of the compiled functions that `train_in_kernel` calls
+            (`fedrec.cohort.kernel.warm_up`).
     """
 
     Config: ClassVar[type[StepConfig]] = StepConfig
@@ -88,12 +91,14 @@ class Step(ABC):
     replaced: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
     whole_tables: ClassVar[bool] = True
+    kernels: ClassVar[tuple[str, ...]] = ("train_clients",)
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         if not {"batches", "block", "train_block"}.isdisjoint(vars(cls)):
             cls.contributions = vars(cls).get("contributions", "signed")
             cls.symmetric = vars(cls).get("symmetric", ())
+            cls.replaced = vars(cls).get("replaced", ())
         if "update" in vars(cls) and "train_block" not in vars(cls):
             raise ExperimentError(
                 f"{named('step', cls)} defines `update`, which is not called",

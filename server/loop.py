@@ -86,7 +86,8 @@ class Loop:
         if state.round == 0:
             warn_without_user_features(self.experiment, state.parameters)
         state = dataclasses.replace(state, parameters=self.federation.shared(state.parameters))
-        announce_paths(self.federation.roster, self._tell)
+        steps = [section.name for section in self.experiment.steps()]
+        announce_paths(self.federation.roster, steps, self._tell)
         self.callbacks.on_start(self.run, state.round + 1, self.experiment.rounds)
         for line in (one for own in self.extensions for one in own.announce(state.parameters)):
             self._tell(line)

@@ -32,10 +32,10 @@ def cache_folder(sources: Path = _KERNEL) -> Path:
     return base / f"{sources.name}-{digest(sources)[:16]}"
 
 
-def is_compiled(sources: Path = _KERNEL) -> bool:
-    """Whether an earlier process has compiled this version of the kernel, or of other sources,
-    here."""
-    return any(cache_folder(sources).glob("*.nbi"))
+def is_compiled(sources: Path = _KERNEL, function: str = "train_clients") -> bool:
+    """Whether an earlier process has compiled this version of the function here; of the kernel, or
+    of other sources."""
+    return any(cache_folder(sources).glob(f"*.{function}-*.nbi"))
 
 
 @functools.cache

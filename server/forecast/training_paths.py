@@ -3,18 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from fedrec.components.registry import STEP, resolve
 from fedrec.protocol.orders import COMPILED_LOSS
 from server.cohorts.roster import Roster
 
+_KERNELS = {
+    "train_clients": "the kernel, once on this machine (half a minute to a minute)",
+    "move_by_meta_gradients": "the kernel of meta-learning, once on this machine (about 20 s)",
+    "train_additive": "the kernel of FedRAP, once on this machine (about 4 s)",
+}
 
-def announce_paths(roster: Roster, tell: Callable[[str], None]) -> None:
+
+def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], None]) -> None:
     """Report the path of each step; nothing where nodes do not report it.
 
     Args:
         roster: the nodes, with the reply of each.
+        steps: names of the experiment's steps; what nodes report of others compiles nothing.
         tell: prints a line for the user.
     """
     said = dict.fromkeys(pair for presence in roster.presences for pair in presence.paths.items())
@@ -23,27 +31,30 @@ def announce_paths(roster: Roster, tell: Callable[[str], None]) -> None:
     tell("training paths: " + ", ".join(f"step {step}: {path}" for step, path in said))
     # Compiled in this process, before several nodes of this machine do it at once. Other paths need
     # not wait for the import of Numba.
-    if any(path == "kernel" for _, path in said):
-        _compile_kernel(tell)
+    in_kernel = [step for step in steps if (step, "kernel") in said]
+    needed = {name for step in in_kernel for name in resolve(STEP, step).kernels}
+    for name, text in _KERNELS.items():
+        if name in needed:
+            _compile_kernel(name, text, tell)
     if any(path.endswith(COMPILED_LOSS) for _, path in said):
         _compile_losses(tell)
 
 
-def _compile_kernel(tell: Callable[[str], None]) -> None:
+def _compile_kernel(name: str, text: str, tell: Callable[[str], None]) -> None:
     from fedrec.runtime.compiled_code import is_compiled
 
-    if not is_compiled():
+    if not is_compiled(function=name):
         from fedrec.cohort.kernel.warm_up import compile_kernel
 
-        tell("compiling the kernel, once on this machine (half a minute to a minute)")
-        compile_kernel()
+        tell(f"compiling {text}")
+        compile_kernel(name)
 
 
 def _compile_losses(tell: Callable[[str], None]) -> None:
     from fedrec.models import sequential
     from fedrec.runtime.compiled_code import is_compiled
 
-    if not is_compiled(Path(*sequential.__path__)):
+    if not is_compiled(Path(*sequential.__path__), "losses_with_gradients"):
         from fedrec.models.sequential._native import compile_losses
 
         tell("compiling the loss, once on this machine (about 25 s)")

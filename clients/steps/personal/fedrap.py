@@ -82,6 +82,7 @@ class FedrapStep(ShuffledStep):
     trains = Fedrap
     tasks = ("ranking",)
     private = PRIVATE
+    kernels = ("train_additive",)
     paper = "FedRAP (Li et al. 2024), algorithm 1"
     config: FedrapStepConfig
 

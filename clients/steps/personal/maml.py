@@ -72,6 +72,7 @@ class Maml(Step):
     """Adapts to some examples and sends the gradient of the loss on the others."""
 
     Config = MamlConfig
+    kernels = ("train_clients", "move_by_meta_gradients")
     paper = "Finn et al. 2017, algorithm 1; Chen et al. 2018 (NN-SELF in PrivRec)"
     config: MamlConfig
 

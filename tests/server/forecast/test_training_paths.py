@@ -12,26 +12,28 @@ from server.forecast.training_paths import announce_paths
 
 
 @pytest.mark.parametrize(
-    ("paths", "kernel", "losses"),
+    ("paths", "wanted"),
     [
-        ({"sgd": "kernel"}, True, False),
-        ({"sequence": f"blocks{COMPILED_LOSS}", "sgd": "blocks"}, False, True),
-        ({"sgd": "blocks (a reason)"}, False, False),
+        ({"sgd": "kernel"}, ["train_clients"]),
+        ({"maml": "kernel"}, ["train_clients", "move_by_meta_gradients"]),
+        ({"fedrap": "kernel"}, ["train_additive"]),
+        ({"sequence": f"blocks{COMPILED_LOSS}", "sgd": "blocks"}, ["losses"]),
+        ({"sgd": "blocks (a reason)"}, []),
+        ({"os:system": "kernel"}, []),
     ],
 )
 @pytest.mark.parametrize("cached", [False, True])
-def test_what_nodes_need_is_compiled_once(monkeypatch, paths, kernel, losses, cached):
+def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
+    """Of the experiment's own steps: what nodes report names nothing that is imported."""
     called = []
-    monkeypatch.setattr("fedrec.runtime.compiled_code.is_compiled", lambda *_: cached)
-    monkeypatch.setattr(
-        "fedrec.cohort.kernel.warm_up.compile_kernel", lambda: called.append("kernel")
-    )
+    monkeypatch.setattr("fedrec.runtime.compiled_code.is_compiled", lambda *_, **__: cached)
+    monkeypatch.setattr("fedrec.cohort.kernel.warm_up.compile_kernel", called.append)
     monkeypatch.setattr(
         "fedrec.models.sequential._native.compile_losses", lambda: called.append("losses")
     )
     lines = []
     roster = SimpleNamespace(presences=[SimpleNamespace(paths=paths)] * 2)
-    announce_paths(cast(Roster, roster), lines.append)
-    wanted = [name for name, one in (("kernel", kernel), ("losses", losses)) if one and not cached]
-    assert called == wanted and len(lines) == 1 + len(wanted)
+    own = [name for name in paths if ":" not in name]
+    announce_paths(cast(Roster, roster), own, lines.append)
+    assert called == ([] if cached else wanted) and len(lines) == 1 + len(called)
     assert all(f"step {step}: {path}" in lines[0] for step, path in paths.items())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import fedrec.cohort.kernel as kernel
+from fedrec.cohort.kernel.warm_up import compile_kernel
 from fedrec.neighbours import NEIGHBOURS
 from fedrec.runtime import compiled_code
 
@@ -185,3 +186,32 @@ def test_numba_has_what_its_cache_is_changed_by(name):
 
     assert hasattr(numba.core.caching, name)
     assert hasattr(numba.core.caching.FunctionCache, "_load_overload")
+
+
+ROUND = """
+import sys
+import fedrec
+from fedrec.cohort.kernel.{file} import {name}
+fedrec.run(sys.argv[1], sys.argv[3:], output=sys.argv[2])
+print(sum({name}.stats.cache_misses.values()), sum({name}.stats.cache_hits.values()) > 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("experiment", "file", "name"),
+    [
+        ("privrec-synthetic", "steps", "train_clients"),
+        ("nn-maml-ml1m", "second_order", "move_by_meta_gradients"),
+        ("fedrap-ml1m", "additive", "train_additive"),
+    ],
+)
+def test_rounds_need_no_more_than_is_compiled_ahead(tmp_path, experiment, file, name):
+    compile_kernel(name)
+    few = [
+        *("engine.name=serial", "rounds=1", "sampler.cohort=2", "evaluation.baselines=[]"),
+        *("dataset={name='synthetic', users=30, items=40}", "evaluation.final-users=2"),
+        *("evaluation.sampled-items=5", "evaluation.ks=[2]"),
+    ]
+    program = ROUND.format(file=file, name=name)
+    assert printed("-c", program, experiment, str(tmp_path / "run"), *few) == "0 True"
