@@ -189,4 +189,6 @@ def _print_largest(
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        raise SystemExit("expected an experiment and the name of its step; got fewer arguments")
     main(*sys.argv[1:])

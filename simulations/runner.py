@@ -109,7 +109,7 @@ def _executed(folder: RunFolder, callbacks: Sequence[Callback]) -> Result:
         return flower.launch(folder, callbacks)
     from server.run import execute as execute_on
 
-    if folder.experiment.engine.name == "ray":
+    if folder.experiment.engine.actors:
         from simulations.engines.ray import open_grid
     else:
         from simulations.engines.serial import open_grid

@@ -207,7 +207,8 @@ class EngineConfig(Config):
 
     name: Literal["serial", "ray", "flower"] = "serial"
     """`serial`: in this process; `ray`: Ray actors, and on one machine without GPUs this process
-    for the first node; `flower`: Flower's own simulation through `flwr run`."""
+    for the first node, without Ray if there is no other; `flower`: Flower's own simulation through
+    `flwr run`."""
     nodes: int | None = Field(default=None, ge=1)
     """Number of nodes that host the clients; default: 1 for serial, one per core (or GPU)
     otherwise."""
@@ -232,6 +233,14 @@ class EngineConfig(Config):
     max_failures: float = Field(default=0.0, ge=0, le=1)
     """Largest tolerated share of failed replies in a round; beyond it the run stops with the first
     client error."""
+
+    @property
+    def actors(self) -> int:
+        """Number of nodes that are Ray actors: the last ones."""
+        if self.name != "ray":
+            return 0
+        here = self.ray_address is None and self.device == "cpu"
+        return (self.nodes or 1) - here
 
 
 class CheckpointConfig(Config):

@@ -211,8 +211,7 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
     started = ours and local
     data_bytes = shared_bytes(POPULATIONS.population(run.experiment))
     store = ObjectStore(_OBJECT_STORE_BYTES + data_bytes if started else None)
-    first = 1 if local and engine.device == "cpu" else 0  # of the nodes that are actors
-    connect(engine.ray_address, nodes - first, data_bytes)
+    connect(engine.ray_address, engine.actors, data_bytes)
     if started and not has_token():
         log.warning(
             "Ray's token authentication is off: other users of this machine may be able to connect"
@@ -225,7 +224,7 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
         population = share(run.experiment, store)
         placement = Placement(
             lambda place: remote.remote(FIRST_NODE_ID + place, *configs[place], tuple(population)),
-            range(first, nodes),
+            range(nodes - engine.actors, nodes),
         )
         try:
             with serial.open_grid(run) as here, closing(NodeThread(here.answer)) as thread:

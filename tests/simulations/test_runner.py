@@ -78,3 +78,11 @@ def test_what_the_machine_decides_is_written_down(load_tiny):
     assert settled.nodes == 1 and settled.threads >= 1 and settled.device in ("cpu", "cuda")
     assert runner.settle(load_tiny("engine={name='ray', nodes=7}")).engine.nodes == 7
     assert runner.settle(load_tiny("engine={name='ray', device='cpu'}")).engine.nodes >= 1
+
+
+def test_a_node_in_this_process_alone_needs_no_ray(run_tiny, monkeypatch):
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray is started"))
+    assert_same_run(
+        run_tiny("engine.nodes=1", output="serial"),
+        run_tiny("engine={name='ray', nodes=1, device='cpu'}", output="ray"),
+    )
