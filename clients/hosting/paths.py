@@ -3,7 +3,8 @@
 
 - `kernel`: native code takes all steps of a client in one call, for models that declare a kernel.
 - `blocks`: many clients at once, by autograd over a leading cohort dimension.
-- `reference`: blocks of one client with whole item tables. The other paths are tested against it.
+- `reference`: blocks with whole item tables, of one client if it is requested. The other paths are
+  tested against it.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def train_in_blocks(
     Args:
         node: the node.
         step: what they do.
-        path: how; on `reference` a block is one client with whole item tables.
+        path: how; on `reference` with whole item tables.
         parameters: the global parameters.
         clients: `int64 [clients]`.
         stream_name: stream that they draw from.

@@ -3,10 +3,12 @@
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 
 from clients.hosting.node import Node
 from clients.node_of_context import node_of
+from fedrec.cohort.batches import Batches
 from fedrec.errors import ExperimentError
 
 
@@ -54,3 +56,12 @@ def test_without_a_folder_there_is_no_private_state(load_tiny):
 def test_a_context_without_an_experiment_is_refused():
     with pytest.raises(ExperimentError, match="names no experiment"):
         node_of(Context(1, 2, {}, RecordDict(), {}))
+
+
+@pytest.mark.parametrize(
+    ("path", "blocks"), [("reference", [[0], [1], [2]]), ("blocks", [[0, 1, 2]])]
+)
+def test_the_reference_trains_one_client_after_the_other(load_tiny, path, blocks):
+    node = Node(load_tiny(f"engine.path={path}"), 0, 1, None)
+    batches = [Batches.whole([(np.arange(3), np.ones(3, dtype=np.float32))])] * 3
+    assert list(node.blocks(batches, {"weight": torch.zeros(2)}, [], False)) == blocks
