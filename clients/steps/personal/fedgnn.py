@@ -261,16 +261,14 @@ class FedgnnStep(Step):
         count = self.config.negatives
         items = self.model.schema.num_items
         drawn, _ = labelled(data, self.model.schema, count, "ignore", random)
-        chosen = distinct(drawn)
-        labels = np.zeros(len(chosen), dtype=np.float32)
-        labels[np.searchsorted(chosen, data.positives)] = 1
-        if self.config.pseudo and 0 < len(chosen) < items:
-            room = min(self.config.pseudo, items - len(chosen))
-            real = chosen
+        real = distinct(drawn)
+        chosen = real
+        if self.config.pseudo and 0 < len(real) < items:
+            room = min(self.config.pseudo, items - len(real))
             chosen = distinct(np.concatenate([real, draw_negatives(real, items, room, random)]))
-            found = np.full(len(chosen), _PSEUDO, dtype=np.float32)
-            found[np.searchsorted(chosen, real)] = labels
-            labels = found
+        labels = np.full(len(chosen), _PSEUDO, dtype=np.float32)
+        labels[np.searchsorted(chosen, real)] = 0
+        labels[np.searchsorted(chosen, data.positives)] = 1
         return chosen, labels
 
 

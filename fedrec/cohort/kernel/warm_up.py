@@ -63,9 +63,8 @@ def _by_meta_gradients(model: KernelModel, start: Mapping[str, Tensor], block: B
 
 
 def _by_additive_parts(model: KernelModel, start: Mapping[str, Tensor], block: Block) -> Trained:
-    """Of a linear score function of two numbers, whose weights are some of the model's."""
-    weight = torch.zeros(2, 6, 1)
-    values = {"weight": weight, "items": torch.zeros(*block.touched.shape, 2)}
+    """By FedRAP's kernel, of items of two numbers; the model's weight is there to be summed."""
+    values = {"weight": torch.zeros(2, 6, 1), "items": torch.zeros(*block.touched.shape, 2)}
     losses = np.full(2, np.nan)
     train_additive(
         (block.items.numpy(), block.places.numpy(), block.labels.numpy(), block.sizes.numpy()),
