@@ -146,7 +146,12 @@ def _clocked(run: Callable[..., None], times: int, *given: Any) -> float:
 
 def main(name: str, step: str, users: str = "64", *overrides: str) -> None:
     """Train two rounds, measure the products of the second, and print both."""
+    if not users.isdecimal() or not int(users):
+        raise SystemExit(f"expected a number of users, got {users!r}; leave it out for 64")
     node = node_of(name, "kernel", *overrides)
+    known = [section.name for section in node.steps]
+    if step not in known:
+        raise SystemExit(f"expected a step of {name}: {', '.join(known)}; got {step!r}")
     arrays = initial(node)
     warm, order = orders(node, step, int(users), 2)
     trained(node, arrays, warm)
@@ -190,5 +195,8 @@ def _print_largest(
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        raise SystemExit("expected an experiment and the name of its step; got fewer arguments")
+        raise SystemExit(
+            f"expected an experiment and the name of its step, got {sys.argv[1:]}; for example:"
+            " python -m benchmarks.kernel_limit privrec-ml1m sgd"
+        )
     main(*sys.argv[1:])

@@ -19,3 +19,16 @@ def test_it_prints_products_and_times(capsys, monkeypatch):
     assert any(line.split()[0] == "forward" for line in lines)
     times = {line.rsplit(maxsplit=4)[0].strip(): float(line.split()[-4]) for line in lines[-4:]}
     assert times["everything"] >= times["compiled training"] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("privrec-synthetic", "other"), "expected a step of privrec-synthetic: sgd; got 'other'"),
+        (("privrec-synthetic", "sgd", "x"), "expected a number of users, got 'x'"),
+        (("privrec-synthetic", "sgd", "0"), "expected a number of users, got '0'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(given, said):
+    with pytest.raises(SystemExit, match=said):
+        kernel_limit.main(*given)
