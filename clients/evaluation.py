@@ -40,6 +40,7 @@ _CELLS_PER_BLOCK = (
 )
 _PRIVATE_TOGETHER = 16  # users whose private parameters are in memory at a time
 _LEAST = 16  # users per block, who share the reading of a long catalogue
+_CELLS_KEPT = 4_000_000  # users times items whose shared scores are kept, 16 MiB
 _SCORED_AT_ONCE = (
     20_000  # users times items per forward pass, so that the activations stay in cache
 )
@@ -66,13 +67,8 @@ def evaluate_clients(
     elif node.experiment.task == "rating":
         found = _rated(node, step, to_device(arrays, node.device), clients, order)
     else:
-        parameters = to_device(arrays, node.device)
-        found = _ranked(
-            node,
-            clients,
-            lambda part: client_scores(node, step, parameters, part, order.round),
-            order,
-        )
+        scores = client_scorer(node, step, to_device(arrays, node.device), order.round)
+        found = _ranked(node, clients, scores, order)
     return found.with_groups(node.groups(clients))
 
 
@@ -129,27 +125,24 @@ def _blocks(node: Node, clients: np.ndarray) -> Iterator[np.ndarray]:
     return (clients[start : start + size] for start in range(0, len(clients), size))
 
 
-def client_scores(
-    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
-) -> Tensor:
-    """Scores of the catalogue for each client, `float32 [clients, items]`, with its own fine-tuned
-    parameters."""
+def client_scorer(
+    node: Node, step: Step, parameters: dict[str, Tensor], round_: int
+) -> Callable[[np.ndarray], Tensor]:
+    """Scores of the catalogue for clients, `float32 [clients, items]` of `int64 [clients]`, each
+    with its own fine-tuned parameters. What clients share is computed once."""
     private = step.private_names(list(parameters))
-    if not step.config.epochs and not private:
-        return _shared_scores(node, parameters, clients)
-    if not step.config.epochs and not set(private) & set(node.model.item_tables):
+    if step.config.epochs:
+        return partial(_tuned_scores, node, step, parameters, round_)
+    if not private:
+        return _shared_scorer(node, parameters)
+    if set(private) & set(node.model.item_tables):
+        return partial(_tuned_scores, node, step, parameters, round_)
+
+    def scores(clients: np.ndarray) -> Tensor:
         parts = np.array_split(clients, max(1, -(-len(clients) // _PRIVATE_TOGETHER)))
         found = [_own_scores(node, step, parameters, p, round_ + 1) for p in parts]
         return torch.cat(found) if len(found) > 1 else found[0]
-    scores = torch.empty(len(clients), node.model.schema.num_items)
-    for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
-        with torch.no_grad():
-            if isinstance(node.model, HistoryModel):
-                history = history_of(node, node.model, clients[place : place + 1])
-                scores[place] = node.model.history_scores(own, history[None])[0, 0]
-            else:
-                scores[place] = node.model.scores(own, users)[0]
-        del own  # which are views of a block
+
     return scores
 
 
@@ -182,27 +175,80 @@ def history_of(node: Node, model: HistoryModel, clients: np.ndarray) -> Tensor:
     return torch.from_numpy(known).to(node.device)
 
 
+def _tuned_scores(
+    node: Node, step: Step, parameters: dict[str, Tensor], round_: int, clients: np.ndarray
+) -> Tensor:
+    """Scores of clients after the fine-tuning of each."""
+    scores = torch.empty(len(clients), node.model.schema.num_items)
+    for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
+        with torch.no_grad():
+            if isinstance(node.model, HistoryModel):
+                history = history_of(node, node.model, clients[place : place + 1])
+                scores[place] = node.model.history_scores(own, history[None])[0, 0]
+            else:
+                scores[place] = node.model.scores(own, users)[0]
+        del own  # which are views of a block
+    return scores
+
+
 @torch.no_grad()
-def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarray) -> Tensor:
-    """Scores under the shared parameters; clients with equal features are scored once."""
-    if isinstance(node.model, HistoryModel):
-        histories = history_of(node, node.model, clients)
-        return node.model.history_scores(_slices(parameters, 1), histories[None])[0]
-    codes = node.population.feature_codes(clients)
-    if not codes:
-        return node.model.scores(_slices(parameters, 1), ()).expand(len(clients), -1)
-    widths = np.cumsum([table.shape[1] for table in codes])[:-1]
-    distinct, place = np.unique(np.concatenate(codes, axis=1), axis=0, return_inverse=True)
-    scores = []
-    block = max(1, _SCORED_AT_ONCE // node.model.schema.num_items)
-    for start in range(0, len(distinct), block):
-        part = distinct[start : start + block]
-        users = tuple(
-            torch.from_numpy(table.copy()).to(node.device)
-            for table in np.split(part, widths, axis=1)
-        )
-        scores.append(node.model.scores(_slices(parameters, len(part)), users))
-    return torch.cat(scores)[torch.from_numpy(place.reshape(-1))]
+def _shared_scorer(node: Node, parameters: dict[str, Tensor]) -> Callable[[np.ndarray], Tensor]:
+    """Scores under the shared parameters."""
+    if not isinstance(node.model, HistoryModel):
+        return _FeatureScores(node, parameters)
+    model = node.model
+    scorer = model.scorer(_slices(parameters, 1))
+
+    @torch.no_grad()
+    def scores(clients: np.ndarray) -> Tensor:
+        return scorer(history_of(node, model, clients)[None])[0]
+
+    return scores
+
+
+class _FeatureScores:
+    """Scores of clients under shared parameters; those with equal features are scored once.
+
+    Args:
+        node: whose clients they are.
+        parameters: without cohort dimension.
+    """
+
+    def __init__(self, node: Node, parameters: dict[str, Tensor]) -> None:
+        self._node = node
+        self._parameters = parameters
+        self._kept: dict[bytes, Tensor] = {}
+        self._most = _CELLS_KEPT // node.model.schema.num_items
+
+    @torch.no_grad()
+    def __call__(self, clients: np.ndarray) -> Tensor:
+        """`float32 [clients, items]` of `int64 [clients]`."""
+        codes = self._node.population.feature_codes(clients)
+        if not codes:
+            if not self._kept:
+                self._kept[b""] = self._node.model.scores(_slices(self._parameters, 1), ())[0]
+            return self._kept[b""].expand(len(clients), -1)
+        widths = np.cumsum([table.shape[1] for table in codes])[:-1]
+        distinct, place = np.unique(np.concatenate(codes, axis=1), axis=0, return_inverse=True)
+        names = [row.tobytes() for row in distinct]
+        new = [number for number, name in enumerate(names) if name not in self._kept]
+        rows = self._scored(np.split(distinct[new], widths, axis=1))
+        self._kept |= zip((names[number] for number in new), rows, strict=True)
+        found = torch.stack([self._kept[name] for name in names])
+        if len(self._kept) > self._most:
+            self._kept.clear()
+        return found[torch.from_numpy(place.reshape(-1))]
+
+    def _scored(self, codes: list[np.ndarray]) -> Iterator[Tensor]:
+        """Scores `[items]` of each row of category codes, per feature `int64 [rows, width]`."""
+        model = self._node.model
+        block = max(1, _SCORED_AT_ONCE // model.schema.num_items)
+        for start in range(0, len(codes[0]), block):
+            users = tuple(
+                torch.from_numpy(table[start : start + block].copy()).to(self._node.device)
+                for table in codes
+            )
+            yield from model.scores(_slices(self._parameters, len(users[0])), users)
 
 
 @torch.no_grad()
@@ -262,8 +308,9 @@ def _rated(
 
     if isinstance(node.model, HistoryModel):
         done = 0
+        scores_of = client_scorer(node, step, parameters, order.round)
         for block in _blocks(node, clients):
-            scores = client_scores(node, step, parameters, block, order.round).cpu().numpy()
+            scores = scores_of(block).cpu().numpy()
             for place in range(len(block)):
                 measure(done + place, scores[place].__getitem__)
             done += len(block)

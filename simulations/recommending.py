@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from clients.evaluation import client_scores
+from clients.evaluation import client_scorer
 from clients.hosting.node import Node
 from clients.step import Step
 from clients.training.one_client import to_device
@@ -259,7 +259,7 @@ def evaluation_of(
 def _node_scores(node: Node, result: Result, clients: np.ndarray) -> np.ndarray:
     step, parameters = evaluation_of(node, result, clients)
     with torch.no_grad() if step.config.epochs == 0 else torch.enable_grad():
-        found = client_scores(node, step, parameters, clients, result.best_round)
+        found = client_scorer(node, step, parameters, result.best_round)(clients)
     return found.detach().cpu().numpy()
 
 

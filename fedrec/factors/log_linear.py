@@ -89,8 +89,8 @@ class LogLinear:
         return self._utilities(self.tastes(liked))
 
     def traced_scores(self, liked: Tensor) -> Tensor:
-        """`scores` of one user, `[items]` of `[items]`, as one loop that can be exported."""
-        given = self._given(liked[None])
+        """`scores` of one user, `[1, items]`, as one loop that can be exported."""
+        given = self._given(liked)
 
         def unfinished(count: Tensor, *state: Tensor) -> Tensor:
             return (count < self._iterations) & self._open(given, _State(*state)).any()
@@ -99,7 +99,7 @@ class LogLinear:
             return (count + 1, *self._moved(given, _State(*state)))
 
         found = torch.while_loop(unfinished, moved, (torch.tensor(0), *self._start(given)))
-        return self._utilities(found[1])[0]
+        return self._utilities(found[1])
 
     def _given(self, liked: Tensor) -> _Given:
         weights = liked.sum(1, keepdim=True)

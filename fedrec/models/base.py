@@ -193,11 +193,16 @@ class HistoryModel(Model):
             `[C, B, num_items]`.
         """
 
-    def scorer(self, parameters: Parameters) -> Callable[[Tensor], Tensor]:
-        """`history_scores` of one user, `[items]` of one history `[items]` or `[longest]`, as a
-        function that `torch.export` can trace; what depends on the parameters `[1, ...]` alone may
-        be computed before."""
-        return lambda history: self.history_scores(parameters, history[None, None])[0, 0]
+    def scorer(self, parameters: Parameters, *, traced: bool = False) -> Callable[[Tensor], Tensor]:
+        """`history_scores` under some parameters, as a function of histories; what depends on the
+        parameters alone may be computed before.
+
+        Args:
+            parameters: each `[C, ...]`.
+            traced: whether `torch.export` is to trace it, so that it has no branches that depend on
+                histories. They are those of one user then.
+        """
+        return lambda histories: self.history_scores(parameters, histories)
 
     def training_loss(
         self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float

@@ -85,14 +85,19 @@ class FoldIn(ProductsModel):
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Logarithms of each user's popularities after its taste was fitted to its history, up to a
         constant, `[C, B, items]`."""
-        slices = zip(
-            *(parameters[name] for name in (BIAS, PUBLIC, LEARNED)), histories, strict=True
-        )
-        return torch.stack([_fitted(*own).scores(history) for *own, history in slices])
+        return self.scorer(parameters)(histories)
 
-    def scorer(self, parameters: Parameters) -> Callable[[Tensor], Tensor]:
+    def scorer(self, parameters: Parameters, *, traced: bool = False) -> Callable[[Tensor], Tensor]:
         """See `HistoryModel.scorer`; the embeddings are decomposed before."""
-        return _fitted(*(parameters[name][0] for name in (BIAS, PUBLIC, LEARNED))).traced_scores
+        slices = zip(*(parameters[name] for name in (BIAS, PUBLIC, LEARNED)), strict=True)
+        fitted = [_fitted(*own) for own in slices]
+        scores = LogLinear.traced_scores if traced else LogLinear.scores
+
+        def of(histories: Tensor) -> Tensor:
+            pairs = zip(fitted, histories, strict=True)
+            return torch.stack([scores(model, history) for model, history in pairs])
+
+        return of
 
 
 def _fitted(bias: Tensor, public: Tensor, learned: Tensor) -> LogLinear:

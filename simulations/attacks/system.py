@@ -84,7 +84,7 @@ class TrainedSystem:
         Raises:
             ExperimentError: the system has private parameters.
         """
-        from clients.evaluation import client_scores
+        from clients.evaluation import client_scorer
 
         node = self._node
         tuned = self.experiment.fine_tune_step()
@@ -97,12 +97,13 @@ class TrainedSystem:
                 got=", ".join(step.private_names(list(self.parameters))),
                 fix="--set step.private-parameters=[]",
             )
+        scores_of = client_scorer(node, step, self._tensors, self.experiment.rounds)
         for start in range(0, len(users), _BLOCK):
             part = users[start : start + _BLOCK]
             if node.model.generated:
                 scores = _generated_scores(node, self._tensors, part)
             else:
-                scores = client_scores(node, step, self._tensors, part, self.experiment.rounds)
+                scores = scores_of(part)
             yield part, scores.cpu().numpy()
 
     def lists(

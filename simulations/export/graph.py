@@ -42,13 +42,13 @@ class Scoring(nn.Module):
         self._names = names
         self._prepared = None
         if isinstance(model, HistoryModel) and names == (HISTORY,):
-            self._prepared = model.scorer(self._shared)
+            self._prepared = model.scorer(self._shared, traced=True)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """`[items]`."""
         given = dict(zip(self._names, inputs, strict=True))
         if self._prepared is not None:
-            return self._prepared(given[HISTORY])
+            return self._prepared(given[HISTORY][None, None])[0, 0]
         own = {name: value[None] for name, value in given.items() if not _of_rows(name)}
         return _scores(self._model, {**self._shared, **own}, given)
 

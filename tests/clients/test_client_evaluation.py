@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.evaluation import client_scores, evaluate_clients, mean_metrics
+from clients.evaluation import client_scorer, evaluate_clients, mean_metrics
 from clients.hosting.node import Node
 from clients.training.one_client import private_parameters, update_of
 from clients.training.round import train_clients
@@ -140,7 +140,7 @@ def test_scores_with_private_parameters_are_those_of_each_client(node, theta):
     step = made.step(Section.model_validate({"name": "sgd", "epochs": 0, **private}))
     parameters = {name: torch.from_numpy(value) for name, value in theta.items()}
     clients = np.arange(4)
-    found = client_scores(made, step, parameters, clients, 1)
+    found = client_scorer(made, step, parameters, 1)(clients)
     kept = private_parameters(made, step, parameters, clients, 2)
     assert not torch.equal(kept["layer1.bias"][1], kept["layer1.bias"][0])
     codes = [torch.from_numpy(table) for table in made.population.feature_codes(clients)]
@@ -164,3 +164,31 @@ def test_means_leave_groups_out(node, theta):
     metrics = mean_metrics(evaluate_clients(node(), theta, order(epochs=0)))
     assert metrics["num-examples"] == 3 and metrics["hits@2"] == pytest.approx(1 / 3)
     assert not [name for name in metrics if name.startswith("group:")]
+
+
+def test_equal_features_are_scored_once(node, monkeypatch):
+    """Whatever the parts that clients are asked for in, and as each would be alone."""
+    made = node()
+    drawn = torch.Generator().manual_seed(3)
+    parameters = {
+        name: torch.randn(value.shape, generator=drawn)
+        for name, value in made.model.initial(torch.Generator()).items()
+    }
+    forward = made.model.scores
+    rows = []
+
+    def counted(slices, users):
+        rows.append(len(users[0]))
+        return forward(slices, users)
+
+    monkeypatch.setattr(made.model, "scores", counted)
+    step = made.step(Section(name="sgd", epochs=0))
+    scores_of = client_scorer(made, step, parameters, 1)
+    slices = {name: value[None] for name, value in parameters.items()}
+    for clients in (np.array([0, 1]), np.array([1, 2]), np.array([2, 0, 1])):
+        users = tuple(torch.from_numpy(t) for t in made.population.feature_codes(clients))
+        wanted = torch.cat(
+            [forward(slices, tuple(t[[n]] for t in users)) for n in range(len(clients))]
+        )
+        torch.testing.assert_close(scores_of(clients), wanted)
+    assert sum(rows) == 3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.evaluation import client_scores
+from clients.evaluation import client_scorer
 from clients.hosting.node import Node
 from clients.steps.sequence import SequenceStep, SequenceStepConfig
 from clients.training.one_client import update_of
@@ -121,7 +121,7 @@ def test_evaluation_takes_each_clients_last_items_in_order(node, epochs):
     parameters = made.initial()
     step = SequenceStep(SequenceStepConfig(epochs=epochs), made.model, made.device)
     clients = np.array([2, 5, 7])
-    scores = client_scores(made, step, parameters, clients, 1)
+    scores = client_scorer(made, step, parameters, 1)(clients)
     for place, client in enumerate(clients.tolist()):
         own = sequence_of(made, client)[-5:]
         moved = {name: torch.zeros_like(value) for name, value in parameters.items()}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.evaluation import client_scores
+from clients.evaluation import client_scorer
 from clients.hosting.node import Node
 from clients.steps.sgd import Sgd
 from clients.training.one_client import update_of
@@ -69,11 +69,11 @@ def test_scores_are_the_tuned_network_and_cosines_of_the_tuned_embeddings(node, 
     one, plain = node(path), node(path, profile=False)
     start, clients = one.initial(), one.evaluated[:4]
     step = one.step(one.experiment.fine_tune_step())
-    found = client_scores(one, step, start, clients, 1)
+    found = client_scorer(one, step, start, 1)(clients)
     without = {name: value for name, value in start.items() if name != "profile"}
     sgd = plain.step(plain.experiment.fine_tune_step())
     assert type(sgd) is Sgd
-    network = client_scores(plain, sgd, without, clients, 1)
+    network = client_scorer(plain, sgd, without, 1)(clients)
     for place, client in enumerate(clients.tolist()):
         data = one.population.client(client)
         tuned = update_of(sgd, without, data, _stream(one, client)).delta["item.id"]
@@ -87,9 +87,9 @@ def test_the_shared_model_has_no_term(node, path):
     """Without fine-tuning nobody has a profile."""
     one, plain = node(path, epochs=0), node(path, profile=False, epochs=0)
     start, clients = one.initial(), one.evaluated
-    scores = client_scores(one, one.step(one.experiment.step), start, clients, 1)
+    scores = client_scorer(one, one.step(one.experiment.step), start, 1)(clients)
     del start["profile"]
-    wanted = client_scores(plain, plain.step(plain.experiment.step), start, clients, 1)
+    wanted = client_scorer(plain, plain.step(plain.experiment.step), start, 1)(clients)
     torch.testing.assert_close(scores, wanted)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.evaluation import client_scores
+from clients.evaluation import client_scorer
 from clients.hosting.node import Node
 from clients.local.histories import generator_of
 from clients.steps.vae import VaeStep, VaeStepConfig
@@ -100,15 +100,15 @@ def test_a_client_without_positives_changes_nothing(node):
 def test_evaluation_gives_the_model_what_each_client_knows_and_no_more(node):
     made = node("split={name='ratio'}")
     parameters, clients = made.initial(), np.array([2, 5, 7])
-    scores = client_scores(
-        made, made.step(made.experiment.fine_tune_step()), parameters, clients, 1
+    scores = client_scorer(made, made.step(made.experiment.fine_tune_step()), parameters, 1)(
+        clients
     )
     slices = {name: value.unsqueeze(0) for name, value in parameters.items()}
     for place, client in enumerate(clients.tolist()):
         history = made.model.history(made.population.client(client).positives)
         torch.testing.assert_close(scores[place], made.model.history_scores(slices, history)[0, 0])
     tuned = VaeStep(VaeStepConfig(epochs=1, learning_rate=0.1), made.model, made.device)
-    assert not torch.allclose(client_scores(made, tuned, parameters, clients, 1), scores)
+    assert not torch.allclose(client_scorer(made, tuned, parameters, 1)(clients), scores)
 
 
 def test_another_model_is_refused(load_tiny, tmp_path):

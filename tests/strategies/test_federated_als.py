@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.evaluation import client_scores
+from clients.evaluation import client_scorer
 from clients.hosting.node import Node
 from clients.training.one_client import to_device, update_of
 from fedrec.baselines.base import Histories
@@ -73,7 +73,7 @@ def test_rounds_of_solving_are_sweeps_of_the_centralised_one(table, tmp_path, pa
     assert not result.parameters["item.moments"].any() and not result.parameters["user.gram"].any()
     step = node.step(result.experiment.fine_tune_step())
     parameters = to_device(result.parameters, node.device)
-    found = client_scores(node, step, parameters, node.training, 3)
+    found = client_scorer(node, step, parameters, 3)(node.training)
     wanted = solved(liked, items, config) @ items.T
     np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=2e-3, atol=2e-4)
 

@@ -200,6 +200,22 @@ def test_without_features_and_before_any_round_everybody_gets_the_same():
     assert found.shape == (1, 3, 3) and torch.equal(found, found[:, :1].expand(-1, 3, -1))
 
 
+def test_embeddings_are_decomposed_once_for_all_histories(monkeypatch):
+    model = FoldIn(FoldInConfig(factors=2), Schema(5, FeatureTable(5), (), "ranking"))
+    drawn = torch.Generator().manual_seed(1)
+    parameters = {
+        name: torch.randn(value.shape, generator=drawn)[None]
+        for name, value in model.initial(drawn).items()
+    }
+    histories = torch.eye(5)[None]
+    wanted = model.history_scores(parameters, histories)
+    scores = model.scorer(parameters)
+    monkeypatch.setattr(torch.linalg, "eigh", None)
+    for user in range(5):
+        alone = scores(histories[:, user : user + 1])
+        torch.testing.assert_close(alone[:, 0], wanted[:, user])
+
+
 @pytest.mark.slow
 def test_the_shipped_experiments_spend_epsilon_5():
     for name in ("fed-fold-in-ml1m", "fed-fold-in-add-remove-ml1m", "dp-fed-gram-ml1m"):
