@@ -45,7 +45,7 @@ from fedrec.runs.environment import environment, installed_version
 from fedrec.runs.folder_lock import locked
 from fedrec.runs.incremental_csv import IncrementalCsv
 from fedrec.runs.result import Result
-from fedrec.runs.tables import USER, digests, read_table
+from fedrec.runs.tables import USER, LaterTables, digests, read_content, table_of
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.new_folders import require_new_folder
 from fedrec.runtime.text_files import read_json
@@ -298,22 +298,26 @@ class RunFolder:
         folder = self.baseline_folder(label)
         return {name: (folder / name).read_text(encoding="utf-8") for name in _OF_BASELINE}
 
-    def baseline_users(self) -> dict[str, pd.DataFrame]:
-        """Metrics of each user by each centralised baseline, by label."""
+    def baseline_users(self) -> Mapping[str, pd.DataFrame]:
+        """Metrics of each user by each centralised baseline, by label. The files are read now, and
+        become tables of pandas when these are asked for."""
         return self._of_baselines("users.csv")
 
-    def baseline_groups(self) -> dict[str, pd.DataFrame]:
-        """Means over groups of users by each centralised baseline, by label."""
+    def baseline_groups(self) -> Mapping[str, pd.DataFrame]:
+        """Means over groups of users by each centralised baseline, by label, likewise."""
         return self._of_baselines("groups.csv")
 
-    def _of_baselines(self, name: str) -> dict[str, pd.DataFrame]:
+    def _of_baselines(self, name: str) -> LaterTables:
         folders = {label: self.baseline_folder(label) for label in self.read_baselines() or {}}
-        files = {label: folder / name for label, folder in folders.items()}
-        return {
-            label: self._read_table(str(file.relative_to(self.path)), index=0)
-            for label, file in files.items()
-            if file.exists()
+        files = {
+            label: str((folder / name).relative_to(self.path))
+            for label, folder in folders.items()
+            if (folder / name).exists()
         }
+        return LaterTables(
+            {label: self._content(file) for label, file in files.items()},
+            lambda label, content: self._table(files[label], content, index=0),
+        )
 
     def write_result(self, result: Result, extra: dict[str, Any]) -> None:
         """Write users.csv, groups.csv and, last, result.json."""
@@ -392,16 +396,25 @@ class RunFolder:
             rounds=self._read_table("rounds.csv") if self.experiment.federated else pd.DataFrame(),
             users=self._read_table("users.csv", index=0),
             groups=self._read_table("groups.csv", index=0),
-            baseline_users=self.baseline_users(),
-            baseline_groups=self.baseline_groups(),
+            baseline_users=dict(self.baseline_users()),
+            baseline_groups=dict(self.baseline_groups()),
             privacy=tuple(str(line) for lines in said for line in lines or ()),
             early_stopping=summary.get("early-stopping", {}),
         )
 
     def _read_table(self, name: str, index: int | None = None) -> pd.DataFrame:
+        return self._table(name, self._content(name), index)
+
+    def _content(self, name: str) -> bytes:
         try:
-            return read_table(self.path, name, index)
-        except (OSError, ValueError, IndexError, OverflowError) as error:  # pandas': ValueErrors
+            return read_content(self.path, name)
+        except (OSError, ValueError) as error:
+            raise self._damaged(name, f"{type(error).__name__}: {error}") from None
+
+    def _table(self, name: str, content: bytes, index: int | None = None) -> pd.DataFrame:
+        try:
+            return table_of(content, index)
+        except (ValueError, IndexError, OverflowError) as error:  # pandas': ValueErrors
             raise self._damaged(name, f"{type(error).__name__}: {error}") from None
 
     def _read_json(self, name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import html
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -82,8 +82,8 @@ class Result:
     groups: _Table = _Table()
     parameters: dict[str, Any] = field(default_factory=dict)
     privacy: tuple[str, ...] = ()
-    baseline_users: dict[str, pd.DataFrame] = field(default_factory=dict)
-    baseline_groups: dict[str, pd.DataFrame] = field(default_factory=dict)
+    baseline_users: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    baseline_groups: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     early_stopping: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:

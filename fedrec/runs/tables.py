@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,26 +31,66 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): _sha256(file.read_bytes()) for file in files}
 
 
-def read_table(folder: Path, name: str, index: int | None = None) -> pd.DataFrame:
-    """A table of a run folder; if the run is finished, compared with the digest in result.json.
+class LaterTables(Mapping[str, "pd.DataFrame"]):
+    """Tables whose files have been read, and which become those of pandas when one is asked for.
+
+    Args:
+        contents: of the files, by name.
+        parsed: makes a table of a name and its content.
+    """
+
+    def __init__(
+        self, contents: Mapping[str, bytes], parsed: Callable[[str, bytes], pd.DataFrame]
+    ) -> None:
+        self._contents = contents
+        self._parsed = parsed
+        self._found: dict[str, pd.DataFrame] = {}
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        if name not in self._found:
+            self._found[name] = self._parsed(name, self._contents[name])
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._contents)
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+
+def read_content(folder: Path, name: str) -> bytes:
+    """The file of a table of a run folder; if the run is finished, compared with the digest in
+    result.json.
 
     Args:
         folder: of the run.
         name: path of the table within the folder.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or was changed after it was written.
+    """
+    content = (folder / name).read_bytes()
+    written = _written(folder).get(name)
+    if written is not None and written != _sha256(content):
+        raise ValueError("the file was changed after the run had written it")
+    return content
+
+
+def table_of(content: bytes, index: int | None = None) -> pd.DataFrame:
+    """A table of what its file has.
+
+    Args:
+        content: of the file.
         index: column of the names of the rows, in a table whose other columns are numbers, but for
             the data's ids of users, which are left out; None: no such column.
 
     Raises:
-        OSError, ValueError, OverflowError, IndexError: it cannot be read, was changed after it was
-            written, or has text in a column of numbers.
+        ValueError, OverflowError, IndexError: it is no table, or has text in a column of numbers.
     """
     import pandas as pd
     from pandas.api.types import is_numeric_dtype
 
-    written = _written(folder).get(name)
-    if written is not None and written != _sha256((folder / name).read_bytes()):
-        raise ValueError("the file was changed after the run had written it")
-    table = pd.read_csv(folder / name, index_col=index)
+    table = pd.read_csv(io.BytesIO(content), index_col=index)
     if index is not None:
         table = table.drop(columns=USER, errors="ignore")
     text = [column for column in table.columns if not is_numeric_dtype(table[column])]

@@ -52,7 +52,9 @@ FEW = ("engine.name=serial", "dataset.users=150", "dataset.items=100", "rounds=1
 
 
 @pytest.mark.slow
-def test_a_run_without_baselines_ends_without_pandas(tmp_path):
-    command = [sys.executable, "-c", RUN, str(tmp_path), *FEW, "evaluation.baselines=[]"]
+@pytest.mark.parametrize("baselines", [(), ("popularity",)])
+def test_a_run_ends_without_pandas(baselines, tmp_path):
+    overrides = (*FEW, f"evaluation.baselines={list(baselines)}")
+    command = [sys.executable, "-c", RUN, str(tmp_path), *overrides]
     found = subprocess.check_output(command, text=True)
     assert found.strip() == "False 30 active"

@@ -145,7 +145,7 @@ def results_tables(runs: Sequence[Run]) -> list[PageTable]:
 def _systems(result: Result) -> dict[str, pd.DataFrame]:
     """Metrics of each user by each system of a run, by label."""
     own = {marked(result.experiment): result.users} if result.experiment.federated else {}
-    return own | result.baseline_users
+    return {**own, **result.baseline_users}
 
 
 def _results_table(run: Run, systems: dict[str, pd.DataFrame], cells: Iterator[Cell]) -> PageTable:
