@@ -178,10 +178,11 @@ class Step(ABC):
         return self
 
     @property
-    def compiled(self) -> bool:
-        """Whether compiled code computes the gradients in blocks on a processor, one client after
-        the other; blocks are then larger."""
-        return False
+    def compiled(self) -> str | None:
+        """Name of the compiled function that computes gradients in blocks on a processor, one of
+        `fedrec.protocol.orders.COMPILED`; blocks are larger if it is that of the whole loss. None:
+        none does."""
+        return None
 
     @property
     def uploads(self) -> int | None:

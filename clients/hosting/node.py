@@ -38,7 +38,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.models.base import Model
 from fedrec.privacy.noise_source import NoiseSource, source_of
-from fedrec.protocol.orders import COMPILED_LOSS, EvaluateOrder, TrainOrder
+from fedrec.protocol.orders import COMPILED, EvaluateOrder, TrainOrder
 from fedrec.rng import torch_stream
 from fedrec.secure.identity import Identity
 
@@ -163,8 +163,8 @@ class Node:
 
     def _path_said(self, step: Step) -> str:
         path = self.path(step)
-        compiled = path.name == "blocks" and step.compiled and self.device.type == "cpu"
-        return f"{path}{COMPILED_LOSS}" if compiled else str(path)
+        in_blocks = path.name == "blocks" and self.device.type == "cpu"
+        return f"{path}{COMPILED[step.compiled]}" if in_blocks and step.compiled else str(path)
 
     @property
     def memory_mib(self) -> float:

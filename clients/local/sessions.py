@@ -14,6 +14,7 @@ from fedrec.cohort.block import Block, UserCodes
 from fedrec.models.base import Model
 from fedrec.pretext.blocks import SessionBlock, SessionObjective
 from fedrec.pretext.task import SessionConfig, SessionTask
+from fedrec.protocol.orders import COMPILED_RECURRENCE
 
 
 class SessionStepConfig(DescentConfig, SessionConfig):
@@ -28,6 +29,11 @@ class SessionStep(DescentStep):
     def __init__(self, config: SessionStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
         self.task = SessionTask(config, model)
+
+    @property
+    def compiled(self) -> str | None:
+        """That of the recurrence."""
+        return COMPILED_RECURRENCE if self.config.encoder == "gru" else None
 
     def objective(self) -> SessionObjective:
         """The loss on masked views of the client's sessions."""

@@ -97,8 +97,8 @@ class SequenceStep(DescentStep):
         )
 
     @property
-    def compiled(self) -> bool:
-        """Whether that of the model's loss is."""
+    def compiled(self) -> str | None:
+        """That of the model."""
         return self.model.compiled
 
     def objective(self) -> SequenceObjective:

@@ -26,6 +26,7 @@ from fedrec.components.errors import file_of, line_of, named
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ClientError, FedrecError
 from fedrec.protocol.client_arrays import ClientArrays
+from fedrec.protocol.orders import COMPILED_LOSS
 from fedrec.rng import stream
 
 
@@ -98,7 +99,7 @@ class _NodeTraining:
         sizes, tables = self._sizes()
         if any(isinstance(batch, OwnData) for batch in batches):
             tables = []  # such steps return whole tables
-        one_by_one = self.path == "kernel" or self.step.compiled
+        one_by_one = self.path == "kernel" or self.step.compiled == COMPILED_LOSS
         made = (
             ([data[p] for p in places], [batches[p] for p in places], [first + p for p in places])
             for places in self.node.blocks(batches, sizes, tables, one_by_one)

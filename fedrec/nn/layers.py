@@ -152,32 +152,6 @@ def attended(joined: Tensor, heads: int) -> Tensor:
     return found.transpose(1, 2).reshape(cohort, sequences, places, -1)
 
 
-def recurrent_states(given: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """States of a gated recurrent unit, from a first state of zeros (Cho et al. 2014, in the form
-    of `torch.nn.GRU`).
-
-    Args:
-        given: `[C, B, W, 3 d]`, what the inputs of W places add to reset gate, update gate and new
-            state.
-        weight: `[C, d, 3 d]`, of the state.
-        bias: `[C, 3 d]`, likewise.
-
-    Returns:
-        `[C, B, W, d]`.
-    """
-    width = weight.shape[1]
-    state = given.new_zeros(*given.shape[:2], width)
-    states = []
-    for own in given.unbind(2):
-        added = torch.baddbmm(bias.unsqueeze(1), state, weight)
-        gates = torch.sigmoid(own[..., : 2 * width] + added[..., : 2 * width])
-        reset, update = gates.chunk(2, -1)
-        new = torch.tanh(torch.addcmul(own[..., 2 * width :], reset, added[..., 2 * width :]))
-        state = torch.lerp(new, state, update)
-        states.append(state)
-    return torch.stack(states, 2)
-
-
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum over the last dimension of the cross-entropy of logits, `[..., B] -> [...]`."""
     logits = logits.to(torch.promote_types(logits.dtype, labels.dtype))  # bfloat16 becomes float32

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fedrec.nn.recurrence import recurrent_states
+
 PREFIX = "session."
 
 
@@ -69,23 +71,12 @@ def encode_sessions(
     Returns:
         `[C, n, h]`; zeros for a session without items.
     """
-    cohort, sessions, steps, _ = embeddings.shape
-    inputs = _linear(parameters, "gru.input", embeddings.transpose(1, 2).flatten(1, 2)).unflatten(
-        1, (steps, sessions)
-    )
+    _, sessions, steps, _ = embeddings.shape
+    inputs = _linear(parameters, "gru.input", embeddings.transpose(1, 2).flatten(1, 2))
     weight = parameters[f"{PREFIX}gru.state.weight"]
-    bias = parameters[f"{PREFIX}gru.state.bias"].unsqueeze(1)
-    hidden = weight.shape[1]
-    state = inputs.new_zeros(cohort, sessions, hidden)
-    for given, real in zip(inputs.unbind(1), present.unbind(2), strict=True):
-        recalled = torch.baddbmm(bias, state, weight)
-        gates = torch.sigmoid(given[..., : 2 * hidden] + recalled[..., : 2 * hidden])
-        reset, update = gates.chunk(2, -1)
-        new = torch.tanh(
-            torch.addcmul(given[..., 2 * hidden :], reset, recalled[..., 2 * hidden :])
-        )
-        state = torch.where(real.unsqueeze(-1), torch.lerp(new, state, update), state)
-    return state
+    bias = parameters[f"{PREFIX}gru.state.bias"]
+    given = inputs.unflatten(1, (steps, sessions))
+    return recurrent_states(given, weight, bias, present.transpose(1, 2))[:, -1]
 
 
 def encode_items(parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from fedrec.components.registry import STEP, resolve
-from fedrec.protocol.orders import COMPILED_LOSS
+from fedrec.protocol.orders import COMPILED, COMPILED_LOSS, COMPILED_RECURRENCE
 from server.cohorts.roster import Roster
 
 _KERNELS = {
@@ -36,8 +36,9 @@ def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], N
     for name, text in _KERNELS.items():
         if name in needed:
             _compile_kernel(name, text, tell)
-    if any(path.endswith(COMPILED_LOSS) for _, path in said):
-        _compile_losses(tell)
+    for name, compile_once in _IN_BLOCKS.items():
+        if any(path.endswith(COMPILED[name]) for _, path in said):
+            compile_once(name, tell)
 
 
 def _compile_kernel(name: str, text: str, tell: Callable[[str], None]) -> None:
@@ -50,12 +51,29 @@ def _compile_kernel(name: str, text: str, tell: Callable[[str], None]) -> None:
         compile_kernel(name)
 
 
-def _compile_losses(tell: Callable[[str], None]) -> None:
+def _compile_losses(name: str, tell: Callable[[str], None]) -> None:
     from fedrec.models import sequential
     from fedrec.runtime.compiled_code import is_compiled
 
-    if not is_compiled(Path(*sequential.__path__), "losses_with_gradients"):
+    if not is_compiled(Path(*sequential.__path__), name):
         from fedrec.models.sequential._native import compile_losses
 
         tell("compiling the loss, once on this machine (about 25 s)")
         compile_losses()
+
+
+def _compile_recurrence(name: str, tell: Callable[[str], None]) -> None:
+    from fedrec.nn import native
+    from fedrec.runtime.compiled_code import is_compiled
+
+    if not is_compiled(Path(*native.__path__), name):
+        from fedrec.nn.native.recurrence import compile_recurrence
+
+        tell("compiling the recurrence, once on this machine (about 10 s)")
+        compile_recurrence()
+
+
+_IN_BLOCKS: Mapping[str, Callable[[str, Callable[[str], None]], None]] = {
+    COMPILED_LOSS: _compile_losses,
+    COMPILED_RECURRENCE: _compile_recurrence,
+}

@@ -111,10 +111,10 @@ class SequenceModel(HistoryModel):
         """
 
     @property
-    def compiled(self) -> bool:
-        """Whether compiled code computes the gradients of several clients' losses on a processor,
-        one client after the other."""
-        return False
+    def compiled(self) -> str | None:
+        """Name of the compiled function that computes gradients of several clients on a processor,
+        one of `fedrec.protocol.orders.COMPILED`; None: none does."""
+        return None
 
     @property
     def longest(self) -> int:

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from fedrec.models.base import Parameters
 from fedrec.models.sequential.base import SequenceConfig, SequenceModel
-from fedrec.nn.layers import affine, recurrent_states
+from fedrec.nn.layers import affine
+from fedrec.nn.recurrence import recurrent_states
+from fedrec.protocol.orders import COMPILED_RECURRENCE
 
 
 class Gru4RecConfig(SequenceConfig):
@@ -39,6 +41,11 @@ class Gru4Rec(SequenceModel):
         """On the embeddings and on the states."""
         return 2
 
+    @property
+    def compiled(self) -> str | None:
+        """That of the recurrence."""
+        return COMPILED_RECURRENCE
+
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings; weights `[in, out]` uniform within 1 / sqrt(d), as in PyTorch, and
         zero biases."""
@@ -58,7 +65,8 @@ class Gru4Rec(SequenceModel):
         values = inputs if kept is None else inputs * kept[0]
         for layer in range(self.config.layers):
             name = f"layer{layer}"
-            given = affine(parameters, f"{name}.input", values)
+            given = affine(parameters, f"{name}.input", values).transpose(1, 2)
             weight = parameters[f"{name}.state.weight"]
-            values = recurrent_states(given, weight, parameters[f"{name}.state.bias"])
+            bias = parameters[f"{name}.state.bias"]
+            values = recurrent_states(given, weight, bias).transpose(1, 2)
         return values if kept is None else values * kept[1]

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedrec.models.base import Parameters
 from fedrec.models.sequential.base import INIT_STD, SequenceConfig, SequenceModel
 from fedrec.nn.layers import affine, attended, gather_rows, normalised
+from fedrec.protocol.orders import COMPILED_LOSS
 
 
 class SasRecConfig(SequenceConfig):
@@ -53,9 +54,9 @@ class SasRec(SequenceModel):
         return 1 + 2 * self.config.blocks
 
     @property
-    def compiled(self) -> bool:
-        """That of the sampled softmax is."""
-        return self.config.loss == "sampled-softmax"
+    def compiled(self) -> str | None:
+        """That of the sampled softmax."""
+        return COMPILED_LOSS if self.config.loss == "sampled-softmax" else None
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings and weights `[in, out]`, zero biases, norms of 1.

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from fedrec.protocol.orders import COMPILED_LOSS
+from fedrec.protocol.orders import COMPILED, COMPILED_LOSS, COMPILED_RECURRENCE
 from server.cohorts.roster import Roster
 from server.forecast.training_paths import announce_paths
 
@@ -17,7 +17,8 @@ from server.forecast.training_paths import announce_paths
         ({"sgd": "kernel"}, ["train_clients"]),
         ({"maml": "kernel"}, ["train_clients", "move_by_meta_gradients"]),
         ({"fedrap": "kernel"}, ["train_additive"]),
-        ({"sequence": f"blocks{COMPILED_LOSS}", "sgd": "blocks"}, ["losses"]),
+        ({"sequence": f"blocks{COMPILED[COMPILED_LOSS]}", "sgd": "blocks"}, ["losses"]),
+        ({"contrastive": f"blocks{COMPILED[COMPILED_RECURRENCE]}"}, ["recurrence"]),
         ({"sgd": "blocks (a reason)"}, []),
         ({"os:system": "kernel"}, []),
     ],
@@ -30,6 +31,9 @@ def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
     monkeypatch.setattr("fedrec.cohort.kernel.warm_up.compile_kernel", called.append)
     monkeypatch.setattr(
         "fedrec.models.sequential._native.compile_losses", lambda: called.append("losses")
+    )
+    monkeypatch.setattr(
+        "fedrec.nn.native.recurrence.compile_recurrence", lambda: called.append("recurrence")
     )
     lines = []
     roster = SimpleNamespace(presences=[SimpleNamespace(paths=paths)] * 2)
