@@ -16,7 +16,7 @@ import typer
 
 from fedrec.errors import DataError, FedrecError
 from fedrec.nn.meta_kernels import postpone_meta_kernels
-from fedrec.runtime.heap import collect_rarely
+from fedrec.runtime.heap import collect_after_imports
 from simulations.cli import attacks, doctor
 from simulations.cli.data import datasets, glove, perturb
 from simulations.cli.data.split import split
@@ -190,7 +190,7 @@ def main() -> None:
     """Entry point: an error that the user can fix is printed without a traceback, with a non-zero
     exit."""
     disable_telemetry(os.environ)
-    collect_rarely()
+    collect_after_imports()
     postpone_meta_kernels()
     try:
         with _warnings_shown(), _impossible_paths_told():

@@ -63,10 +63,16 @@ def test_what_exists_before_a_command_works_is_not_looked_at_again():
 
 def test_commands_that_run_experiments_exclude_them(monkeypatch):
     done = []
-    monkeypatch.setattr(heap, "gc", SimpleNamespace(freeze=lambda: done.append("excluded")))
+    collector = SimpleNamespace(
+        freeze=lambda: done.append("excluded"), set_threshold=lambda *own: done.append(own)
+    )
+    monkeypatch.setattr(heap, "gc", collector)
+    heap.collect_after_imports()
     with interruptible("the same command continues"):
         done.append("work")
-    assert done == ["excluded", "work"]
+    (most, *_), *rest = done
+    (_, (fewer, *_), _) = rest
+    assert rest == ["excluded", (fewer, 20, 20), "work"] and most > 10 * fewer
 
 
 FAULTS = """
