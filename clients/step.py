@@ -77,6 +77,9 @@ class Step(ABC):
             declares otherwise.
         generated: whether its clients start from parameters that the server sends to each of them.
         whole_tables: whether a block may have rows of items that its batches do not name.
+        block_clients: largest number of clients of a block on a processor, unless compiled code
+            takes one after the other: more do not fit into its cache, from which several gradient
+            steps read them again.
         kernels: names of the compiled functions that `train_in_kernel` calls
             (`fedrec.cohort.kernel.warm_up`).
     """
@@ -91,6 +94,7 @@ class Step(ABC):
     replaced: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
     whole_tables: ClassVar[bool] = True
+    block_clients: ClassVar[int] = 16
     kernels: ClassVar[tuple[str, ...]] = ("train_clients",)
 
     def __init_subclass__(cls, **rest: Any) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedrec.cohort.batches import Batches
 
-_ALL_TOGETHER = 16  # clients on a CPU; more do not fit into its cache and are slower
 _ONE_BY_ONE = 32  # the same in compiled code, which processes one client after the other
 # GiB of a block in compiled code, with all copies counted: 16 clients of PrivRec's network, who are
 # trained as fast as twice as many
@@ -18,16 +17,18 @@ _COMPILED_GIB = 3 / 64
 _COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and autograd's
 
 
-def largest_block(device: torch.device, one_by_one: bool) -> int | None:
+def largest_block(device: torch.device, one_by_one: bool, together: int) -> int | None:
     """Largest number of clients per block; None: as many as fit the memory, for a GPU.
 
     Args:
         device: where clients are trained.
         one_by_one: whether compiled code processes one client after the other.
+        together: clients whose numbers PyTorch's operations pass over at once on a processor, see
+            `Step.block_clients`.
     """
     if device.type != "cpu":
         return None
-    return _ONE_BY_ONE if one_by_one else _ALL_TOGETHER
+    return _ONE_BY_ONE if one_by_one else together
 
 
 def block_memory(device: torch.device, one_by_one: bool, memory_gib: float) -> float:

@@ -104,13 +104,14 @@ class Node:
         parameters: Mapping[str, Tensor],
         item_tables: Sequence[str],
         one_by_one: bool,
+        together: int = Step.block_clients,
     ) -> Iterator[list[int]]:
         """The blocks of clients that are trained at once, see `cut_blocks`: as many as fit into
         this node's memory, or its cache; of one client if the path `reference` is requested."""
         engine = self.experiment.engine
         memory = block_memory(self.device, one_by_one, engine.memory_gib)
         alone = engine.path == "reference"
-        largest = 1 if alone else largest_block(self.device, one_by_one)
+        largest = 1 if alone else largest_block(self.device, one_by_one, together)
         return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 
     def products(self) -> AbstractContextManager[object]:

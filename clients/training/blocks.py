@@ -102,7 +102,9 @@ class _NodeTraining:
         one_by_one = self.path == "kernel" or self.step.compiled == COMPILED_LOSS
         made = (
             ([data[p] for p in places], [batches[p] for p in places], [first + p for p in places])
-            for places in self.node.blocks(batches, sizes, tables, one_by_one)
+            for places in self.node.blocks(
+                batches, sizes, tables, one_by_one, self.step.block_clients
+            )
         )
         if self.node.device.type == "cpu":
             for own, drawn, places in made:

@@ -122,6 +122,7 @@ class Als(Step):
     private = ("user.factors",)
     symmetric = ("user.gram",)
     whole_tables = False
+    block_clients = 128  # rows are read once, and moments of many summed by item
     paper = "FCF (Ammad-ud-din et al. 2019), section 4"
     config: AlsConfig
 

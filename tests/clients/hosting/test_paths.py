@@ -31,9 +31,12 @@ def test_the_fastest_supported_path_is_taken_with_the_reason(load_tiny):
     assert node.paths == {"sgd": "kernel"}
 
 
-def test_a_step_without_a_kernel_gives_the_reason(load_tiny):
-    node = Node(load_tiny("step={name='contrastive'}"), 0, 1, None)
-    assert node.paths == {"contrastive": "blocks (step Contrastive has no kernel)"}
+@pytest.mark.parametrize(
+    ("encoder", "compiled"), [("mean", ""), ("gru", ", recurrence in compiled code")]
+)
+def test_a_step_without_a_kernel_gives_the_reason(load_tiny, encoder, compiled):
+    node = Node(load_tiny(f"step={{name='contrastive', encoder='{encoder}'}}"), 0, 1, None)
+    assert node.paths == {"contrastive": f"blocks (step Contrastive has no kernel){compiled}"}
 
 
 @pytest.mark.parametrize("path", ["blocks", "reference"])
