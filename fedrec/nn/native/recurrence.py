@@ -88,7 +88,7 @@ def recurrent_backward(gradient, present, weight, states, gates, recalled, to):
             if t:
                 add_views(_ONE, now, turned, carried)
         to_weight[c] = 0
-        if places > 1:
+        if places > 1 and sequences:
             earlier = states[c].reshape(places * sequences, width)[: (places - 1) * sequences]
             add_views(_ONE, earlier.T, to_added[sequences:], to_weight[c])
         to_bias[c] = 0

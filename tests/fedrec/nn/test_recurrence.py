@@ -91,6 +91,11 @@ def test_what_is_missing_changes_no_state(size):
     assert not of_given[~clients.present].any() and not states[:, 0][~clients.present[:, 0]].any()
 
 
+def test_clients_without_sequences_have_no_gradients():
+    states, _, *of_parameters = Clients(4, 0, 20).solved(torch.float32)
+    assert states.shape == (CLIENTS, 4, 0, 20) and not any(own.any() for own in of_parameters)
+
+
 def test_what_is_not_finite_stays_with_its_client():
     clients = Clients(4, 5, 20)
     clients.given[1, 2, 0, 0] = torch.nan
