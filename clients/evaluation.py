@@ -131,12 +131,10 @@ def client_scorer(
     """Scores of the catalogue for clients, `float32 [clients, items]` of `int64 [clients]`, each
     with its own fine-tuned parameters. What clients share is computed once."""
     private = step.private_names(list(parameters))
-    if step.config.epochs:
+    if step.config.epochs or set(private) & set(node.model.item_tables):
         return partial(_tuned_scores, node, step, parameters, round_)
     if not private:
         return _shared_scorer(node, parameters)
-    if set(private) & set(node.model.item_tables):
-        return partial(_tuned_scores, node, step, parameters, round_)
 
     def scores(clients: np.ndarray) -> Tensor:
         parts = np.array_split(clients, max(1, -(-len(clients) // _PRIVATE_TOGETHER)))

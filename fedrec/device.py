@@ -49,6 +49,13 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
     return device
 
 
+def takes_compiled(values: Tensor) -> bool:
+    """Whether compiled code computes the gradients by values `[C, ...]`: of several clients, on a
+    processor, in single precision. A device with one client would wait for the compiler."""
+    several = values.requires_grad and len(values) > 1
+    return several and values.is_cpu and values.dtype == torch.float32
+
+
 def on_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """An array or a tensor of the processor, `[...]`, as a tensor on a device; a copy to a GPU is
     queued behind its work, which the processor does not wait for."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedrec.cohort.batches import Batches
 
-_ONE_BY_ONE = 32  # the same in compiled code, which processes one client after the other
+_ONE_BY_ONE = 32  # clients of a block in compiled code, which takes one after the other
 # GiB of a block in compiled code, with all copies counted: 16 clients of PrivRec's network, who are
 # trained as fast as twice as many
 _COMPILED_GIB = 3 / 64

@@ -7,6 +7,7 @@ from numba import njit
 
 from fedrec.nn.native.memory import matrix
 from fedrec.nn.native.products import add_outputs, input_gradients, whole
+from fedrec.nn.native.rows import copy_row
 from fedrec.runtime.compilation import FAST, compiled
 
 
@@ -40,10 +41,10 @@ def add_products(starts, users, values, place, shared, found):
             column = place[theirs[other]]
             if column >= 0:
                 targets[asked] = column
-                _copy(own[other], chosen[asked])
+                copy_row(own[other], chosen[asked])
                 asked += 1
         targets[asked] = found.shape[1] - 1
-        _copy(shared[item], chosen[asked])
+        copy_row(shared[item], chosen[asked])
         asked += 1
         columns = whole(asked)  # as single columns take as long as a block of them
         chosen[asked:columns] = 0
@@ -107,17 +108,8 @@ def merge_rows(table, start, held, added, places):
         n = step if start else len(places) - 1 - step
         place = places[n]
         row = table[start + place] if place < held else added[place - held]
-        into = table[target + n]
-        for k in range(into.size):
-            into[k] = row[k]
+        copy_row(row, table[target + n])
     return target
-
-
-@njit(**FAST)
-def _copy(row, target):
-    """Copy a row; if it is short, an assignment takes several times as long."""
-    for k in range(target.size):
-        target[k] = row[k]
 
 
 @njit(**FAST)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedrec.device import takes_compiled
+
 
 def recurrent_states(
     given: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None = None
@@ -31,8 +33,7 @@ def recurrent_states(
     Returns:
         `[C, W, B, d]`.
     """
-    several = given.requires_grad and len(given) > 1
-    if several and given.is_cpu and given.dtype == weight.dtype == torch.float32:
+    if takes_compiled(given) and weight.dtype == given.dtype:
         return _States.apply(given, weight, bias, present)
     width = weight.shape[1]
     state = given.new_zeros(len(given), given.shape[2], width)

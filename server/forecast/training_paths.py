@@ -3,17 +3,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from fedrec.components.registry import STEP, resolve
 from fedrec.protocol.orders import COMPILED, COMPILED_LOSS, COMPILED_RECURRENCE
 from server.cohorts.roster import Roster
 
-_KERNELS = {
+
+class _Compilation(NamedTuple):
+    """How a function is compiled, and what is said of it.
+
+    Attributes:
+        sources: the package that it is in.
+        module: of the package, with `compiling`.
+        compiling: name of the function that compiles it.
+        text: what the user reads.
+    """
+
+    sources: str
+    module: str
+    compiling: str
+    text: str
+
+
+_KERNEL = ("fedrec.cohort.kernel", "warm_up", "compile_kernel")
+_IN_KERNEL = {
     "train_clients": "the kernel, once on this machine (half a minute to a minute)",
     "move_by_meta_gradients": "the kernel of meta-learning, once on this machine (about 20 s)",
     "train_additive": "the kernel of FedRAP, once on this machine (about 4 s)",
+}
+_IN_BLOCKS = {
+    COMPILED_LOSS: _Compilation(
+        "fedrec.models.sequential",
+        "_native",
+        "compile_losses",
+        "the loss, once on this machine (about 25 s)",
+    ),
+    COMPILED_RECURRENCE: _Compilation(
+        "fedrec.nn.native",
+        "recurrence",
+        "compile_recurrence",
+        "the recurrence, once on this machine (about 10 s)",
+    ),
 }
 
 
@@ -33,47 +67,21 @@ def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], N
     # not wait for the import of Numba.
     in_kernel = [step for step in steps if (step, "kernel") in said]
     needed = {name for step in in_kernel for name in resolve(STEP, step).kernels}
-    for name, text in _KERNELS.items():
+    for name, text in _IN_KERNEL.items():
         if name in needed:
-            _compile_kernel(name, text, tell)
-    for name, compile_once in _IN_BLOCKS.items():
+            _compile(name, _Compilation(*_KERNEL, text), tell, name)
+    for name, how in _IN_BLOCKS.items():
         if any(path.endswith(COMPILED[name]) for _, path in said):
-            compile_once(name, tell)
+            _compile(name, how, tell)
 
 
-def _compile_kernel(name: str, text: str, tell: Callable[[str], None]) -> None:
+def _compile(
+    function: str, how: _Compilation, tell: Callable[[str], None], *arguments: str
+) -> None:
+    """Compile a function, unless an earlier process has."""
     from fedrec.runtime.compiled_code import is_compiled
 
-    if not is_compiled(function=name):
-        from fedrec.cohort.kernel.warm_up import compile_kernel
-
-        tell(f"compiling {text}")
-        compile_kernel(name)
-
-
-def _compile_losses(name: str, tell: Callable[[str], None]) -> None:
-    from fedrec.models import sequential
-    from fedrec.runtime.compiled_code import is_compiled
-
-    if not is_compiled(Path(*sequential.__path__), name):
-        from fedrec.models.sequential._native import compile_losses
-
-        tell("compiling the loss, once on this machine (about 25 s)")
-        compile_losses()
-
-
-def _compile_recurrence(name: str, tell: Callable[[str], None]) -> None:
-    from fedrec.nn import native
-    from fedrec.runtime.compiled_code import is_compiled
-
-    if not is_compiled(Path(*native.__path__), name):
-        from fedrec.nn.native.recurrence import compile_recurrence
-
-        tell("compiling the recurrence, once on this machine (about 10 s)")
-        compile_recurrence()
-
-
-_IN_BLOCKS: Mapping[str, Callable[[str, Callable[[str], None]], None]] = {
-    COMPILED_LOSS: _compile_losses,
-    COMPILED_RECURRENCE: _compile_recurrence,
-}
+    if not is_compiled(Path(*import_module(how.sources).__path__), function):
+        tell(f"compiling {how.text}")
+        module = import_module(f"{how.sources}.{how.module}")
+        getattr(module, how.compiling)(*arguments)

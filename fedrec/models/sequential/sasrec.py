@@ -20,6 +20,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from fedrec.device import takes_compiled
 from fedrec.models.base import Parameters
 from fedrec.models.sequential.base import INIT_STD, SequenceConfig, SequenceModel
 from fedrec.nn.layers import affine, attended, gather_rows, normalised
@@ -108,9 +109,7 @@ class SasRec(SequenceModel):
     ) -> Tensor:
         """See `SequenceModel.drawn_loss`; of one sequence for each of several clients in compiled
         code: PyTorch's operations pass over the numbers of all of them, which leave the caches."""
-        several = embedded.requires_grad and embedded.shape[1] == 1 < len(embedded)
-        fits = embedded.is_cpu and embedded.dtype == torch.float32
-        if not (self.compiled and several and fits):
+        if not (self.compiled and takes_compiled(embedded) and embedded.shape[1] == 1):
             return super().drawn_loss(parameters, embedded, drawn, counts, kept, weights)
         if kept is None:
             places = embedded.shape[2] - drawn - 1

@@ -18,6 +18,7 @@ from numba import njit
 from fedrec.nn.native.activations import RELU, activate, exponential, through_activation
 from fedrec.nn.native.memory import matrix
 from fedrec.nn.native.products import add_views, transpose, whole
+from fedrec.nn.native.rows import add_rows, repeat_row
 from fedrec.runtime.compilation import FAST
 
 _EPSILON = np.float32(1e-5)  # as in `torch.nn.functional.layer_norm`
@@ -295,10 +296,7 @@ def through_norm(gradient, layer, unit, scales, into, total):
 
 @njit(**FAST)
 def _affine(inputs, layer, out):
-    for i in range(len(out)):
-        row = out[i]
-        for j in range(row.size):
-            row[j] = layer.bias[j]
+    repeat_row(layer.bias, out)
     add_views(_ONE, inputs, layer.weight, out)
 
 
@@ -307,10 +305,7 @@ def _through_affine(inputs, gradient, turned, into, before):
     """Add the gradients of a layer's parameters, and write that of its inputs; `turned` is the
     transposed weight."""
     add_views(_ONE, inputs.T, gradient, into.weight)
-    for i in range(len(gradient)):
-        row = gradient[i]
-        for j in range(row.size):
-            into.bias[j] += row[j]
+    add_rows(gradient, into.bias)
     before[:] = 0
     add_views(_ONE, gradient, turned, before)
 

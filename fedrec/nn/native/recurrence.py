@@ -14,6 +14,7 @@ from numba import njit
 from fedrec.nn.native.activations import sigmoid, tanh
 from fedrec.nn.native.memory import aligned
 from fedrec.nn.native.products import add_views, transpose
+from fedrec.nn.native.rows import add_row, add_rows, copy_row, repeat_row
 from fedrec.runtime.compilation import FAST, compiled
 
 _ONE = np.float32(1)
@@ -41,13 +42,12 @@ def recurrent_forward(given, present, weight, bias, states, gates, recalled):
         shared = min(c, len(weight) - 1)
         for t in range(places):
             before = states[c, t - 1] if t else zeros
-            for b in range(sequences):
-                _copy(bias[shared], added[b])
+            repeat_row(bias[shared], added)
             if t:
                 add_views(_ONE, before, weight[shared], added)
             for b in range(sequences):
                 if present.shape[1] and not present[c, t, b]:
-                    _copy(before[b], states[c, t, b])
+                    copy_row(before[b], states[c, t, b])
                 else:
                     own = given[c, t, b], added[b], before[b]
                     _next_state(own, gates[c, t, b], recalled[c, t, b], states[c, t, b])
@@ -78,7 +78,7 @@ def recurrent_backward(gradient, present, weight, states, gates, recalled, to):
             before = states[c, t - 1] if t else zeros
             now = to_added[t * sequences : (t + 1) * sequences]
             for b in range(sequences):
-                _add(gradient[c, t, b], carried[b])
+                add_row(gradient[c, t, b], carried[b])
                 if present.shape[1] and not present[c, t, b]:
                     to_given[c, t, b] = 0
                     now[b] = 0
@@ -92,8 +92,7 @@ def recurrent_backward(gradient, present, weight, states, gates, recalled, to):
             earlier = states[c].reshape(places * sequences, width)[: (places - 1) * sequences]
             add_views(_ONE, earlier.T, to_added[sequences:], to_weight[c])
         to_bias[c] = 0
-        for n in range(len(to_added)):
-            _add(to_added[n], to_bias[c])
+        add_rows(to_added, to_bias[c])
 
 
 def compile_recurrence() -> None:
@@ -147,15 +146,3 @@ def _through_state(own, carried, to_given, to_added):
         to_added[2 * width + j] = to_given[2 * width + j] * gates[j]
     for j in range(width):
         carried[j] *= gates[width + j]
-
-
-@njit(**FAST)
-def _copy(values, found):
-    for j in range(found.size):
-        found[j] = values[j]
-
-
-@njit(**FAST)
-def _add(values, total):
-    for j in range(total.size):
-        total[j] += values[j]

@@ -2,18 +2,13 @@
 """Gated recurrent units in compiled code against `torch.nn.GRU` in float64, and against PyTorch's
 operations where items are missing."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from fedrec.nn.recurrence import recurrent_states
+from tests.compilation import assert_compiled_once
 
-ROOT = Path(__file__).resolve().parents[3]
 SIZES = [(1, 1, 1), (7, 1, 3), (4, 5, 20), (9, 8, 64), (2, 3, 17)]  # places, sequences, width
 CLIENTS = 3
 
@@ -125,14 +120,4 @@ def test_training_finds_what_was_compiled_before_it(tmp_path):
         "both = native.recurrent_forward, native.recurrent_backward\n"
         "print(sum(sum(one.stats.cache_misses.values()) for one in both))"
     )
-    environment = os.environ | {"FEDREC_CACHE": str(tmp_path)}
-    for when, compiled in (("before", "2"), ("after", "0")):
-        found = subprocess.run(
-            [sys.executable, "-c", command, when],
-            env=environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert found.stdout.split()[-1] == compiled
+    assert_compiled_once(tmp_path, command, functions=2)

@@ -2,10 +2,6 @@
 """SASRec's sampled softmax in compiled code against PyTorch's operations in float64."""
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +9,9 @@ import torch
 from fedrec.data.features import FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.models.sequential.sasrec import SasRec, SasRecConfig, _SampledLoss
+from tests.compilation import assert_compiled_once
 
 ITEMS = 400
-ROOT = Path(__file__).resolve().parents[4]
 SETTINGS = [
     {"width": 4, "longest": 5, "blocks": 1, "negatives": 7},
     {"width": 6, "longest": 5, "heads": 2, "negatives": 8, "dropout": 0.3},
@@ -104,14 +100,4 @@ def test_training_finds_what_was_compiled_before_it(tmp_path):
         "    clients.solved(torch.float32, None)\n"
         "print(sum(native.losses_with_gradients.stats.cache_misses.values()))"
     )
-    environment = os.environ | {"FEDREC_CACHE": str(tmp_path)}
-    for when, compiled in (("before", "1"), ("after", "0")):
-        found = subprocess.run(
-            [sys.executable, "-c", command, when],
-            env=environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert found.stdout.split()[-1] == compiled
+    assert_compiled_once(tmp_path, command)
