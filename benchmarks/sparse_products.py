@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from benchmarks.kernel_limit import PRODUCTS, least_seconds, operations
+from benchmarks.kernel_limit import least_seconds
 from fedrec.nn.native import products
 from fedrec.nn.native.memory import aligned
 from fedrec.nn.native.sparse_products import (
     add_sparse_outputs,
-    descend_sparse_weights,
+    descend_sparse,
+    room_of_sparse,
     sparse_enough,
-    sparse_input_gradients,
 )
 from fedrec.runtime.compilation import FAST
 
@@ -47,27 +47,20 @@ def _sparse_forward(inputs, gradient, weights, outputs, to_inputs, room):
 
 
 @njit(**FAST)
-def _of_inputs(inputs, gradient, weights, outputs, to_inputs, room):
+def _backward(inputs, gradient, weights, outputs, to_inputs, room):
     products.input_gradients(gradient, weights, to_inputs, room)
-
-
-@njit(**FAST)
-def _sparse_of_inputs(inputs, gradient, weights, outputs, to_inputs, room):
-    sparse_input_gradients(gradient, weights, inputs, to_inputs)
-
-
-@njit(**FAST)
-def _of_weights(inputs, gradient, weights, outputs, to_inputs, room):
     products.descend_weights(_RATE, inputs, gradient, weights, room)
 
 
 @njit(**FAST)
-def _sparse_of_weights(inputs, gradient, weights, outputs, to_inputs, room):
-    descend_sparse_weights(_RATE, inputs, gradient, weights, room)
+def _sparse_backward(inputs, gradient, weights, outputs, to_inputs, room):
+    descend_sparse(_RATE, inputs, gradient, weights, to_inputs, room)
 
 
-WHOLE = dict(zip(PRODUCTS, (_forward, _of_inputs, _of_weights), strict=True))
-SPARSE = dict(zip(PRODUCTS, (_sparse_forward, _sparse_of_inputs, _sparse_of_weights), strict=True))
+PRODUCTS = {"forward": 1, "both backward": 2}
+"""Number of products."""
+WHOLE = dict(zip(PRODUCTS, (_forward, _backward), strict=True))
+SPARSE = dict(zip(PRODUCTS, (_sparse_forward, _sparse_backward), strict=True))
 
 
 @cache
@@ -97,8 +90,8 @@ def numbers(share: float, rows: int, inputs: int, outputs: int) -> tuple[Any, ..
 
 
 def _room(rows: int, inputs: int, outputs: int) -> np.ndarray:
-    """Working memory for transposed factors."""
-    return aligned(1, inputs * max(rows + 32, outputs))[0]
+    """Working memory."""
+    return aligned(1, room_of_sparse(rows, inputs, outputs))[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -113,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"expected rows, and inputs and outputs that are multiples of 64, got {sizes}; others"
             " are multiplied whole"
         )
-    print("GFLOP/s".ljust(16), *(f"{kind:>12}" for kind in PRODUCTS))
+    print("GFLOP/s".ljust(16), *(f"{kind:>15}" for kind in PRODUCTS))
     _print_row("whole", WHOLE, numbers(SHARES[0], *sizes), sizes)
     for share in SHARES:
         _print_row(f"{share} of zeros", SPARSE, numbers(share, *sizes), sizes)
@@ -132,9 +125,10 @@ def _print_row(
     sizes: tuple[int, int, int],
 ) -> None:
     seconds = [least_seconds(_over_batches(product), *given) for product in table.values()]
-    work = [BATCHES * operations((kind, *sizes)) for kind in table]
+    rows, inputs, outputs = sizes
+    work = [BATCHES * count * 2 * rows * inputs * outputs for count in PRODUCTS.values()]
     speeds = [count / taken / 1e9 for count, taken in zip(work, seconds, strict=True)]
-    print(label.ljust(16), *(f"{speed:>12.0f}" for speed in speeds))
+    print(label.ljust(16), *(f"{speed:>15.0f}" for speed in speeds))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from numba import njit
 
 from fedrec.nn.native.memory import matrix
 from fedrec.nn.native.products import add_outputs, descend_weights, input_gradients
+from fedrec.nn.native.weight_rows import TOGETHER, move_and_sum, row_dots
 from fedrec.runtime.compilation import INNER
 
 _ZERO = np.float32(0)
@@ -138,29 +139,33 @@ def _descend_user(user, network, own, rate, weight_rate, scratch, base):
     start = user[2]
     first = user[3]
     last = user[4]
-    summed = scratch.base_gradient
     mean = scratch.user[start : start + width]
     weights = _weights(network, own, start, width)
     codes = own.codes[first:last]
     count = np.float32(max(1, _codes(codes)))
     share = rate / count
-    for i in range(width):
-        row = weights[i]
-        total = _ZERO
-        for o in range(summed.size):
-            total += row[o] * summed[o]
-        factor = weight_rate * mean[i]
-        mean[i] = 0
+    row = 0
+    while row < width:
+        rows = TOGETHER if width - row >= TOGETHER else 1
+        totals = scratch.totals[:rows]
+        factors = scratch.factors[:rows]
+        own_mean = mean[row : row + rows]
+        row_dots(weights[row : row + rows], scratch.base_gradient, totals)
+        for n in range(rows):
+            factors[n] = -weight_rate * own_mean[n]
+            own_mean[n] = 0
         for code in codes:
             if code >= 0:
-                own.dense[table + code * width + i] -= share * total
+                values = own.dense[table + code * width + row :]
+                for n in range(rows):
+                    values[n] -= share * totals[n]
         for code in codes:
             if code >= 0:
-                mean[i] += own.dense[table + code * width + i] / count
-        own_mean = mean[i]
-        for o in range(summed.size):
-            row[o] -= factor * summed[o]
-            base[o] += own_mean * row[o]
+                values = own.dense[table + code * width + row :]
+                for n in range(rows):
+                    own_mean[n] += values[n] / count
+        move_and_sum(weights[row : row + rows], factors, scratch.base_gradient, own_mean, base)
+        row += rows
 
 
 @njit(**INNER)
@@ -188,9 +193,11 @@ def _descend_rows(network, own, batch, rates, scratch, gradient):
 def _add_feature(feature, network, own, batch, scratch, hidden):
     first = feature[3]
     last = feature[4]
-    rows = _rows_of_categories(feature, network, own, batch, scratch)
+    _copy_categories(feature, network, own, batch, scratch)
+    rows = _rows_of_categories(feature, scratch)
     if len(rows) == 0:
         return
+    numbers = scratch.numbers[feature[6]]
     projected = matrix(scratch.projected, 0, len(rows), hidden.shape[1])
     weights = _weights(network, own, feature[2], feature[1])
     projected[:] = 0
@@ -203,7 +210,7 @@ def _add_feature(feature, network, own, batch, scratch, hidden):
             code = network.item_codes[item, column]
             if code < 0:
                 break
-            source = projected[scratch.numbers[code]]
+            source = projected[numbers[code]]
             for o in range(target.size):
                 target[o] += share * source[o]
 
@@ -214,9 +221,10 @@ def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, g
     width = feature[1]
     first = feature[3]
     last = feature[4]
-    rows = _rows_of_categories(feature, network, own, batch, scratch)
+    rows = _rows_of_categories(feature, scratch)
     if len(rows) == 0:
         return
+    numbers = scratch.numbers[feature[6]]
     by_category = matrix(scratch.projected, 0, len(rows), gradient.shape[1])
     by_category[:] = 0
     for example in range(len(gradient)):
@@ -227,7 +235,7 @@ def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, g
             code = network.item_codes[item, column]
             if code < 0:
                 break
-            target = by_category[scratch.numbers[code]]
+            target = by_category[numbers[code]]
             for o in range(source.size):
                 target[o] += share * source[o]
     weights = _weights(network, own, feature[2], width)
@@ -238,19 +246,19 @@ def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, g
         descend_weights(weight_rate, rows, by_category, weights, scratch.room)
     if rate:
         for number in range(len(rows)):
-            target = own.dense[table + scratch.categories[number] * width :]
+            target = own.dense[table + scratch.categories[feature[6], number] * width :]
             for i in range(width):
                 target[i] -= rate * to_rows[number, i]
 
 
 @njit(**INNER)
-def _rows_of_categories(feature, network, own, batch, scratch):
-    """A copy of the rows `[P, width]` of the P categories that occur in a batch. Which these are is
-    in `scratch.categories`, and the other way round in `scratch.numbers`, -1 for those that do not
-    occur."""
+def _copy_categories(feature, network, own, batch, scratch):
+    """Find the categories that occur in a batch, and copy their rows; all is in `scratch`, see
+    `_rows_of_categories`."""
     table = feature[0]
     width = feature[1]
-    numbers = scratch.numbers
+    numbers = scratch.numbers[feature[6]]
+    categories = scratch.categories[feature[6]]
     for category in range(feature[5]):
         numbers[category] = -1
     count = 0
@@ -261,11 +269,20 @@ def _rows_of_categories(feature, network, own, batch, scratch):
                 break
             if numbers[code] < 0:
                 numbers[code] = count
-                scratch.categories[count] = code
+                categories[count] = code
                 count += 1
-    rows = matrix(scratch.of_categories, 0, count, width)
+    scratch.category_counts[feature[6]] = count
+    rows = _rows_of_categories(feature, scratch)
     for number in range(count):
-        source = own.dense[table + scratch.categories[number] * width :]
+        source = own.dense[table + categories[number] * width :]
         for i in range(width):
             rows[number, i] = source[i]
-    return rows
+
+
+@njit(**INNER)
+def _rows_of_categories(feature, scratch):
+    """The rows `[P, width]`, as they were before the step, of the P categories that occur in a
+    batch."""
+    return matrix(
+        scratch.of_categories[feature[6]], 0, scratch.category_counts[feature[6]], feature[1]
+    )

@@ -13,7 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from fedrec.nn.native.activations import RELU
 from fedrec.nn.native.memory import aligned, whole_lines
+from fedrec.nn.native.sparse_products import room_of_sparse
+from fedrec.nn.native.weight_rows import TOGETHER
 from fedrec.runtime.compilation import FAST, INNER
 
 
@@ -118,23 +121,30 @@ class Scratch(NamedTuple):
         user: `[sum of widths]`, means of the rows of the users' tables.
         base: `[out]`, the part of bias and user in the outputs of the first layer.
         base_gradient: `[out]`, its gradient.
+        totals: `[rows that are taken together]`, of rows of the user's part of the weights.
+        factors: `[rows that are taken together]`, likewise.
         gathered: `[B, d]`, rows of the item table.
         to_rows: `[B, d]`, their gradients.
         projected: `[most categories * out]`.
-        of_categories: `[most categories * width]`, rows of the categories that occur.
+        of_categories: `[F, most categories * width]`, rows of the categories that occur in a batch.
         to_categories: `[most categories * width]`, their gradients.
-        categories: `int64 [most categories]`, those that occur in a batch.
-        numbers: `int64 [most categories]`, their places among these.
+        categories: `int64 [F, most categories]`, those that occur.
+        numbers: `int64 [F, most categories]`, their places among these; -1 for others.
+        category_counts: `int64 [F]`, how many occur.
         hidden: `[sum of outputs, times B]`, outputs of the layers, one after the other.
+        sparse: `bool [L]`, whether zeros among the inputs of a layer are left out.
         gradients: two of the largest of these.
         product: `[k]`, what the items' rows in the product are multiplied by.
         summed: `[k]`, sums of these rows, weighted by the outputs' gradients.
-        room: for transposed factors of products, `[size of the largest weight]`.
+        room: for transposed factors of products, as large as the largest weight or what
+            `fedrec.nn.native.sparse_products` needs.
     """
 
     user: np.ndarray
     base: np.ndarray
     base_gradient: np.ndarray
+    totals: np.ndarray
+    factors: np.ndarray
     gathered: np.ndarray
     to_rows: np.ndarray
     projected: np.ndarray
@@ -142,7 +152,9 @@ class Scratch(NamedTuple):
     to_categories: np.ndarray
     categories: np.ndarray
     numbers: np.ndarray
+    category_counts: np.ndarray
     hidden: np.ndarray
+    sparse: np.ndarray
     gradients: np.ndarray
     product: np.ndarray
     summed: np.ndarray
@@ -171,25 +183,31 @@ def scratch_for(network, examples, width):
     for feature in network.features:
         categories = max(categories, feature[5])
         table = max(table, feature[5] * feature[1])
-    weight = 0
+    room = 0
     for layer in network.layers:
         outputs = outputs + layer[2]
         widest = max(widest, layer[2])
-        weight = max(weight, layer[1] * layer[2])
+        room = max(room, layer[1] * layer[2])
+        if network.activation == RELU:
+            room = max(room, room_of_sparse(examples, layer[1], layer[2]))
     return Scratch(
         aligned(1, inputs)[0],
         aligned(1, network.layers[0, 2])[0],
         aligned(1, network.layers[0, 2])[0],
+        aligned(1, TOGETHER)[0],
+        aligned(1, TOGETHER)[0],
         aligned(examples, width),
         aligned(examples, width),
         aligned(1, categories * network.layers[0, 2])[0],
+        aligned(len(network.features), whole_lines(table)),
         aligned(1, table)[0],
-        aligned(1, table)[0],
-        np.empty(categories, np.int64),
-        np.empty(categories, np.int64),
+        np.empty((len(network.features), categories), np.int64),
+        np.empty((len(network.features), categories), np.int64),
+        np.empty(len(network.features), np.int64),
         aligned(1, outputs * examples)[0],
+        np.zeros(len(network.layers), np.bool_),
         aligned(2, whole_lines(widest * examples)),
         aligned(1, network.product[1])[0],
         aligned(1, network.product[1])[0],
-        aligned(1, weight)[0],
+        aligned(1, room)[0],
     )

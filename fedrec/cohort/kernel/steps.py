@@ -12,12 +12,7 @@ from fedrec.cohort.kernel.memory import Client, batch_of, scratch_for
 from fedrec.nn.native.activations import RELU, activate, sigmoid, through_activation
 from fedrec.nn.native.memory import matrix
 from fedrec.nn.native.products import add_outputs, descend_weights, input_gradients
-from fedrec.nn.native.sparse_products import (
-    add_sparse_outputs,
-    descend_sparse_weights,
-    sparse_enough,
-    sparse_input_gradients,
-)
+from fedrec.nn.native.sparse_products import add_sparse_outputs, descend_sparse, sparse_enough
 from fedrec.runtime.compilation import INNER, compiled
 
 _ZERO = np.float32(0)
@@ -126,7 +121,9 @@ def _forward(network, own, batch, scratch):
             for o in range(out):
                 following[example, o] = own.dense[bias + o] if bias >= 0 else _ZERO
         weights = matrix(own.dense, weight, inputs, out)
-        if network.activation == RELU and sparse_enough(hidden, out, scratch.room):
+        sparse = network.activation == RELU and sparse_enough(hidden, out, scratch.room)
+        scratch.sparse[layer] = sparse
+        if sparse:
             add_sparse_outputs(hidden, weights, following)
         else:
             add_outputs(hidden, weights, following, scratch.room)
@@ -235,20 +232,19 @@ def _backward(network, own, batch, rates, scratch, gradient):
         weights = matrix(own.dense, weight, inputs, out)
         before = matrix(scratch.gradients[half], 0, n, inputs)
         rate = rates.weights[layer]
-        sparse = network.activation == RELU and sparse_enough(hidden, out, scratch.room)
+        sparse = scratch.sparse[layer]
         if sparse:
-            sparse_input_gradients(gradient, weights, hidden, before)
+            descend_sparse(rate, hidden, gradient, weights, before, scratch.room)
         else:
             input_gradients(gradient, weights, before, scratch.room)
-        if rate and sparse:
-            descend_sparse_weights(rate, hidden, gradient, weights, scratch.room)
-        elif rate:
-            descend_weights(rate, hidden, gradient, weights, scratch.room)
+            if rate:
+                descend_weights(rate, hidden, gradient, weights, scratch.room)
         if bias >= 0 and rates.biases[layer]:
             for example in range(n):
                 for o in range(out):
                     own.dense[bias + o] -= rates.biases[layer] * gradient[example, o]
-        through_activation(before, hidden, network.activation)
+        if not sparse:
+            through_activation(before, hidden, network.activation)
         gradient = before
         half = 1 - half
     backward_inputs(network, own, batch, rates, scratch, gradient)

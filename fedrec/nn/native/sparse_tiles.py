@@ -16,19 +16,19 @@ from numba import types
 from numba.extending import intrinsic
 
 from fedrec.nn.native.tiles import (
-    BLOCK,
     FLOAT,
     INTEGER,
+    VECTOR,
     WIDE,
     load_vector,
     multiply_add,
     pointer,
     repeated,
     store_vector,
+    sums_of_two,
 )
 
-_VECTOR = 16 if WIDE else 8
-_ZEROS = ir.Constant(ir.VectorType(FLOAT, _VECTOR), [0.0] * _VECTOR)
+_ZEROS = ir.Constant(ir.VectorType(FLOAT, VECTOR), [0.0] * VECTOR)
 
 
 def nonzero_row(bits: int, width: int) -> Any:
@@ -43,20 +43,21 @@ def nonzero_row(bits: int, width: int) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             alpha, a, b, b_row, out = arguments
 
-            def step(place: Any, sums: Sequence[Any]) -> list[Any]:
-                factor = repeated(builder, builder.load(pointer(builder, a, place)), _VECTOR)
+            def step(places: Sequence[Any], _: Any, sums: Sequence[Any]) -> list[Any]:
+                place = places[0]
+                factor = repeated(builder, builder.load(pointer(builder, a, place)), VECTOR)
                 rows = _vectors(builder, b, builder.mul(place, b_row), width)
                 return [
-                    multiply_add(builder, factor, load_vector(builder, row, _VECTOR), total)
+                    multiply_add(builder, factor, load_vector(builder, row, VECTOR), total)
                     for row, total in zip(rows, sums, strict=True)
                 ]
 
-            mask = _mask(builder, a, bits, "!=")
-            sums = _over_bits(builder, mask, [_ZEROS] * (width // _VECTOR), step)
-            factor = repeated(builder, alpha, _VECTOR)
+            mask = _mask(builder, a, bits)
+            sums = _over_bits(builder, mask, [_ZEROS] * (width // VECTOR), step, 1)
+            factor = repeated(builder, alpha, VECTOR)
             places = _vectors(builder, out, ir.Constant(INTEGER, 0), width)
             for place, total in zip(places, sums, strict=True):
-                before = load_vector(builder, place, _VECTOR)
+                before = load_vector(builder, place, VECTOR)
                 store_vector(builder, multiply_add(builder, factor, total, before), place)
             return context.get_dummy_value()
 
@@ -66,61 +67,126 @@ def nonzero_row(bits: int, width: int) -> Any:
     return intrinsic(add_nonzero_row)
 
 
-def positive_dots(bits: int, width: int) -> Any:
-    """Makes a function that adds inner products of one row with `bits` others, over `width`
-    numbers, where another number is positive.
+def descend_row(bits: int, width: int) -> Any:
+    """Makes a function that adds the part of `bits` examples to the step of `width` weights of one
+    input, and inner products of the weights before the step with rows of a gradient, for examples
+    in which the input is not zero.
 
-    Its arguments: address of the `bits` numbers that decide; address of the row; address of the
-    others and numbers from row to row; address of the `bits` results.
+    Its arguments: the step size, negative; address of the input in the examples; address of the
+    gradient's first row and numbers from row to row; addresses of the weights and of those before
+    the step, which may be the same; address of the `bits` inner products.
     """
 
-    def add_positive_dots(typing, deciding, a, b, b_row, out):
+    def descend_nonzero_row(typing, alpha, a, gradient, gradient_row, weights, before, out):
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            deciding, a, b, b_row, out = arguments
+            alpha, a, gradient, gradient_row, weights, before, out = arguments
             start = ir.Constant(INTEGER, 0)
             own = [
-                load_vector(builder, place, _VECTOR) for place in _vectors(builder, a, start, width)
+                load_vector(builder, place, VECTOR)
+                for place in _vectors(builder, before, start, width)
             ]
 
-            def step(place: Any, nothing: Sequence[Any]) -> list[Any]:
-                total = _ZEROS
-                rows = _vectors(builder, b, builder.mul(place, b_row), width)
-                for one, row in zip(own, rows, strict=True):
-                    other = load_vector(builder, row, _VECTOR)
-                    total = multiply_add(builder, one, other, total)
-                target = pointer(builder, out, place)
-                added = builder.fadd(builder.load(target), _sum(builder, total))
-                builder.store(added, target, align=4)
+            def rows(places: Sequence[Any]) -> list[list[Any]]:
+                offsets = [builder.mul(place, gradient_row) for place in places]
+                return [_vectors(builder, gradient, offset, width) for offset in offsets]
+
+            def add(places: Sequence[Any], counts: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
+                factors = _factors(builder, a, places, counts)
+                return _passed(builder, rows(places), [], factors, sums)[1]
+
+            def multiply(places: Sequence[Any], _: Any, nothing: Sequence[Any]) -> list[Any]:
+                dots = _passed(builder, rows(places), own, [], [])[0]
+                _add_totals(builder, dots, out, places)
                 return []
 
-            _over_bits(builder, _mask(builder, deciding, bits, ">"), [], step)
+            def both(places: Sequence[Any], counts: Sequence[Any], sums: Any) -> list[Any]:
+                factors = _factors(builder, a, places, counts)
+                dots, found = _passed(builder, rows(places), own, factors, sums)
+                _add_totals(builder, dots, out, places)
+                return found
+
+            mask = _mask(builder, a, bits)
+            zeros = [_ZEROS] * len(own)
+            if WIDE:
+                sums = _over_bits(builder, mask, zeros, both, 2)
+            else:  # registers for one of them
+                sums = _over_bits(builder, mask, zeros, add, 1)
+                _over_bits(builder, mask, [], multiply, 2)
+            factor = repeated(builder, alpha, VECTOR)
+            for place, total in zip(_vectors(builder, weights, start, width), sums, strict=True):
+                earlier = load_vector(builder, place, VECTOR)
+                store_vector(builder, multiply_add(builder, factor, total, earlier), place)
             return context.get_dummy_value()
 
-        return types.void(deciding, a, b, b_row, out), generate
+        given = (alpha, a, gradient, gradient_row, weights, before, out)
+        return types.void(*given), generate
 
-    add_positive_dots.__name__ = f"add_positive_dots_{bits}_{width}"
-    return intrinsic(add_positive_dots)
+    descend_nonzero_row.__name__ = f"descend_nonzero_row_{bits}_{width}"
+    return intrinsic(descend_nonzero_row)
+
+
+def _factors(
+    builder: ir.IRBuilder, address: Any, places: Sequence[Any], counts: Sequence[Any]
+) -> list[Any]:
+    """A vector of the number at each place, of zeros if it does not count."""
+    found = []
+    for place, count in zip(places, counts, strict=True):
+        number = builder.load(pointer(builder, address, place))
+        if count is not None:
+            number = builder.select(count, number, ir.Constant(FLOAT, 0.0))
+        found.append(repeated(builder, number, VECTOR))
+    return found
+
+
+def _passed(
+    builder: ir.IRBuilder,
+    rows: Sequence[Sequence[Any]],
+    weights: Sequence[Any],
+    factors: Sequence[Any],
+    sums: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    """What one pass over rows gives: vectors whose sums are the inner products of each row with the
+    weights, if there are weights; and sums plus factors times rows, if there are factors."""
+    # one chain of additions would take longer than all multiplications
+    chains: list[list[Any]] = [[_ZEROS, _ZEROS] for _ in rows]
+    found = list(sums)
+    for column in range(len(rows[0])):
+        for number, row in enumerate(rows):
+            value = load_vector(builder, row[column], VECTOR)
+            if factors:
+                found[column] = multiply_add(builder, factors[number], value, found[column])
+            if weights:
+                chain = chains[number]
+                chain.append(multiply_add(builder, weights[column], value, chain.pop(0)))
+    return [builder.fadd(one, other) for one, other in chains], found
+
+
+def _add_totals(
+    builder: ir.IRBuilder, vectors: Sequence[Any], out: Any, places: Sequence[Any]
+) -> None:
+    """Add the sum of each of two vectors to a number; the two numbers may be one."""
+    targets = [pointer(builder, out, place) for place in places]
+    before = [builder.load(target) for target in targets]
+    for target, number, total in zip(targets, before, sums_of_two(builder, *vectors), strict=True):
+        builder.store(builder.fadd(number, total), target, align=4)
 
 
 def _vectors(builder: ir.IRBuilder, address: Any, offset: Any, width: int) -> list[Any]:
     """Pointers to the vectors of `width` numbers that lie so many numbers behind an address."""
     return [
         pointer(builder, address, offset, ir.Constant(INTEGER, start))
-        for start in range(0, width, _VECTOR)
+        for start in range(0, width, VECTOR)
     ]
 
 
-def _mask(builder: ir.IRBuilder, address: Any, bits: int, relation: str) -> Any:
-    """A word with a bit for each number that has the relation to zero; NaN has every one."""
+def _mask(builder: ir.IRBuilder, address: Any, bits: int) -> Any:
+    """A word with a bit for each number that is not zero."""
     word = ir.IntType(bits)
-    zeros = ir.Constant(ir.VectorType(FLOAT, BLOCK), [0.0] * BLOCK)
     mask = ir.Constant(word, 0)
-    for start in range(0, bits, BLOCK):
-        numbers = load_vector(
-            builder, pointer(builder, address, ir.Constant(INTEGER, start)), BLOCK
-        )
-        found = builder.fcmp_unordered(relation, numbers, zeros)
-        part = builder.zext(builder.bitcast(found, ir.IntType(BLOCK)), word)
+    for start in range(0, bits, VECTOR):
+        place = pointer(builder, address, ir.Constant(INTEGER, start))
+        found = builder.fcmp_unordered("!=", load_vector(builder, place, VECTOR), _ZEROS)
+        part = builder.zext(builder.bitcast(found, ir.IntType(VECTOR)), word)
         mask = builder.or_(mask, builder.shl(part, ir.Constant(word, start)))
     return mask
 
@@ -129,15 +195,21 @@ def _over_bits(
     builder: ir.IRBuilder,
     mask: Any,
     start: Sequence[Any],
-    step: Callable[[Any, Sequence[Any]], Sequence[Any]],
+    step: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]],
+    together: int,
 ) -> list[Any]:
-    """A loop over the set bits of a word, which changes some values; they, after the loop.
+    """A loop over the set bits of a word, some at a time, which changes some values; they, after
+    the loop.
 
     Args:
         start: the values before it.
-        step: generates a step, given the place of the bit and the values; gives them after it.
+        step: generates a step, given the places of the bits, whether each counts (None: it does),
+            and the values; gives them after it. If fewer bits are left, places of bits are
+            repeated, which do not count.
+        together: number of bits at a time.
     """
     word = mask.type
+    none = ir.Constant(word, 0)
     before = builder.block
     head = builder.append_basic_block("bits")
     body = builder.append_basic_block("bits.body")
@@ -149,23 +221,22 @@ def _over_bits(
     values = [builder.phi(value.type) for value in start]
     for value, first in zip(values, start, strict=True):
         value.add_incoming(first, before)
-    builder.cbranch(builder.icmp_unsigned("!=", left, ir.Constant(word, 0)), body, after)
+    builder.cbranch(builder.icmp_unsigned("!=", left, none), body, after)
     builder.position_at_end(body)
-    place = builder.cttz(left, ir.Constant(ir.IntType(1), 1))
-    following = step(builder.zext(place, INTEGER) if word.width < 64 else place, values)
+    rest = left
+    last = left
+    places: list[Any] = []
+    counts: list[Any] = []
+    for number in range(together):
+        counts.append(builder.icmp_unsigned("!=", rest, none) if number else None)
+        last = builder.select(counts[-1], rest, last) if number else rest
+        place = builder.cttz(last, ir.Constant(ir.IntType(1), 1))
+        places.append(builder.zext(place, INTEGER) if word.width < 64 else place)
+        rest = builder.and_(rest, builder.sub(rest, ir.Constant(word, 1)))
+    following = step(places, counts, values)
     for value, new in zip(values, following, strict=True):
         value.add_incoming(new, builder.block)
-    lower = builder.sub(left, ir.Constant(word, 1))
-    left.add_incoming(builder.and_(left, lower), builder.block)
+    left.add_incoming(rest, builder.block)
     builder.branch(head)
     builder.position_at_end(after)
     return values
-
-
-def _sum(builder: ir.IRBuilder, vector: Any) -> Any:
-    """The sum of a vector's numbers, in any order."""
-    name = f"llvm.vector.reduce.fadd.v{_VECTOR}f32"
-    given = builder.module.globals.get(name)
-    if given is None:
-        given = ir.Function(builder.module, ir.FunctionType(FLOAT, [FLOAT, vector.type]), name)
-    return builder.call(given, [ir.Constant(FLOAT, 0.0), vector], fastmath=("reassoc",))

@@ -8,6 +8,7 @@ over the inner dimension. LLVM maps vectors of any length to those of the proces
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import llvmlite.binding
@@ -21,6 +22,8 @@ INTEGER = ir.IntType(64)
 
 WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
 """Whether vectors have 16 numbers and there are 32 of them; otherwise 8 and 16."""
+VECTOR = 16 if WIDE else 8
+"""Numbers of a vector."""
 ROWS = 8 if WIDE else 6
 """Rows of the largest tile, whose numbers and one row of the second factor fill the registers."""
 BLOCK = 8
@@ -60,6 +63,26 @@ def multiply_add(builder: ir.IRBuilder, one: Any, other: Any, total: Any) -> Any
     """total + one * other, in one instruction where the processor has it."""
     free: Any = {"flags": ("contract",)}
     return builder.fadd(total, builder.fmul(one, other, **free), **free)
+
+
+def sums_of_two(builder: ir.IRBuilder, one: Any, other: Any) -> list[Any]:
+    """The sum of the numbers of each of two vectors, in any order."""
+
+    def shuffled(first: Any, second: Any, places: Sequence[int]) -> Any:
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places))
+        return builder.shuffle_vector(first, second, mask)
+
+    quarters = range(0, VECTOR, 4)  # a processor shuffles quickly among four numbers
+    low = [place for n in quarters for place in (n, VECTOR + n, n + 1, VECTOR + n + 1)]
+    high = [place for n in quarters for place in (n + 2, VECTOR + n + 2, n + 3, VECTOR + n + 3)]
+    found = builder.fadd(shuffled(one, other, low), shuffled(one, other, high))
+    length = VECTOR
+    while length > 2:
+        length //= 2
+        halves = [shuffled(found, found, range(n, n + length)) for n in (0, length)]
+        found = builder.fadd(*halves)
+    places = [ir.Constant(ir.IntType(32), n) for n in range(2)]
+    return [builder.extract_element(found, place) for place in places]
 
 
 def tile(rows: int, width: int) -> Any:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numba import njit
 
-from fedrec.nn.native import activations, products, sparse_products
+from fedrec.nn.native import activations, products, sparse_products, weight_rows
 from fedrec.nn.native.memory import aligned
 from fedrec.nn.native.products import transpose
-from fedrec.nn.native.sparse_tiles import nonzero_row, positive_dots
+from fedrec.nn.native.sparse_tiles import descend_row, nonzero_row
 from fedrec.nn.native.tiles import tile
 from fedrec.nn.update_sums import add_dense, add_rows, powers
 from fedrec.runtime.compilation import compiled
@@ -70,11 +70,14 @@ def test_products_of_parts_of_matrices_are_those_of_numpy(size):
 
 
 @compiled
-def products_of_a_layer(inputs, gradient, weights, outputs, to_inputs, room):
+def products_of_a_layer(rate, inputs, gradient, weights, outputs, to_inputs, room):
     """All three, without the zeros of the inputs."""
     sparse_products.add_sparse_outputs(inputs, weights, outputs)
-    sparse_products.sparse_input_gradients(gradient, weights, inputs, to_inputs)
-    sparse_products.descend_sparse_weights(F(0.25), inputs, gradient, weights, room)
+    sparse_products.descend_sparse(rate, inputs, gradient, weights, to_inputs, room)
+
+
+def room_of(rows, width, columns):
+    return np.full(sparse_products.room_of_sparse(rows, width, columns), np.nan, dtype=F)
 
 
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.95, 1.0])
@@ -91,8 +94,8 @@ def test_products_without_zeros_are_those_of_numpy(size, zeros):
     outputs = random.normal(size=(rows, columns)).astype(F)
     to_inputs = np.full((rows, width), np.nan, dtype=F)  # the previous content is arbitrary
     exact = [numbers.astype(float) for numbers in (inputs, gradient, weights, outputs)]
-    room = np.full(width * 32 * -(-rows // 32), np.nan, dtype=F)
-    products_of_a_layer(inputs, gradient, weights, outputs, to_inputs, room)
+    room = room_of(*size)
+    products_of_a_layer(F(0.25), inputs, gradient, weights, outputs, to_inputs, room)
     wanted = {
         "outputs": (outputs, exact[3] + exact[0] @ exact[2]),
         "inputs": (to_inputs, exact[1] @ exact[2].T * (exact[0] > 0)),
@@ -106,11 +109,11 @@ def test_products_without_zeros_are_those_of_numpy(size, zeros):
 @pytest.mark.parametrize(
     ("zeros", "size", "room", "enough"),
     [
-        (0.5, (32, 64, 64), 64 * 32, True),
-        (0.3, (32, 64, 64), 64 * 32, False),
-        (0.5, (32, 60, 64), 64 * 32, False),
-        (0.5, (32, 64, 32), 64 * 32, False),
-        (0.5, (33, 64, 64), 64 * 63, False),
+        (0.5, (32, 64, 64), 64 * 128, True),
+        (0.3, (32, 64, 64), 64 * 128, False),
+        (0.5, (32, 60, 64), 64 * 128, False),
+        (0.5, (32, 64, 32), 64 * 128, False),
+        (0.5, (33, 64, 64), 64 * 128, False),
     ],
     ids=["half", "few zeros", "inputs", "outputs", "memory"],
 )
@@ -131,21 +134,59 @@ def test_a_weight_that_is_no_number_is_seen():
     weights[0, 5] = np.nan
     outputs = np.zeros((1, 64), dtype=F)
     to_inputs = np.zeros((1, 64), dtype=F)
-    room = np.empty(64 * 64, dtype=F)
-    products_of_a_layer(inputs, gradient, weights, outputs, to_inputs, room)
+    room = room_of(1, 64, 64)
+    products_of_a_layer(F(0.25), inputs, gradient, weights, outputs, to_inputs, room)
     assert np.flatnonzero(np.isnan(outputs)).tolist() == [5]
     assert np.flatnonzero(np.isnan(to_inputs)).tolist() == [0]
     inputs[0, 3] = np.nan
-    products_of_a_layer(inputs, gradient, weights, outputs, to_inputs, room)
+    products_of_a_layer(F(0.25), inputs, gradient, weights, outputs, to_inputs, room)
     assert np.isnan(outputs).all()
     assert np.isnan(weights[3]).all()
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+def test_fixed_weights_stay_with_gradients_that_are_not_finite(columns):
+    inputs = np.ones((1, 64), dtype=F)
+    inputs[0, 1::2] = 0
+    gradient = np.full((1, columns), np.inf, dtype=F)
+    weights = np.ones((64, columns), dtype=F)
+    to_inputs = np.zeros((1, 64), dtype=F)
+    sparse_products.descend_sparse(
+        F(0), inputs, gradient, weights, to_inputs, room_of(1, 64, columns)
+    )
+    assert (weights == 1).all()
+    assert np.isinf(to_inputs[0, ::2]).all()
+
+
+@compiled
+def rows_of_weights(rows, factors, vector, shares, total, dots):
+    weight_rows.row_dots(rows, vector, dots)
+    weight_rows.move_and_sum(rows, factors, vector, shares, total)
+
+
+@pytest.mark.parametrize("columns", [1, 16, 37, 80])
+@pytest.mark.parametrize("count", [1, weight_rows.TOGETHER])
+def test_steps_of_rows_of_weights_are_those_of_numpy(count, columns):
+    random = np.random.default_rng(columns)
+    sizes = (count, columns), columns, columns, count, count
+    rows, vector, total, factors, shares = (random.normal(size=s).astype(F) for s in sizes)
+    dots = np.full(count, np.nan, dtype=F)
+    exact = [numbers.astype(float) for numbers in (rows, vector, total, factors, shares)]
+    moved = exact[0] + exact[3][:, None] * exact[1]
+    rows_of_weights(rows, factors, vector, shares, total, dots)
+    for found, wanted in (
+        (dots, exact[0] @ exact[1]),
+        (rows, moved),
+        (total, exact[2] + exact[4] @ moved),
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_tiles_have_names_of_their_own():
     """Functions of two processes' caches are one to the linker if the types of their arguments have
     the same names."""
     made = [tile(rows, width) for rows in (1, 4) for width in (1, 8)]
-    made += [kind(32, width) for kind in (nonzero_row, positive_dots) for width in (64, 128)]
+    made += [kind(32, width) for kind in (nonzero_row, descend_row) for width in (64, 128)]
     assert len({repr(one) for one in made}) == len(made)
 
 
