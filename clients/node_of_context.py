@@ -8,7 +8,6 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from clients.device.device_node import device_node_of
 from clients.hosting.node import Node
 from fedrec.experiment.loading import from_run_config
 
@@ -26,6 +25,10 @@ def node_of(context: Context) -> Node:
     the run configuration; real nodes are made by `clients.device.device_node`.
     """
     if is_real(context):
+        from clients.device.device_node import (
+            device_node_of,  # imports certificates, which simulations do not need
+        )
+
         return device_node_of(context)
     given = context.run_config
     config = context.node_config

@@ -9,11 +9,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 
 from fedrec.errors import ExperimentError
+from fedrec.field_docstrings import field_docstrings
+
+if TYPE_CHECKING:
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
 
 Width: TypeAlias = Annotated[int, Field(ge=1, le=2**16)]
 """Width of a layer or an embedding; wider ones would fill the memory of any machine."""
@@ -30,7 +35,7 @@ class Config(BaseModel):
 
     Fields are written `snake_case` in Python and `kebab-case` in TOML. Unknown keys are refused.
     The docstring below a field (meaning, unit, range) is shown by `fedrec list` and by error
-    messages.
+    messages, see `descriptions`.
     """
 
     model_config = ConfigDict(
@@ -38,7 +43,6 @@ class Config(BaseModel):
         extra="forbid",
         alias_generator=_kebab,
         populate_by_name=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
         protected_namespaces=(),
     )
@@ -71,6 +75,24 @@ class Config(BaseModel):
         """Files and folders named in the settings, nested tables included."""
         for name in type(self).model_fields:
             yield from _files(getattr(self, name))
+
+    @classmethod
+    def descriptions(cls) -> dict[str, str]:
+        """The text of each field that has one."""
+        below = field_docstrings(cls, Config)
+        texts = {n: field.description or below.get(n) for n, field in cls.model_fields.items()}
+        return {name: text for name, text in texts.items() if text}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        made = handler(core_schema)
+        properties = handler.resolve_ref_schema(made).get("properties", {})
+        for name, text in cls.descriptions().items():
+            for key in {name, _kebab(name)} & set(properties):
+                properties[key].setdefault("description", text)
+        return made
 
     @classmethod
     def keys(cls) -> list[str]:
@@ -179,7 +201,8 @@ def _meaning(cls: type[Config], path: list[str]) -> str | None:
         if nested is not None and depth + 1 < len(path):
             cls = nested
         else:
-            return f"{part}: {' '.join(field.description.split())}" if field.description else None
+            text = cls.descriptions().get(part.replace("-", "_"))
+            return f"{part}: {' '.join(text.split())}" if text else None
     return None
 
 

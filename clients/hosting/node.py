@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -40,7 +41,9 @@ from fedrec.models.base import Model
 from fedrec.privacy.noise_source import NoiseSource, source_of
 from fedrec.protocol.orders import COMPILED, EvaluateOrder, TrainOrder
 from fedrec.rng import torch_stream
-from fedrec.secure.identity import Identity
+
+if TYPE_CHECKING:
+    from fedrec.secure.identity import Identity
 
 
 class Node:

@@ -78,6 +78,7 @@ def settings_of(component: type, *, nested: bool = True) -> list[Setting]:
 
 
 def _of_config(config: type[Config], within: str = "", *, nested: bool) -> Iterator[Setting]:
+    texts = config.descriptions()
     for name, field in config.model_fields.items():
         key = within + name.replace("_", "-")
         yield Setting(
@@ -85,7 +86,7 @@ def _of_config(config: type[Config], within: str = "", *, nested: bool) -> Itera
             words_of(field.annotation),
             _default_of(field),
             ", ".join(_bounds(field.metadata)),
-            " ".join((field.description or "").split()),
+            " ".join(texts.get(name, "").split()),
         )
         inner = _nested(field.annotation) if nested else None
         if inner is not None:

@@ -180,4 +180,4 @@ class TestTableOfUsers:
 
 def test_the_settings_are_documented():
     assert issubclass(ReplacementConfig, Config)
-    assert all(f.description for f in ReplacementConfig.model_fields.values())
+    assert ReplacementConfig.descriptions().keys() == ReplacementConfig.model_fields.keys()
