@@ -106,7 +106,8 @@ class Contract:
     def test_every_setting_has_a_description(self) -> None:
         """Each field of the configuration has a docstring."""
         config = getattr(self.cls, "Config", Config)
-        bare = [name for name in config.model_fields if name not in config.descriptions()]
+        described = config.descriptions()
+        bare = [name for name in config.model_fields if name not in described]
         assert_that(not bare, f"no docstring below {', '.join(bare)} of {config.__name__}")
 
     def test_an_unknown_setting_is_named(self) -> None:

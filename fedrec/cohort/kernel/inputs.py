@@ -15,6 +15,7 @@ from numba import njit
 
 from fedrec.nn.native.memory import matrix
 from fedrec.nn.native.products import add_outputs, descend_weights, input_gradients
+from fedrec.nn.native.rows import add_rows, copy_row, repeat_row
 from fedrec.nn.native.weight_rows import TOGETHER, move_and_sum, row_dots
 from fedrec.runtime.compilation import INNER
 
@@ -33,19 +34,12 @@ def start_base(network, own, scratch):
 def forward_inputs(network, own, batch, scratch, hidden):
     """Outputs `[n, out]` of the first layer, before the activation, given the part of bias and user
     in `scratch.base`."""
-    base = scratch.base
-    for example in range(len(hidden)):
-        row = hidden[example]
-        for o in range(base.size):
-            row[o] = base[o]
+    repeat_row(scratch.base, hidden)
     width = own.rows.shape[1]
     if width:
         gathered = scratch.gathered[: len(hidden)]
         for example in range(len(hidden)):
-            source = own.rows[batch.places[example] - own.first_row]
-            target = gathered[example]
-            for i in range(width):
-                target[i] = source[i]
+            copy_row(own.rows[batch.places[example] - own.first_row], gathered[example])
         weights = _weights(network, own, network.item_start, width)
         add_outputs(gathered, weights, hidden, scratch.room)
     for place in range(len(network.features)):
@@ -58,10 +52,7 @@ def backward_inputs(network, own, batch, rates, scratch, gradient):
     `scratch.base` is that of the next step then."""
     summed = scratch.base_gradient
     summed[:] = 0
-    for example in range(len(gradient)):
-        row = gradient[example]
-        for o in range(summed.size):
-            summed[o] += row[o]
+    add_rows(gradient, summed)
     bias = network.layers[0, 3]
     weight_rate = rates.weights[0]
     if bias >= 0:
@@ -274,9 +265,7 @@ def _copy_categories(feature, network, own, batch, scratch):
     scratch.category_counts[feature[6]] = count
     rows = _rows_of_categories(feature, scratch)
     for number in range(count):
-        source = own.dense[table + categories[number] * width :]
-        for i in range(width):
-            rows[number, i] = source[i]
+        copy_row(own.dense[table + categories[number] * width :], rows[number])
 
 
 @njit(**INNER)

@@ -21,7 +21,6 @@ _LONG = 64  # numbers of a row that are looked at together
 _SHORT = 32  # the same of a batch, which is seldom longer
 _NARROW = 64  # columns of the result that are in registers
 _BROAD = 128 if WIDE else _NARROW
-_ONE = np.float32(1)
 _LEAST_ZEROS = 0.4  # as a share; with fewer, other products are as fast
 _OUTPUTS, _OUTPUTS_NARROW = (nonzero_row(_LONG, width) for width in (_BROAD, _NARROW))
 _WEIGHTS, _WEIGHTS_NARROW = (descend_row(_SHORT, width) for width in (_BROAD, _NARROW))
@@ -61,9 +60,9 @@ def add_sparse_outputs(inputs, weights, out):
                 of_inputs = inputs.ctypes.data + 4 * (row * inner + first)
                 to = out.ctypes.data + 4 * (row * columns + column)
                 if broad:
-                    _OUTPUTS(_ONE, of_inputs, of_weights, columns, to)
+                    _OUTPUTS(of_inputs, of_weights, columns, to)
                 else:
-                    _OUTPUTS_NARROW(_ONE, of_inputs, of_weights, columns, to)
+                    _OUTPUTS_NARROW(of_inputs, of_weights, columns, to)
         column += _BROAD if broad else _NARROW
 
 

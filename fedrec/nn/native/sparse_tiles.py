@@ -32,16 +32,16 @@ _ZEROS = ir.Constant(ir.VectorType(FLOAT, VECTOR), [0.0] * VECTOR)
 
 
 def nonzero_row(bits: int, width: int) -> Any:
-    """Makes a function that adds alpha a b to `width` numbers of a row of the result, for a row a
-    of `bits` numbers.
+    """Makes a function that adds a b to `width` numbers of a row of the result, for a row a of
+    `bits` numbers.
 
-    Its arguments: alpha; address of a; address of b and numbers from row to row; address of the row
-    of the result.
+    Its arguments: address of a; address of b and numbers from row to row; address of the row of the
+    result.
     """
 
-    def add_nonzero_row(typing, alpha, a, b, b_row, out):
+    def add_nonzero_row(typing, a, b, b_row, out):
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            alpha, a, b, b_row, out = arguments
+            a, b, b_row, out = arguments
 
             def step(places: Sequence[Any], _: Any, sums: Sequence[Any]) -> list[Any]:
                 place = places[0]
@@ -54,14 +54,13 @@ def nonzero_row(bits: int, width: int) -> Any:
 
             mask = _mask(builder, a, bits)
             sums = _over_bits(builder, mask, [_ZEROS] * (width // VECTOR), step, 1)
-            factor = repeated(builder, alpha, VECTOR)
             places = _vectors(builder, out, ir.Constant(INTEGER, 0), width)
             for place, total in zip(places, sums, strict=True):
                 before = load_vector(builder, place, VECTOR)
-                store_vector(builder, multiply_add(builder, factor, total, before), place)
+                store_vector(builder, builder.fadd(before, total), place)
             return context.get_dummy_value()
 
-        return types.void(alpha, a, b, b_row, out), generate
+        return types.void(a, b, b_row, out), generate
 
     add_nonzero_row.__name__ = f"add_nonzero_row_{bits}_{width}"  # see `tiles.tile`
     return intrinsic(add_nonzero_row)
@@ -86,32 +85,25 @@ def descend_row(bits: int, width: int) -> Any:
                 for place in _vectors(builder, before, start, width)
             ]
 
-            def rows(places: Sequence[Any]) -> list[list[Any]]:
-                offsets = [builder.mul(place, gradient_row) for place in places]
-                return [_vectors(builder, gradient, offset, width) for offset in offsets]
+            def step_of(multiplied: Sequence[Any]) -> Any:
+                def step(places: Sequence[Any], counts: Sequence[Any], sums: Any) -> list[Any]:
+                    offsets = [builder.mul(place, gradient_row) for place in places]
+                    rows = [_vectors(builder, gradient, offset, width) for offset in offsets]
+                    factors = _factors(builder, a, places, counts) if sums else []
+                    dots, found = _passed(builder, rows, multiplied, factors, sums)
+                    if multiplied:
+                        _add_totals(builder, dots, out, places)
+                    return found
 
-            def add(places: Sequence[Any], counts: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
-                factors = _factors(builder, a, places, counts)
-                return _passed(builder, rows(places), [], factors, sums)[1]
-
-            def multiply(places: Sequence[Any], _: Any, nothing: Sequence[Any]) -> list[Any]:
-                dots = _passed(builder, rows(places), own, [], [])[0]
-                _add_totals(builder, dots, out, places)
-                return []
-
-            def both(places: Sequence[Any], counts: Sequence[Any], sums: Any) -> list[Any]:
-                factors = _factors(builder, a, places, counts)
-                dots, found = _passed(builder, rows(places), own, factors, sums)
-                _add_totals(builder, dots, out, places)
-                return found
+                return step
 
             mask = _mask(builder, a, bits)
             zeros = [_ZEROS] * len(own)
             if WIDE:
-                sums = _over_bits(builder, mask, zeros, both, 2)
+                sums = _over_bits(builder, mask, zeros, step_of(own), 2)
             else:  # registers for one of them
-                sums = _over_bits(builder, mask, zeros, add, 1)
-                _over_bits(builder, mask, [], multiply, 2)
+                sums = _over_bits(builder, mask, zeros, step_of([]), 1)
+                _over_bits(builder, mask, [], step_of(own), 2)
             factor = repeated(builder, alpha, VECTOR)
             for place, total in zip(_vectors(builder, weights, start, width), sums, strict=True):
                 earlier = load_vector(builder, place, VECTOR)

@@ -8,7 +8,7 @@ over the inner dimension. LLVM maps vectors of any length to those of the proces
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding
@@ -85,6 +85,40 @@ def sums_of_two(builder: ir.IRBuilder, one: Any, other: Any) -> list[Any]:
     return [builder.extract_element(found, place) for place in places]
 
 
+def loop(
+    builder: ir.IRBuilder,
+    end: Any,
+    stride: int,
+    start: Sequence[Any],
+    step: Callable[[Any, Sequence[Any]], Sequence[Any]],
+) -> Sequence[Any]:
+    """A loop over 0, stride and so on below an end above 0, which changes some values; they, after
+    the loop.
+
+    Args:
+        start: the values before it.
+        step: generates a step, given the number and the values; gives them after it.
+    """
+    before = builder.block
+    body = builder.append_basic_block("loop")
+    after = builder.append_basic_block("loop.done")
+    builder.branch(body)
+    builder.position_at_end(body)
+    number = builder.phi(INTEGER)
+    number.add_incoming(ir.Constant(INTEGER, 0), before)
+    values = [builder.phi(value.type) for value in start]
+    for value, first in zip(values, start, strict=True):
+        value.add_incoming(first, before)
+    found = step(number, values)
+    for value, new in zip(values, found, strict=True):
+        value.add_incoming(new, body)
+    following = builder.add(number, ir.Constant(INTEGER, stride))
+    number.add_incoming(following, body)
+    builder.cbranch(builder.icmp_signed("<", following, end), body, after)
+    builder.position_at_end(after)
+    return found
+
+
 def tile(rows: int, width: int) -> Any:
     """Makes a function that adds alpha a b to a tile `[rows, width]` of the result.
 
@@ -96,35 +130,24 @@ def tile(rows: int, width: int) -> Any:
     def add_tile(typing, alpha, inner, a, a_row, a_column, b, b_row, out, out_row):
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             alpha, inner, a, a_row, a_column, b, b_row, out, out_row = arguments
-            vector = ir.VectorType(FLOAT, width)
-            before = builder.block
-            body = builder.append_basic_block("tile")
-            after = builder.append_basic_block("tile.done")
-            builder.branch(body)
-            builder.position_at_end(body)
-            step = builder.phi(INTEGER)
-            step.add_incoming(ir.Constant(INTEGER, 0), before)
-            sums = [builder.phi(vector) for _ in range(rows)]
-            own = load_vector(builder, pointer(builder, b, builder.mul(step, b_row)), width)
-            column = builder.mul(step, a_column)
-            for row, total in enumerate(sums):
-                total.add_incoming(ir.Constant(vector, [0.0] * width), before)
-                place = pointer(builder, a, column, builder.mul(a_row, ir.Constant(INTEGER, row)))
-                factor = repeated(builder, builder.load(place), width)
-                total.add_incoming(multiply_add(builder, factor, own, total), body)
-            following = builder.add(step, ir.Constant(INTEGER, 1))
-            step.add_incoming(following, body)
-            builder.cbranch(builder.icmp_signed("<", following, inner), body, after)
-            builder.position_at_end(after)
+            zeros = ir.Constant(ir.VectorType(FLOAT, width), [0.0] * width)
+            each = [ir.Constant(INTEGER, row) for row in range(rows)]
+
+            def step(number: Any, sums: Sequence[Any]) -> list[Any]:
+                own = load_vector(builder, pointer(builder, b, builder.mul(number, b_row)), width)
+                column = builder.mul(number, a_column)
+                places = [pointer(builder, a, column, builder.mul(a_row, row)) for row in each]
+                return [
+                    multiply_add(builder, repeated(builder, builder.load(place), width), own, total)
+                    for place, total in zip(places, sums, strict=True)
+                ]
+
+            sums = loop(builder, inner, 1, [zeros] * rows, step)
             factor = repeated(builder, alpha, width)
-            for row, total in enumerate(sums):
-                added = total.incomings[1][0]
-                place = pointer(builder, out, builder.mul(out_row, ir.Constant(INTEGER, row)))
-                store_vector(
-                    builder,
-                    multiply_add(builder, factor, added, load_vector(builder, place, width)),
-                    place,
-                )
+            for row, total in zip(each, sums, strict=True):
+                place = pointer(builder, out, builder.mul(out_row, row))
+                before = load_vector(builder, place, width)
+                store_vector(builder, multiply_add(builder, factor, total, before), place)
             return context.get_dummy_value()
 
         return types.void(alpha, inner, a, a_row, a_column, b, b_row, out, out_row), generate

@@ -8,7 +8,7 @@ together, in LLVM instructions, and what they share is read and written once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,14 @@ from fedrec.nn.native.tiles import (
     VECTOR,
     WIDE,
     load_vector,
+    loop,
     multiply_add,
     pointer,
     repeated,
     store_vector,
     sums_of_two,
 )
-from fedrec.runtime.compilation import FAST
+from fedrec.runtime.compilation import FAST, INNER
 
 TOGETHER = 8 if WIDE else 4
 """Rows that are taken together; two numbers for each of them fill half of the registers."""
@@ -43,13 +44,11 @@ def row_dots(rows, vector, out):
         vector: `float32 [columns]`.
         out: `float32 [n]`, written.
     """
-    first = 0
-    if len(rows) == TOGETHER and vector.size >= VECTOR:
-        first = vector.size - vector.size % VECTOR
+    first = _in_vectors(len(rows), vector.size)
+    out[:] = 0
+    if first:
         at = rows.ctypes.data, vector.size, vector.ctypes.data
         _dots(*at, first, out.ctypes.data)  # pyright: ignore[reportCallIssue]
-    else:
-        out[:] = 0
     for n in range(len(rows)):
         row = rows[n]
         total = np.float32(0)
@@ -69,9 +68,8 @@ def move_and_sum(rows, factors, vector, shares, total):
         shares: `float32 [n]`.
         total: `float32 [columns]`.
     """
-    first = 0
-    if len(rows) == TOGETHER and vector.size >= VECTOR:
-        first = vector.size - vector.size % VECTOR
+    first = _in_vectors(len(rows), vector.size)
+    if first:
         at = rows.ctypes.data, vector.size, factors.ctypes.data, vector.ctypes.data
         of_sums = shares.ctypes.data, total.ctypes.data
         _move_and_sum(*at, *of_sums, first)  # pyright: ignore[reportCallIssue]
@@ -80,6 +78,12 @@ def move_and_sum(rows, factors, vector, shares, total):
         for column in range(first, vector.size):
             row[column] += factors[n] * vector[column]
             total[column] += shares[n] * row[column]
+
+
+@njit(**INNER)
+def _in_vectors(rows, columns):
+    """Number of columns that are taken as whole vectors."""
+    return columns - columns % VECTOR if rows == TOGETHER else 0
 
 
 @intrinsic
@@ -94,14 +98,14 @@ def _dots(typing, rows, row, vector, columns, out):
         rows, row, vector, columns, out = arguments
         zeros = ir.Constant(ir.VectorType(FLOAT, VECTOR), [0.0] * VECTOR)
 
-        def step(column: Any, totals: list[Any]) -> list[Any]:
+        def step(column: Any, totals: Sequence[Any]) -> list[Any]:
             own = load_vector(builder, pointer(builder, vector, column), VECTOR)
             return [
                 multiply_add(builder, load_vector(builder, place, VECTOR), own, total)
                 for place, total in zip(_places(builder, rows, row, column), totals, strict=True)
             ]
 
-        totals = _over_columns(builder, columns, [zeros] * TOGETHER, step)
+        totals = loop(builder, columns, VECTOR, [zeros] * TOGETHER, step)
         for first in range(0, TOGETHER, 2):
             for number, total in enumerate(sums_of_two(builder, *totals[first : first + 2]), first):
                 place = pointer(builder, out, ir.Constant(INTEGER, number))
@@ -125,7 +129,7 @@ def _move_and_sum(typing, rows, row, factors, vector, shares, total, columns):
         own = [repeated(builder, builder.load(pointer(builder, factors, n)), VECTOR) for n in each]
         parts = [repeated(builder, builder.load(pointer(builder, shares, n)), VECTOR) for n in each]
 
-        def step(column: Any, nothing: list[Any]) -> list[Any]:
+        def step(column: Any, nothing: Sequence[Any]) -> list[Any]:
             direction = load_vector(builder, pointer(builder, vector, column), VECTOR)
             place = pointer(builder, total, column)
             summed = load_vector(builder, place, VECTOR)
@@ -138,7 +142,7 @@ def _move_and_sum(typing, rows, row, factors, vector, shares, total, columns):
             store_vector(builder, summed, place)
             return []
 
-        _over_columns(builder, columns, [], step)
+        loop(builder, columns, VECTOR, [], step)
         return context.get_dummy_value()
 
     return types.void(rows, row, factors, vector, shares, total, columns), generate
@@ -148,35 +152,3 @@ def _places(builder: ir.IRBuilder, rows: Any, row: Any, column: Any) -> list[Any
     """Pointers to the numbers of a column."""
     each = [builder.mul(row, ir.Constant(INTEGER, number)) for number in range(TOGETHER)]
     return [pointer(builder, rows, offset, column) for offset in each]
-
-
-def _over_columns(
-    builder: ir.IRBuilder,
-    columns: Any,
-    start: list[Any],
-    step: Callable[[Any, list[Any]], list[Any]],
-) -> list[Any]:
-    """A loop over vectors of columns, which changes some values; they, after the loop.
-
-    Args:
-        start: the values before it.
-        step: generates a step, given the first column and the values; gives them after it.
-    """
-    before = builder.block
-    body = builder.append_basic_block("columns")
-    after = builder.append_basic_block("columns.done")
-    builder.branch(body)
-    builder.position_at_end(body)
-    column = builder.phi(INTEGER)
-    column.add_incoming(ir.Constant(INTEGER, 0), before)
-    values = [builder.phi(value.type) for value in start]
-    for value, first in zip(values, start, strict=True):
-        value.add_incoming(first, before)
-    found = step(column, values)
-    for value, new in zip(values, found, strict=True):
-        value.add_incoming(new, body)
-    following = builder.add(column, ir.Constant(INTEGER, VECTOR))
-    column.add_incoming(following, body)
-    builder.cbranch(builder.icmp_signed("<", following, columns), body, after)
-    builder.position_at_end(after)
-    return found
