@@ -33,7 +33,8 @@ from fedrec.runtime.compilation import FAST
 BATCHES = 200
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7)
 """Of zeros."""
-_RATE = np.float32(1e-9)
+RATE = np.float32(1e-9)
+"""Of the steps: so small that the weights keep their size in all batches."""
 
 
 @njit(**FAST)
@@ -49,12 +50,12 @@ def _sparse_forward(inputs, gradient, weights, outputs, to_inputs, room):
 @njit(**FAST)
 def _backward(inputs, gradient, weights, outputs, to_inputs, room):
     products.input_gradients(gradient, weights, to_inputs, room)
-    products.descend_weights(_RATE, inputs, gradient, weights, room)
+    products.descend_weights(RATE, inputs, gradient, weights, room)
 
 
 @njit(**FAST)
 def _sparse_backward(inputs, gradient, weights, outputs, to_inputs, room):
-    descend_sparse(_RATE, inputs, gradient, weights, to_inputs, room)
+    descend_sparse(RATE, inputs, gradient, weights, to_inputs, room)
 
 
 PRODUCTS = {"forward": 1, "both backward": 2}

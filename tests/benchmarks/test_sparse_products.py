@@ -10,25 +10,42 @@ SIZES = (32, 128, 64)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", timing.WHOLE)
-def test_products_without_zeros_give_what_whole_ones_give(kind):
-    found = []
-    for table in (timing.WHOLE, timing.SPARSE):
+def test_forward_products_without_zeros_give_what_whole_ones_give():
+    results = {}
+    for name, table in (("whole", timing.WHOLE), ("sparse", timing.SPARSE)):
         inputs, gradients, weights, outputs, to_inputs, room = timing.numbers(0.5, *SIZES)
         assert 0.45 < (inputs == 0).mean() < 0.55
         outputs[:] = 0
-        to_inputs[:] = 0
-        if kind == "of weights":
-            weights[:] = 0  # so that their step is all of them
-        given = inputs[0], gradients[0], weights, outputs, to_inputs, room
-        table[kind](*given)
-        if kind == "of inputs":  # ReLU's own gradient is part of it
-            to_inputs[inputs[0] == 0] = 0
-        found.append([numbers.copy() for numbers in (weights, outputs, to_inputs)])
-    for whole, sparse in zip(*found, strict=True):
-        np.testing.assert_allclose(sparse, whole, rtol=1e-4, atol=1e-5 * np.abs(whole).max())
-    result = dict(zip(timing.WHOLE, (found[0][1], found[0][2], found[0][0]), strict=True))[kind]
-    assert np.abs(result).max() > 0
+        table["forward"](inputs[0], gradients[0], weights, outputs, to_inputs, room)
+        results[name] = outputs.copy()
+    _assert_equal(results["sparse"], results["whole"])
+    _assert_equal(results["whole"], inputs[0] @ weights)
+
+
+@pytest.mark.slow
+def test_backward_products_without_zeros_give_what_whole_ones_give():
+    results = {}
+    for name, table in (("whole", timing.WHOLE), ("sparse", timing.SPARSE)):
+        inputs, gradients, weights, outputs, to_inputs, room = timing.numbers(0.5, *SIZES)
+        before = weights.copy()
+        gradients[0] /= timing.RATE  # so that a step changes the weights
+        table["both backward"](inputs[0], gradients[0], weights, outputs, to_inputs, room)
+        # Without zeros the gradient of ReLU is part of that of the inputs.
+        results[name] = before - weights, np.where(inputs[0] != 0, to_inputs, 0)
+        if name == "sparse":
+            assert not to_inputs[inputs[0] == 0].any()
+    expected = (
+        timing.RATE * inputs[0].T @ gradients[0],
+        np.where(inputs[0] != 0, gradients[0] @ before.T, 0),
+    )
+    for whole, sparse, exact in zip(*results.values(), expected, strict=True):
+        _assert_equal(sparse, whole)
+        _assert_equal(whole, exact)
+
+
+def _assert_equal(found, expected):
+    assert np.abs(expected).max() > 0
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.slow
@@ -37,7 +54,8 @@ def test_it_prints_a_speed_for_each_kind_and_share(capsys):
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split()[1:] == " ".join(timing.WHOLE).split()
     assert len(rows) == 1 + len(timing.SHARES)
-    assert all(float(speed) > 0 for row in rows for speed in row.split()[-3:])
+    columns = len(timing.PRODUCTS)
+    assert all(float(speed) > 0 for row in rows for speed in row.split()[-columns:])
 
 
 @pytest.mark.parametrize("given", [["32", "100", "64"], ["32", "128", "32"], ["0"], ["many"]])
