@@ -90,8 +90,8 @@ def central_result(
     """Finish an experiment of centralised systems alone."""
     privacy = baseline_privacy(run)
     users = run.baseline_users()
-    first = next(iter(users.values()), None)
-    clients = np.empty(0, np.int64) if first is None else first.index.to_numpy()
+    first = next(iter(users), None)
+    clients = np.empty(0, np.int64) if first is None else users.columns(first, ()).names
     result = Result(
         experiment=run.experiment,
         folder=run.path,

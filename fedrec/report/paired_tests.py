@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedrec.report.bootstrap import bootstrap_intervals
+from fedrec.report.signed_ranks import signed_ranks
 
 
 @dataclass(frozen=True)
@@ -118,23 +119,22 @@ def _tested(differences: np.ndarray, low: float, high: float, sign: int) -> Pair
 
     spread = float(differences.std(ddof=1))
     mean = float(differences.mean())
-    moved = differences[differences != 0]
-    if len(moved) and spread > 0:
+    moved = bool(differences.any())
+    if moved and spread > 0:
         t_p = float(np.asarray(stats.ttest_1samp(differences, 0.0))[1])
         effect = mean / spread
     else:  # all differences are equal
-        t_p, effect = (0.0, math.copysign(math.inf, mean)) if len(moved) else (1.0, 0.0)
-    ranks = stats.rankdata(np.abs(moved))
-    rank_effect = float((ranks * np.sign(moved)).sum() / ranks.sum()) if len(moved) else 0.0
+        t_p, effect = (0.0, math.copysign(math.inf, mean)) if moved else (1.0, 0.0)
+    ranks = signed_ranks(differences)
     return PairedTest(
         users=len(differences),
         difference=mean,
         low=low,
         high=high,
         t_p=t_p,
-        wilcoxon_p=float(np.asarray(stats.wilcoxon(moved))[1]) if len(moved) else 1.0,
+        wilcoxon_p=ranks.p,
         effect=effect,
-        rank_effect=rank_effect,
+        rank_effect=ranks.effect,
         better=int((sign * differences > 0).sum()),
         worse=int((sign * differences < 0).sum()),
     )

@@ -52,9 +52,10 @@ def baseline_epsilon(result: Result, label: str) -> float | None:
 def spent_epsilon(result: Result) -> float | None:
     """Epsilon of the federated system; None without `[privacy]`, infinite where a phase has no
     noise."""
-    if result.experiment.privacy is None or "epsilon" not in result.rounds:
+    if result.experiment.privacy is None:
         return None
-    return float(result.rounds["epsilon"].iloc[-1]) if len(result.rounds) else None
+    spent = result.columns("rounds").columns.get("epsilon")
+    return None if spent is None else float(spent[-1])
 
 
 def epsilon_of(result: Result, label: str) -> float | None:

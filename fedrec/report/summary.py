@@ -11,6 +11,7 @@ import numpy as np
 
 from fedrec.components.registry import MODEL
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.column_table import ColumnTable
 from fedrec.evaluation.metrics import lower_is_better, main_metric
 from fedrec.experiment.phases import last_phase
 from fedrec.experiment.tables import EvaluationConfig
@@ -19,8 +20,9 @@ from fedrec.models.base import ProductsConfig
 from fedrec.report.bootstrap import bootstrap_intervals
 from fedrec.report.input_codes import budgets, input_codes
 from fedrec.report.inputs import system_inputs
-from fedrec.report.paired_tests import holm, paired_tests
+from fedrec.report.paired_tests import holm
 from fedrec.report.rows import is_private, system_rows
+from fedrec.report.signed_ranks import signed_ranks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -155,25 +157,38 @@ def significance_line(result: Result) -> str:
     """How the system differs from each centralised one: difference of the deciding metric, its
     interval, and a test over the same users; empty where nothing can be compared."""
     metric = deciding_metric(result)
-    if metric is None or metric not in result.users:
+    if metric is None or metric not in result.columns("users").columns:
         return ""
-    others = {
-        label: table[metric] for label, table in result.baseline_users.items() if metric in table
-    }
-    apart = [(result.users[metric] - values).to_numpy() for values in others.values()]
-    if not apart or min(np.isfinite(values).sum() for values in apart) < 2:
+    apart = _differences(result, metric)
+    users = min(map(len, apart.values()), default=0)
+    if users < 2:
         return ""
-    tests = paired_tests(apart, resamples=_RESAMPLES)
-    corrected = holm(np.array([test.wilcoxon_p for test in tests]))
+    intervals = bootstrap_intervals(list(apart.values()), resamples=_RESAMPLES)
+    corrected = holm(np.array([signed_ranks(own).p for own in apart.values()]))
     said = [
-        f"{label} {test.difference:+.4f} [{test.low:+.4f}, {test.high:+.4f}]"
+        f"{label} {own.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
         f" p {'< .001' if p < 1e-3 else f'= {p:.3f}'}"
-        for label, test, p in zip(others, tests, corrected.tolist(), strict=True)
+        for (label, own), (low, high), p in zip(
+            apart.items(), intervals, corrected.tolist(), strict=True
+        )
     ]
     return (
         f"{metric} of {result.experiment.name} less that of {'; '.join(said)} (95% intervals and"
-        f" Wilcoxon's test over {min(test.users for test in tests):,} users, corrected by Holm)"
+        f" Wilcoxon's test over {users:,} users, corrected by Holm)"
     )
+
+
+def _differences(result: Result, metric: str) -> dict[str, np.ndarray]:
+    """The system's metric less that of each centralised one, of the users who have both."""
+    own = result.of_users(metric)
+    tables = _of_baselines(result, metric)
+    return {label: own.difference(table, metric) for label, table in tables.items()}
+
+
+def _of_baselines(result: Result, metric: str) -> dict[str, ColumnTable]:
+    """The metric of each user by each centralised system that has it."""
+    tables = {label: result.of_users(metric, label) for label in result.baseline_users}
+    return {label: table for label, table in tables.items() if metric in table.columns}
 
 
 def early_stopping_line(result: Result) -> str:
@@ -270,23 +285,22 @@ def _below_popularity(result: Result, metric: str) -> list[str]:
 def _worth_of_order(result: Result, metric: str) -> list[str]:
     """Whether transitions between items rank better than the best baseline without order, over the
     test users of an own table."""
-    tables = {
-        label: table[metric]
-        for label, table in result.baseline_users.items()
-        if metric in table and label != _RANDOM
-    }
-    ordered = tables.pop(_ORDERED, None)
-    if ordered is None or not tables or result.experiment.dataset.name != "table":
+    if _ORDERED not in result.baseline_users or result.experiment.dataset.name != "table":
         return []
-    best = max(tables, key=lambda label: tables[label].mean())
-    differences = (ordered - tables[best]).dropna().to_numpy(float)
+    tables = _of_baselines(result, metric)
+    means = {label: float(np.nanmean(own.columns[metric])) for label, own in tables.items()}
+    others = [label for label in tables if label not in (_ORDERED, _RANDOM)]
+    if _ORDERED not in tables or not others:
+        return []
+    best = max(others, key=means.__getitem__)
+    differences = tables[_ORDERED].difference(tables[best], metric)
     if len(differences) < 2:
         return []
     ((low, high),) = bootstrap_intervals([differences])
     pays = "pays" if low > 0 else "does not pay" if high < 0 else "makes no sure difference"
     return [
-        f"The order of items {pays} here: {metric} {ordered.mean():.4f} by transitions between"
-        f" items, {tables[best].mean():.4f} by {best}, which knows no order (difference"
+        f"The order of items {pays} here: {metric} {means[_ORDERED]:.4f} by transitions between"
+        f" items, {means[best]:.4f} by {best}, which knows no order (difference"
         f" {differences.mean():+.4f}, {low:+.4f} to {high:+.4f})."
     ]
 

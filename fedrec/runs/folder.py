@@ -45,7 +45,7 @@ from fedrec.runs.environment import environment, installed_version
 from fedrec.runs.folder_lock import locked
 from fedrec.runs.incremental_csv import IncrementalCsv
 from fedrec.runs.result import Result
-from fedrec.runs.tables import USER, LaterTables, digests, read_content, table_of
+from fedrec.runs.tables import UNREADABLE, USER, LaterTables, digests, read_content, table_of
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.new_folders import require_new_folder
 from fedrec.runtime.text_files import read_json
@@ -298,12 +298,12 @@ class RunFolder:
         folder = self.baseline_folder(label)
         return {name: (folder / name).read_text(encoding="utf-8") for name in _OF_BASELINE}
 
-    def baseline_users(self) -> Mapping[str, pd.DataFrame]:
+    def baseline_users(self) -> LaterTables:
         """Metrics of each user by each centralised baseline, by label. The files are read now, and
         become tables of pandas when these are asked for."""
         return self._of_baselines("users.csv")
 
-    def baseline_groups(self) -> Mapping[str, pd.DataFrame]:
+    def baseline_groups(self) -> LaterTables:
         """Means over groups of users by each centralised baseline, by label, likewise."""
         return self._of_baselines("groups.csv")
 
@@ -316,7 +316,7 @@ class RunFolder:
         }
         return LaterTables(
             {label: self._content(file) for label, file in files.items()},
-            lambda label, content: self._table(files[label], content, index=0),
+            lambda label, error: self._unreadable(files[label], error),
         )
 
     def write_result(self, result: Result, extra: dict[str, Any]) -> None:
@@ -403,19 +403,19 @@ class RunFolder:
         )
 
     def _read_table(self, name: str, index: int | None = None) -> pd.DataFrame:
-        return self._table(name, self._content(name), index)
+        try:
+            return table_of(self._content(name), index)
+        except UNREADABLE as error:
+            raise self._unreadable(name, error) from None
 
     def _content(self, name: str) -> bytes:
         try:
             return read_content(self.path, name)
         except (OSError, ValueError) as error:
-            raise self._damaged(name, f"{type(error).__name__}: {error}") from None
+            raise self._unreadable(name, error) from None
 
-    def _table(self, name: str, content: bytes, index: int | None = None) -> pd.DataFrame:
-        try:
-            return table_of(content, index)
-        except (ValueError, IndexError, OverflowError) as error:  # pandas': ValueErrors
-            raise self._damaged(name, f"{type(error).__name__}: {error}") from None
+    def _unreadable(self, name: str, error: Exception) -> RunError:
+        return self._damaged(name, f"{type(error).__name__}: {error}")
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:

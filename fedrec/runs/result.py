@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedrec.evaluation.column_table import ColumnTable
 from fedrec.evaluation.groups import group_gaps
 from fedrec.experiment.schema import Experiment
+from fedrec.runs.tables import LaterTables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,9 +119,22 @@ class Result:
         """Number of rounds."""
         return len(vars(self)["rounds"])
 
-    def columns(self, name: Literal["users", "groups"]) -> ColumnTable:
-        """One of these tables as arrays."""
+    def columns(self, name: Literal["rounds", "users", "groups"]) -> ColumnTable:
+        """One of these tables as arrays, without pandas."""
         return ColumnTable.of(vars(self)[name])
+
+    def of_users(self, metric: str, baseline: str | None = None) -> ColumnTable:
+        """A metric of each evaluated user, likewise; without that column if it was not evaluated.
+
+        Args:
+            metric: its name.
+            baseline: label of a centralised baseline with a table; None: the system.
+        """
+        if baseline is None:
+            return self.columns("users")
+        if isinstance(self.baseline_users, LaterTables):
+            return self.baseline_users.columns(baseline, [metric])
+        return ColumnTable.of(self.baseline_users[baseline])
 
     @property
     def best_round(self) -> int:

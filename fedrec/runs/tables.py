@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedrec.evaluation.column_table import ColumnTable
 from fedrec.runtime.text_files import read_json
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 USER = "user"
 """Column of users.csv with the data's ids."""
+UNREADABLE = (ValueError, IndexError, OverflowError, csv.Error)  # those of pandas: ValueErrors
+"""What reading a damaged table raises."""
 _TABLES = (
     "rounds.csv",
     "users.csv",
@@ -32,24 +36,37 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 class LaterTables(Mapping[str, "pd.DataFrame"]):
-    """Tables whose files have been read, and which become those of pandas when one is asked for.
+    """Tables of numbers whose files have been read, and which become those of pandas when one is
+    asked for.
 
     Args:
-        contents: of the files, by name.
-        parsed: makes a table of a name and its content.
+        contents: of the files, by name; the first column has the names of the rows.
+        damaged: makes the error that is raised for a file without such a table, of its name and
+            what is wrong.
     """
 
     def __init__(
-        self, contents: Mapping[str, bytes], parsed: Callable[[str, bytes], pd.DataFrame]
+        self, contents: Mapping[str, bytes], damaged: Callable[[str, Exception], Exception]
     ) -> None:
         self._contents = contents
-        self._parsed = parsed
+        self._damaged = damaged
         self._found: dict[str, pd.DataFrame] = {}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         if name not in self._found:
-            self._found[name] = self._parsed(name, self._contents[name])
+            try:
+                self._found[name] = table_of(self._contents[name], 0)
+            except UNREADABLE as error:
+                raise self._damaged(name, error) from None
         return self._found[name]
+
+    def columns(self, name: str, chosen: Sequence[str]) -> ColumnTable:
+        """Columns of one of them, whose rows have numbers as names, without pandas; those that it
+        lacks are left out."""
+        try:
+            return ColumnTable.read_csv(self._contents[name], chosen)
+        except UNREADABLE as error:
+            raise self._damaged(name, error) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._contents)
@@ -85,7 +102,7 @@ def table_of(content: bytes, index: int | None = None) -> pd.DataFrame:
             the data's ids of users, which are left out; None: no such column.
 
     Raises:
-        ValueError, OverflowError, IndexError: it is no table, or has text in a column of numbers.
+        `UNREADABLE`: it is no table, or has text in a column of numbers.
     """
     import pandas as pd
     from pandas.api.types import is_numeric_dtype

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.stats import t as student
-from scipy.stats import ttest_rel, wilcoxon
+from scipy.stats import ttest_rel
 
 from fedrec.report.input_codes import budgets, input_codes
 from fedrec.report.inputs import COLUMNS as INPUT_COLUMNS
 from fedrec.report.inputs import Inputs
 from fedrec.report.privacy_total import shown_together
+from fedrec.report.signed_ranks import signed_ranks
 from fedrec.runtime.atomic_files import write_atomically
 from simulations.study.study import Cell, Found, Study, TaskJob
 
@@ -216,8 +217,7 @@ def _tested(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
         return {**found, "low": 0.0, "high": 0.0, "t": 1.0, "wilcoxon": 1.0}
     test: Any = ttest_rel(after, before)
     low, high = test.confidence_interval()
-    signed: Any = wilcoxon(gain)
-    p = {"t": float(test.pvalue), "wilcoxon": float(signed.pvalue)}
+    p = {"t": float(test.pvalue), "wilcoxon": signed_ranks(gain).p}
     return {**found, "low": float(low), "high": float(high), **p}
 
 

@@ -196,9 +196,9 @@ def print_table(result: Result) -> None:
     for line in [*notes, *_privacy(result)]:
         if line:
             console.print(line, highlight=False)
-    counts = [_counted(len(result.users), "user")]
+    counts = [_counted(len(result.columns("users")), "user")]
     if result.experiment.federated:
-        counts.append(_counted(len(result.rounds), "round"))
+        counts.append(_counted(result.num_rounds, "round"))
     console.print(", ".join(counts) + ".", highlight=False)
 
 

@@ -38,6 +38,34 @@ def test_a_column_before_the_others():
     pd.testing.assert_frame_equal(own.frame(), FRAME)
 
 
+def test_rows_of_a_list_as_pandas_reads_them():
+    rows = [{"round": 1, "loss": 0.5}, {"round": 2, "epsilon": 3.0, "loss": None}]
+    found = ColumnTable.of(rows)
+    pd.testing.assert_frame_equal(found.frame(), pd.DataFrame(rows), check_names=False)
+    assert not ColumnTable.of([]).columns
+
+
+def test_numbers_are_read_as_they_were_written():
+    text = FRAME.to_csv().encode()
+    found = ColumnTable.read_csv(text, ["large", "hits@10", "of others"])
+    pd.testing.assert_frame_equal(found.frame(), FRAME[["large", "hits@10"]])
+    empty = ColumnTable.read_csv(text.partition(b"\n")[0], ["count"])
+    assert len(empty) == 0 and not len(empty.columns["count"])
+
+
+@pytest.mark.parametrize("content", [b"", b"client,mrr\n1,much\n", b"client,mrr\n1\n", b"\xff"])
+def test_damaged_tables_are_refused(content):
+    with pytest.raises(ValueError):
+        ColumnTable.read_csv(content, ["mrr"])
+
+
+def test_differences_are_those_of_pandas():
+    one = pd.DataFrame({"mrr": [0.5, np.nan, 0.25, 1.0]}, index=[7, 2, 3, 9])
+    other = pd.DataFrame({"mrr": [0.125, 0.25, 0.75]}, index=[2, 3, 7])
+    found = ColumnTable.of(one).difference(ColumnTable.of(other), "mrr")
+    assert sorted(found) == sorted((one["mrr"] - other["mrr"]).dropna()) == [-0.25, 0.0]
+
+
 @pytest.mark.parametrize("columns", [["count", "large"], ["count", "hits@10"]])
 def test_rows_of_two_tables_as_pandas_joins_them(columns):
     one, other = FRAME[["count", "hits@10"]], FRAME[columns]

@@ -2,8 +2,7 @@
 """The inputs of systems against what is known of each of them, and their codes in tables."""
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -18,6 +17,7 @@ from fedrec.report.input_codes import budgets, input_codes
 from fedrec.report.inputs import Inputs, system_inputs
 from fedrec.report.page.page import report
 from fedrec.report.summary import input_lines, summary_table
+from fedrec.runs.result import Result
 
 DESCRIBED = {"user_features": ("gender", "age", "occupation"), "item_features": ("genres",)}
 LIKES = Inputs()
@@ -29,8 +29,13 @@ def inputs_of(name, *overrides, baselines=()):
     experiment = load(name, [*overrides, "evaluation.baselines=[]"]).resolve()
     evaluation = experiment.evaluation.model_copy(update={"baselines": tuple(baselines)})
     experiment = experiment.model_copy(update={"evaluation": evaluation})
-    rounds = pd.DataFrame({"round": [1, 2], "num-clients": [20, 15]})
-    return system_inputs(SimpleNamespace(experiment=experiment, rounds=rounds, baselines={}))  # type: ignore[arg-type]
+    rounds = [{"round": 1, "num-clients": 20}, {"round": 2, "num-clients": 15}]
+    return system_inputs(finished(experiment, rounds))
+
+
+def finished(experiment, rounds):
+    """A result without metrics and users."""
+    return Result(experiment, Path(), {}, {}, {}, rounds=rounds, users=[], groups=[])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,7 @@ def test_nothing_is_low_rated_where_every_row_is_positive():
         item_features=("genres", "eras", "title"), low_rated=("0.3",), client_rounds=35
     )
     experiment = load("fed-fold-in-ml1m").model_copy(update={"positive_above": None})
-    result: Any = SimpleNamespace(experiment=experiment, rounds=pd.DataFrame(), baselines={})
+    result = finished(experiment, [])
     assert system_inputs(result)["fed-fold-in-ml1m"].low_rated == ()  # type: ignore[union-attr]
 
 

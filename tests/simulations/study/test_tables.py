@@ -2,15 +2,14 @@
 """Intervals and tests of a study's tables, by formula."""
 
 import math
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats
 
 from fedrec.metrics.base import UserMetric
+from fedrec.runs.result import Result
 from simulations.study.runs import values
 from simulations.study.study import Found
 from simulations.study.tables import comparison, differences, input_notes, markdown
@@ -70,14 +69,9 @@ def test_the_best_is_first(load_tiny, metric, order):
     """By the metric itself, whatever the table calls it, also one of the experiment's own."""
     own = f"evaluation.metrics=['{metric.partition('@')[0]}']"
     column = "misses@10" if ":" in metric else metric
-    result: Any = SimpleNamespace(
-        experiment=load_tiny(*([own] if ":" in metric else [])),
-        metrics={},
-        users=None,
-        rounds=pd.DataFrame({"round": [1]}),
-        baselines={name: {column: v} for name, v in (("a", 0.2), ("b", 0.3), ("c", 0.1))},
-        baseline_users={},
-    )
+    experiment = load_tiny(*([own] if ":" in metric else []))
+    baselines = {name: {column: v} for name, v in (("a", 0.2), ("b", 0.3), ("c", 0.1))}
+    result = Result(experiment, Path(), {}, {}, baselines, rounds=[], users=[], groups=[])
     rows = {name: name for name in "abc"}
     found = list(values(result, "data", rows, {column: "Quality"}))
     assert "".join(comparison({}, found, best=True)["model"]) == order
