@@ -11,9 +11,8 @@ from torch import Tensor
 from fedrec.cohort.batches import Batches
 
 _ONE_BY_ONE = 32  # clients of a block in compiled code, which takes one after the other
-# GiB of a block in compiled code, with all copies counted: 16 clients of PrivRec's network, who are
-# trained as fast as twice as many
-_COMPILED_GIB = 3 / 64
+# GiB of a block in compiled code, with all copies counted: 32 clients of PrivRec's network
+_COMPILED_GIB = 3 / 32
 _COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and autograd's
 
 

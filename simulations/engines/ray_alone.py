@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Restricts a local Ray to its user: it listens on loopback, and its processes authenticate by a
-token. It collects no metrics.
+token. It collects no metrics, and its nodes have this process's priority.
 
 By default Ray listens on all interfaces without authentication: anyone who reaches its port can run
 code as the user who started it. The token is only in the environment of Ray's processes, which
@@ -23,6 +23,7 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _MODE = "RAY_AUTH_MODE"
 _TOKEN = "RAY_AUTH_TOKEN"
 _METRICS = "RAY_enable_metrics_collection"
+_NICENESS = "RAY_worker_niceness"
 _TOKEN_BYTES = 32
 
 
@@ -41,6 +42,8 @@ def settings_of_a_local_ray() -> dict[str, str]:
         _MODE: "token",
         _TOKEN: _token(),
         _METRICS: "0",  # which it would offer at a port
+        # by default other processes come before the nodes, and a round waits for the last node
+        _NICENESS: "0",
     }
 
 

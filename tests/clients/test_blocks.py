@@ -243,7 +243,7 @@ def test_compiled_code_on_a_processor_takes_few_clients_of_a_large_model():
     cpu = torch.device("cpu")
     batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 40
     small = block_memory(cpu, True, 1.0)
-    for length, expected in ((2**17, 23), (2**20, 2), (2**24, 1)):
+    for length, expected in ((2**18, 23), (2**20, 5), (2**24, 1)):
         given = {"w": torch.zeros(length)}
         blocks = cut_blocks(batches, given, [], memory_gib=small, largest=None)
         assert len(next(blocks)) == expected

@@ -22,7 +22,8 @@ with alone():
     import ray
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     assert has_token()
-    assert ray.get(ray.remote(lambda: 5).remote()) == 5
+    niceness = os.nice(0)  # a round waits for the slowest node
+    assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == niceness
     print(ray.get_runtime_context().gcs_address, flush=True)
     sys.stdin.readline()
     ray.shutdown()
