@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fedrec.nn.meta_kernels import postpone_meta_kernels
+from fedrec.nn.torch_import import shorten_torch_import
 
-postpone_meta_kernels()  # as the command line does, before PyTorch is imported
+shorten_torch_import()  # as the command line does, before PyTorch is imported
 
 from benchmarks.archive import Arrays, RoundClock  # noqa: E402
 from benchmarks.workload import experiment  # noqa: E402

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from fedrec.errors import DataError, FedrecError
-from fedrec.nn.meta_kernels import postpone_meta_kernels
+from fedrec.nn.torch_import import shorten_torch_import
 from fedrec.runtime.heap import collect_after_imports
 from simulations.cli import attacks, doctor
 from simulations.cli.data import datasets, glove, perturb
@@ -191,7 +191,7 @@ def main() -> None:
     exit."""
     disable_telemetry(os.environ)
     collect_after_imports()
-    postpone_meta_kernels()
+    shorten_torch_import()
     try:
         with _warnings_shown(), _impossible_paths_told():
             command_of(app)()

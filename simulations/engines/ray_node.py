@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, MessageType, RecordDi
 
 from fedrec.components.errors import line_of
 from fedrec.errors import FedrecError
-from fedrec.nn.meta_kernels import postpone_meta_kernels
+from fedrec.nn.torch_import import shorten_torch_import
 from fedrec.runtime.heap import collect_messages, keep_free_heap, return_free_heap
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
 
@@ -51,7 +51,7 @@ class NodeActor:
         run_config: dict[str, Any],
         population: tuple[Any, tuple[Any, ...]],
     ) -> None:
-        postpone_meta_kernels()
+        shorten_torch_import()
         keep_free_heap()
         from fedrec.data.cache import POPULATIONS
         from fedrec.experiment.loading import from_run_config

@@ -11,8 +11,8 @@ from fedrec.experiment.loading import load
 
 NODE = """
 import sys
-from fedrec.nn.meta_kernels import postpone_meta_kernels
-postpone_meta_kernels()
+from fedrec.nn.torch_import import shorten_torch_import
+shorten_torch_import()
 from flwr.app import Context, Message, RecordDict
 from clients.app import app
 from fedrec.protocol.messages import HELLO, INITIAL, pack_evaluate, pack_train, unpack_presence
