@@ -132,13 +132,16 @@ def test_a_node_that_is_killed_in_a_round_ends_a_run_that_can_be_resumed(
     submit = RayGrid._submit
 
     def submit_and_kill(grid, batch):
-        submit(grid, batch)
-        if batch[0].content.config_records and (
+        if not batch[0].content.config_records or (
             batch[0].content["config"].get("server-round"),
             batch[0].metadata.message_type,
-        ) == (3, "train"):
-            actor = grid._placement.actors[1]
-            os.kill(ray.get(pids[id(actor)]), signal.SIGKILL)
+        ) != (3, "train"):
+            submit(grid, batch)
+            return
+        process = ray.get(pids[id(grid._placement.actors[1])])
+        os.kill(process, signal.SIGSTOP)  # it may have answered otherwise
+        submit(grid, batch)
+        os.kill(process, signal.SIGKILL)
 
     pids = {}
     started = RayGrid.send_and_receive

@@ -9,7 +9,7 @@ from fedrec.evaluation.column_table import ColumnTable, joined
 
 FRAME = pd.DataFrame(
     {
-        "user": ['a "b"', "c, d", "é"],
+        "user": ['a "b"', "c,\nd", "é"],
         "count": [3, 0, -7],
         "hits@10": [0.1 + 0.2, np.nan, 1e-17],
         "large": [1e16, np.inf, 100.0],
