@@ -68,6 +68,7 @@ MILLION := --set dataset.users=1000000 --set dataset.items=100000 --set dataset.
 	--set 'evaluation.baselines=[]' --set evaluation.every=0 --set evaluation.final-users=50 --set rounds=40
 bench-costs: $(VENV)/.installed-test  ## What is not training, what privacy costs, a million users
 	$(BIN)/python benchmarks/overhead.py --cohort 100 --rounds 20
+	$(BIN)/python benchmarks/raylets.py
 	$(BIN)/python benchmarks/privacy_cost.py --cohort 100 --rounds 25 --repeats 8
 	$(BIN)/python -m benchmarks.kernel_limit privrec-ml1m sgd
 	$(BIN)/python -m benchmarks.sparse_products

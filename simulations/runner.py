@@ -43,7 +43,8 @@ def run(
         FedrecError: something that you can fix; the message says how. If settings or data are wrong
             and no work was done yet, the run folder is removed.
     """
-    settled = settle(with_private_popularity(load(experiment, overrides)))
+    found = with_private_popularity(load(experiment, overrides))
+    settled = settle(found, _measured(found, callbacks))
     folder = RunFolder.create(settled, Path(output) if output else default_folder(settled))
     try:
         return execute(folder, callbacks)
@@ -138,11 +139,16 @@ def with_private_popularity(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"evaluation": changed})
 
 
-def settle(experiment: Experiment) -> Experiment:
+def settle(experiment: Experiment, known: EngineConfig | None = None) -> Experiment:
     """The same experiment with the number of nodes, the threads and the device of this machine
     filled in.
 
     They go into the run folder, because sums depend on the number of nodes in their last digits.
+
+    Args:
+        experiment: the resolved experiment.
+        known: has nodes and threads for an experiment without; default: a node for each core or
+            GPU, with one thread.
     """
     from fedrec.device import resolve_device
 
@@ -153,10 +159,30 @@ def settle(experiment: Experiment) -> Experiment:
         resolved = resolve_device(device, engine.precision)
         device = resolved.type if device == "auto" else device
     alone = engine.name == "serial" or not experiment.federated
-    nodes = engine.nodes or (1 if alone else _workers(device, cores))
-    threads = engine.threads or (1 if experiment.federated else cores)
+    own = known or engine
+    nodes = engine.nodes or own.nodes or (1 if alone else _workers(device, cores))
+    threads = engine.threads or own.threads or (1 if experiment.federated else cores)
     settled = {**engine.table(), "nodes": nodes, "threads": threads, "device": device}
     return experiment.model_copy(update={"engine": EngineConfig.parse(settled, at="engine")})
+
+
+def _measured(experiment: Experiment, callbacks: Sequence[Callback]) -> EngineConfig | None:
+    """Nodes and threads of Ray on this machine, by a measurement; None: there is nothing to
+    choose."""
+    cores = len(os.sched_getaffinity(0))
+    if experiment.engine.name != "ray" or cores == 1:
+        return None
+    from simulations.measured_size import measured_size
+
+    def tell(text: str) -> None:
+        for callback in callbacks:
+            callback.on_message(text)
+
+    size = measured_size(experiment, cores, tell)
+    if size is None:
+        return None
+    tell(str(size))
+    return experiment.engine.model_copy(update={"nodes": size.nodes, "threads": size.threads})
 
 
 def _workers(device: str, cores: int) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,12 +72,34 @@ def estimate(
     epochs = experiment.step.options.get("epochs", 0)
     if work is None or not work.sum() or not epochs:
         return None
+    record = to_record(parameters)
+    trials = trial_seconds(
+        work, lambda places: _trial(experiment, roster, grid, record, cohort[places])
+    )
+    if trials is None:
+        return None
+    slowest = max(work[share].sum() for share in balanced(work, len(roster.nodes)))
+    a_round = epochs * extrapolated(trials, float(slowest))
+    return Estimate(a_round, a_round * experiment.rounds, _memory(experiment, roster, parameters))
+
+
+def trial_seconds(
+    work: np.ndarray, run: Callable[[np.ndarray], float | None]
+) -> list[tuple[float, float]] | None:
+    """Work and seconds of trials with more and more clients of a cohort, the largest last.
+
+    Args:
+        work: `int64 [clients]`, each one's number of rows.
+        run: seconds of one epoch of the clients at these places, `int64 [n]`; None: it failed.
+
+    Returns:
+        For `extrapolated`; None if a trial failed.
+    """
     trials: list[tuple[float, float]] = []
     by_work = np.argsort(work, kind="stable")
-    record = to_record(parameters)
-    for trial, clients in enumerate(_sizes(len(cohort))):
-        chosen = by_work[np.linspace(0, len(cohort) - 1, clients).astype(int)]
-        seconds = _trial(experiment, roster, grid, record, cohort[chosen])
+    for trial, clients in enumerate(_sizes(len(work))):
+        chosen = by_work[np.linspace(0, len(work) - 1, clients).astype(int)]
+        seconds = run(chosen)
         if seconds is None:
             return None
         if trial == 0:  # it also imports modules and compiles
@@ -85,9 +107,7 @@ def estimate(
         trials.append((float(max(work[chosen].sum(), 1)), seconds))
         if seconds >= _LONG or seconds >= max(_TOO_SHORT, 2 * trials[0][1]):
             break
-    slowest = max(work[share].sum() for share in balanced(work, len(roster.nodes)))
-    a_round = epochs * extrapolated(trials, float(slowest))
-    return Estimate(a_round, a_round * experiment.rounds, _memory(experiment, roster, parameters))
+    return trials
 
 
 def _sizes(cohort: int) -> Iterator[int]:

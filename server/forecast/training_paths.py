@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -63,8 +63,20 @@ def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], N
     if not said:
         return
     tell("training paths: " + ", ".join(f"step {step}: {path}" for step, path in said))
-    # Compiled in this process, before several nodes of this machine do it at once. Other paths need
-    # not wait for the import of Numba.
+    # in this process, before several nodes of this machine do it at once
+    compile_ahead(said, steps, tell)
+
+
+def compile_ahead(
+    said: Collection[tuple[str, str]], steps: Iterable[str], tell: Callable[[str], None]
+) -> None:
+    """Compile what the steps train with. Other paths need not wait for the import of Numba.
+
+    Args:
+        said: steps and paths, as nodes report them.
+        steps: names of the experiment's steps.
+        tell: prints a line for the user before something is compiled.
+    """
     in_kernel = [step for step in steps if (step, "kernel") in said]
     needed = {name for step in in_kernel for name in resolve(STEP, step).kernels}
     for name, text in _IN_KERNEL.items():

@@ -41,7 +41,8 @@ def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback]
     if not (folder / "run.json").is_file():
         return RunFolder(runner.run(experiment, output=folder, callbacks=callbacks).folder)
     found = RunFolder(folder)
-    settled = runner.settle(runner.with_private_popularity(experiment))
+    asked = runner.with_private_popularity(experiment)
+    settled = runner.settle(asked, found.experiment.engine)
     if found.experiment.digest() != settled.digest():
         raise RunError(
             f"{folder} holds a run of other settings",

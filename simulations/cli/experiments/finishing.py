@@ -47,7 +47,7 @@ def finish(
 
     folder = output or default_folder(experiment)
     if (folder / "run.json").is_file() and go_on:
-        _refuse_another(folder, runner.settle(runner.with_private_popularity(experiment)))
+        _refuse_another(folder, experiment)
         return watched(folder, quiet, lambda callbacks: runner.resume(folder, callbacks=callbacks))
     if (folder / "run.json").is_file() and overwrite:
         discard(folder)
@@ -59,8 +59,10 @@ def finish(
 def _refuse_another(folder: Path, experiment: Experiment) -> None:
     from fedrec.errors import RunError
     from fedrec.runs.folder import RunFolder
+    from simulations import runner
 
     known = RunFolder(folder).experiment
+    experiment = runner.settle(runner.with_private_popularity(experiment), known.engine)
     if known.digest() != experiment.digest():
         before = known.table()
         asked = experiment.table()

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Number of nodes on this machine and of threads of each, chosen by a measurement before a run.
+
+A local Ray and its processes take seconds to start and memory, each node adds a message to a round,
+and a round lasts until the client with the most rows is trained. So many nodes are not always
+faster: a short run is over before they are there, and a small cohort keeps few of them busy.
+Clients of the first cohort are trained in this process, as for the estimate of a run's time
+(`server.forecast.estimate`), and the run has as few nodes as are at most a twentieth slower than
+the best number. Where cores are left over, nodes have more threads if that trains a fourth faster.
+All rounds are taken for rounds of the experiment's own step, and of evaluations the fine-tuning of
+the last one alone counts.
+
+Only sums of the clients' updates are the same for all numbers of nodes, up to their last digits.
+What was measured is kept for later runs of the same settings and any seed, so that these have the
+same digits too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from clients.hosting.node import Node
+from clients.training.round import train_clients
+from fedrec.components.registry import SAMPLER, STRATEGY, ours, resolve
+from fedrec.errors import FedrecError
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.tables import EngineConfig
+from fedrec.protocol.orders import TrainOrder
+from fedrec.runs.kept import kept_arrays
+from server.forecast.estimate import extrapolated, trial_seconds
+from server.forecast.training_paths import compile_ahead
+from strategies.base import CohortStrategy
+
+_START = (
+    4.0  # seconds until a local Ray and its nodes are there, which import what this process has
+)
+_MESSAGE = 0.003  # seconds of the server for each further node in a round
+_WORSE = 1.05  # times the least time that fewer nodes may take
+_FASTER = 0.8  # share of the time of one thread that several must stay below
+
+
+@dataclass(frozen=True)
+class MeasuredSize:
+    """Nodes of a run, and CPU threads of each.
+
+    Attributes:
+        nodes: number of nodes.
+        threads: number of threads.
+        seconds: what training is estimated to take with 1, 2, ... nodes, start of Ray included.
+    """
+
+    nodes: int
+    threads: int
+    seconds: tuple[float, ...]
+
+    def __str__(self) -> str:
+        least = self.seconds[self.nodes - 1]
+        most = len(self.seconds)
+        others = f", {self.seconds[-1]:.0f} s with {most}" if self.nodes < most else ""
+        return f"engine: nodes = {self.nodes} (training takes about {least:.0f} s{others})"
+
+
+def measured_size(
+    experiment: Experiment, cores: int, tell: Callable[[str], None] = lambda text: None
+) -> MeasuredSize | None:
+    """The nodes and threads that train fastest on some cores of this machine.
+
+    Args:
+        experiment: the resolved experiment.
+        cores: number of cores.
+        tell: prints a line for the user before something is compiled.
+
+    Returns:
+        None if the number of nodes is not free: there is one core or a cluster, or results depend
+        on the nodes, or clients belong to them; or if the trial failed, which the run reports.
+    """
+    if cores == 1 or not _is_free(experiment):
+        return None
+    settings = experiment.model_copy(update={"seed": 0, "name": ""}).digest()
+    try:
+        with _trial_node(experiment) as node:
+            # before the digest of what is kept, on which the libraries that compile have a part
+            compile_ahead(node.paths.items(), node.paths, tell)
+            found = kept_arrays(lambda: _measured(node, cores), "engine size", settings, cores)
+    except FedrecError:
+        return None
+    seconds = found["seconds"]
+    if not len(seconds):
+        return None
+    nodes = int(np.flatnonzero(seconds <= _WORSE * seconds.min())[0]) + 1
+    return MeasuredSize(nodes, int(found["threads"][nodes - 1]), tuple(seconds.tolist()))
+
+
+def _is_free(experiment: Experiment) -> bool:
+    """Whether the number of nodes changes results in their last digits alone, and is ours."""
+    engine = experiment.engine
+    here = engine.name == "ray" and engine.ray_address is None and engine.nodes is None
+    if not here or not experiment.federated or experiment.secure_aggregation:
+        return False
+    strategy = resolve(STRATEGY, experiment.strategy.name)
+    return ours(STRATEGY, strategy) and issubclass(strategy, CohortStrategy)
+
+
+@contextmanager
+def _trial_node(experiment: Experiment) -> Iterator[Node]:
+    """A node in this process that hosts all clients, with one thread; what it keeps is removed."""
+    own = EngineConfig.parse({**experiment.engine.table(), "threads": 1}, at="engine")
+    threads = torch.get_num_threads()
+    try:
+        with TemporaryDirectory() as folder:
+            yield Node(experiment.model_copy(update={"engine": own}), 0, 1, Path(folder))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measured(node: Node, cores: int) -> dict[str, np.ndarray]:
+    """Seconds of training with 1 to `cores` nodes, and the threads of each node; nothing if clients
+    belong to nodes."""
+    nothing = {"seconds": np.zeros(0), "threads": np.zeros(0, dtype=np.int64)}
+    if node.device.type != "cpu" or node.work is None:
+        return nothing
+    cohort = _first_cohort(node)
+    work = node.population.learned_counts(cohort)
+    if not work.sum():
+        return nothing
+    epoch = _epoch_of(node, cohort)
+    trials = trial_seconds(work, epoch) or []
+    seconds = np.array([_whole_seconds(node, trials, work, nodes) for nodes in range(1, cores + 1)])
+    threads = np.ones(cores, dtype=np.int64)
+    if node.path(node.step(node.experiment.step)).name != "kernel":  # which has one thread
+        threads = np.array([_faster(epoch, len(work), cores // n) for n in range(1, cores + 1)])
+    return {"seconds": seconds, "threads": threads}
+
+
+def _first_cohort(node: Node) -> np.ndarray:
+    """`int64 [clients]`, the clients of the first round."""
+    experiment = node.experiment
+    sampler = resolve(SAMPLER, experiment.sampler.name)
+    return sampler(experiment.settings(SAMPLER), node.training, experiment.seed).sample(1)
+
+
+def _epoch_of(node: Node, cohort: np.ndarray) -> Callable[[np.ndarray], float]:
+    """Trains clients at some places of the cohort for one epoch, and returns its seconds."""
+    parameters = {name: value.numpy() for name, value in node.initial().items()}
+    own = node.experiment.step
+    once = {"epochs": 1} if "epochs" in own.options else {}
+    step = {"name": own.name, **own.options, **once}
+
+    def run(places: np.ndarray) -> float:
+        started = time.perf_counter()
+        train_clients(node, parameters, TrainOrder(0, np.sort(cohort[places]), step=step))
+        return time.perf_counter() - started
+
+    return run
+
+
+def _whole_seconds(
+    node: Node, trials: list[tuple[float, float]], work: np.ndarray, nodes: int
+) -> float:
+    """Seconds of training in all rounds, and of fine-tuning for the evaluation at the end, with a
+    number of nodes."""
+    experiment = node.experiment
+    slowest = float(max(work.sum() / nodes, work.max()))
+    epochs = experiment.step.options.get("epochs", 1)
+    rounds = experiment.rounds * (epochs * extrapolated(trials, slowest) + _MESSAGE * (nodes - 1))
+    tested = float(node.population.learned_counts(node.evaluated).sum()) / nodes
+    tuned = experiment.evaluation.fine_tune.get("epochs", 0)
+    adapting = tuned * extrapolated(trials, tested) if tested else 0.0
+    return rounds + adapting + (_START if nodes > 1 else 0.0)
+
+
+def _faster(epoch: Callable[[np.ndarray], float], clients: int, threads: int) -> int:
+    """So many threads if they train a fourth faster than one, else one."""
+    if threads == 1:
+        return 1
+    places = np.arange(clients)
+    one = epoch(places)
+    torch.set_num_threads(threads)
+    several = epoch(places)
+    torch.set_num_threads(1)
+    return threads if several < _FASTER * one else 1
