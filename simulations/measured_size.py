@@ -39,9 +39,8 @@ from server.forecast.estimate import extrapolated, trial_seconds
 from server.forecast.training_paths import compile_ahead
 from strategies.base import CohortStrategy
 
-_START = (
-    4.0  # seconds until a local Ray and its nodes are there, which import what this process has
-)
+# seconds until a local Ray and its nodes are there; 1.9 to 4 where it was measured
+_START = 2.5
 _MESSAGE = 0.003  # seconds of the server for each further node in a round
 _WORSE = 1.05  # times the least time that fewer nodes may take
 _FASTER = 0.8  # share of the time of one thread that several must stay below
