@@ -22,35 +22,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.round_ends import RoundEnds  # noqa: E402
 from benchmarks.workload import experiment  # noqa: E402
 from fedrec.experiment.tables import EngineConfig  # noqa: E402
-from fedrec.runs.folder import RunFolder  # noqa: E402
-from server.callbacks.base import Callback  # noqa: E402
 from simulations.runner import run  # noqa: E402
 
 RAYLETS = 3
 EACH: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 200 * 2**20}
 
 
-class Clock(Callback):
-    """Notes when each round is over."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        self.times = [time.perf_counter()]
-
-    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        self.times.append(time.perf_counter())
-        return False
-
-
 def measure(label: str, cohort: int, rounds: int, **engine: object) -> None:
     """Run the work and print the time of a round, the first not counted, and of the whole run."""
     work = experiment(cohort, 3706, rounds, "ray")
     table = {**work.engine.table(), "nodes": RAYLETS, **engine}
-    clock = Clock()
+    clock = RoundEnds()
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         run(
@@ -59,8 +44,7 @@ def measure(label: str, cohort: int, rounds: int, **engine: object) -> None:
             callbacks=[clock],
         )
     whole = time.perf_counter() - begun
-    between = zip(clock.times[1:], clock.times[2:], strict=False)
-    seconds = statistics.median(end - start for start, end in between)
+    seconds = statistics.median(end - begin for begin, end in clock.spans())
     print(f"{label}: {1000 * seconds:.0f} ms a round, {whole:.1f} s in all", flush=True)
 
 
@@ -73,7 +57,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=14, help="rounds of each run, at least 2")
     given = parser.parse_args()
     if given.cohort < 1 or given.rounds < 2:
-        parser.error(f"expected a cohort and two rounds or more, got {given}")
+        parser.error(
+            f"expected a cohort and two rounds or more, got {given.cohort} and {given.rounds}"
+        )
     for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
         del os.environ[name]  # this cluster has no token
     import ray

@@ -17,6 +17,7 @@ same digits too.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,20 +30,21 @@ import torch
 
 from clients.hosting.node import Node
 from clients.training.round import train_clients
-from fedrec.components.registry import SAMPLER, STRATEGY, ours, resolve
-from fedrec.errors import FedrecError
+from fedrec.components.registry import STRATEGY, ours, resolve
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import EngineConfig
-from fedrec.protocol.orders import TrainOrder
 from fedrec.runs.kept import kept_arrays
-from server.forecast.estimate import extrapolated, trial_seconds
+from server.cohorts.selection import SampledCohorts
+from server.forecast.estimate import extrapolated, trial_order, trial_seconds
 from server.forecast.training_paths import compile_ahead
 from strategies.base import CohortStrategy
 
+log = logging.getLogger("fedrec")
 # seconds until a local Ray and its nodes are there; 1.9 to 4 where it was measured
 _START = 2.5
 _MESSAGE = 0.003  # seconds of the server for each further node in a round
 _WORSE = 1.05  # times the least time that fewer nodes may take
+_SEVERAL = 64  # clients that are trained to compare threads
 _FASTER = 0.8  # share of the time of one thread that several must stay below
 
 
@@ -89,13 +91,13 @@ def measured_size(
             # before the digest of what is kept, on which the libraries that compile have a part
             compile_ahead(node.paths.items(), node.paths, tell)
             found = kept_arrays(lambda: _measured(node, cores), "engine size", settings, cores)
-    except FedrecError:
+    except Exception:  # also of a plug-in; the run, which does the same work, reports it
+        log.debug("the trial for the number of nodes failed", exc_info=True)
         return None
-    seconds = found["seconds"]
-    if not len(seconds):
+    if not len(found["seconds"]):
         return None
-    nodes = int(np.flatnonzero(seconds <= _WORSE * seconds.min())[0]) + 1
-    return MeasuredSize(nodes, int(found["threads"][nodes - 1]), tuple(seconds.tolist()))
+    nodes, threads = found["size"].tolist()
+    return MeasuredSize(nodes, threads, tuple(found["seconds"].tolist()))
 
 
 def _is_free(experiment: Experiment) -> bool:
@@ -121,66 +123,60 @@ def _trial_node(experiment: Experiment) -> Iterator[Node]:
 
 
 def _measured(node: Node, cores: int) -> dict[str, np.ndarray]:
-    """Seconds of training with 1 to `cores` nodes, and the threads of each node; nothing if clients
-    belong to nodes."""
-    nothing = {"seconds": np.zeros(0), "threads": np.zeros(0, dtype=np.int64)}
+    """Numbers of nodes and threads, and seconds of training with 1 to `cores` nodes; nothing if
+    clients belong to nodes."""
+    nothing = {"size": np.zeros(0, dtype=np.int64), "seconds": np.zeros(0)}
     if node.device.type != "cpu" or node.work is None:
         return nothing
-    cohort = _first_cohort(node)
+    cohort = SampledCohorts.without_nodes(node.experiment, node.training).sample(1)
     work = node.population.learned_counts(cohort)
     if not work.sum():
         return nothing
     epoch = _epoch_of(node, cohort)
     trials = trial_seconds(work, epoch) or []
-    seconds = np.array([_whole_seconds(node, trials, work, nodes) for nodes in range(1, cores + 1)])
-    threads = np.ones(cores, dtype=np.int64)
-    if node.path(node.step(node.experiment.step)).name != "kernel":  # which has one thread
-        threads = np.array([_faster(epoch, len(work), cores // n) for n in range(1, cores + 1)])
-    return {"seconds": seconds, "threads": threads}
-
-
-def _first_cohort(node: Node) -> np.ndarray:
-    """`int64 [clients]`, the clients of the first round."""
-    experiment = node.experiment
-    sampler = resolve(SAMPLER, experiment.sampler.name)
-    return sampler(experiment.settings(SAMPLER), node.training, experiment.seed).sample(1)
+    seconds = _whole_seconds(node, trials, work, np.arange(1, cores + 1))
+    nodes = int(np.flatnonzero(seconds <= _WORSE * seconds.min())[0]) + 1
+    in_kernel = node.path(node.step(node.experiment.step)).name == "kernel"  # which has one thread
+    threads = 1 if in_kernel else _faster(epoch, len(work), cores // nodes)
+    return {"size": np.array([nodes, threads]), "seconds": seconds}
 
 
 def _epoch_of(node: Node, cohort: np.ndarray) -> Callable[[np.ndarray], float]:
     """Trains clients at some places of the cohort for one epoch, and returns its seconds."""
     parameters = {name: value.numpy() for name, value in node.initial().items()}
-    own = node.experiment.step
-    once = {"epochs": 1} if "epochs" in own.options else {}
-    step = {"name": own.name, **own.options, **once}
 
     def run(places: np.ndarray) -> float:
         started = time.perf_counter()
-        train_clients(node, parameters, TrainOrder(0, np.sort(cohort[places]), step=step))
+        train_clients(node, parameters, trial_order(node.experiment, np.sort(cohort[places])))
         return time.perf_counter() - started
 
     return run
 
 
 def _whole_seconds(
-    node: Node, trials: list[tuple[float, float]], work: np.ndarray, nodes: int
-) -> float:
-    """Seconds of training in all rounds, and of fine-tuning for the evaluation at the end, with a
-    number of nodes."""
+    node: Node, trials: list[tuple[float, float]], work: np.ndarray, nodes: np.ndarray
+) -> np.ndarray:
+    """Seconds of training in all rounds, and of fine-tuning for the evaluation at the end, with
+    each number of nodes `int64 [n]`."""
     experiment = node.experiment
-    slowest = float(max(work.sum() / nodes, work.max()))
     epochs = experiment.step.options.get("epochs", 1)
-    rounds = experiment.rounds * (epochs * extrapolated(trials, slowest) + _MESSAGE * (nodes - 1))
-    tested = float(node.population.learned_counts(node.evaluated).sum()) / nodes
     tuned = experiment.evaluation.fine_tune.get("epochs", 0)
-    adapting = tuned * extrapolated(trials, tested) if tested else 0.0
-    return rounds + adapting + (_START if nodes > 1 else 0.0)
+    tested = float(node.population.learned_counts(node.evaluated).sum())
+    found = []
+    for number in nodes.tolist():
+        slowest = float(max(work.sum() / number, work.max()))
+        a_round = epochs * extrapolated(trials, slowest) + _MESSAGE * (number - 1)
+        adapting = tuned * extrapolated(trials, tested / number) if tested else 0.0
+        started = _START if number > 1 else 0.0
+        found.append(experiment.rounds * a_round + adapting + started)
+    return np.array(found)
 
 
 def _faster(epoch: Callable[[np.ndarray], float], clients: int, threads: int) -> int:
     """So many threads if they train a fourth faster than one, else one."""
     if threads == 1:
         return 1
-    places = np.arange(clients)
+    places = np.arange(min(clients, _SEVERAL))
     one = epoch(places)
     torch.set_num_threads(threads)
     several = epoch(places)

@@ -21,6 +21,7 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.end_signals import interrupting
 from server.callbacks.base import Callback
+from server.callbacks.callback_list import CallbackList
 from simulations.amend import amend
 
 
@@ -44,6 +45,8 @@ def run(
             and no work was done yet, the run folder is removed.
     """
     found = with_private_popularity(load(experiment, overrides))
+    if output is not None:
+        RunFolder.require_new(Path(output))  # before the trial, which may compile for a minute
     settled = settle(found, _measured(found, callbacks))
     folder = RunFolder.create(settled, Path(output) if output else default_folder(settled))
     try:
@@ -174,10 +177,7 @@ def _measured(experiment: Experiment, callbacks: Sequence[Callback]) -> EngineCo
         return None
     from simulations.measured_size import measured_size
 
-    def tell(text: str) -> None:
-        for callback in callbacks:
-            callback.on_message(text)
-
+    tell = CallbackList.of(callbacks).on_message
     size = measured_size(experiment, cores, tell)
     if size is None:
         return None

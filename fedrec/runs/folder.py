@@ -102,12 +102,7 @@ class RunFolder:
         Raises:
             RunError: `path` exists already.
         """
-        path = path.expanduser().resolve()
-        resume = f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to begin anew"
-        known = (path / "run.json").is_file()
-        require_new_folder(
-            path, fix=resume if known else "choose another --output", usable=_never_began
-        )
+        path = cls.require_new(path)
         write_atomically(path / "environment.json", _json(environment()))
         write_atomically(path / "experiment.toml", experiment.toml())
         started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -121,6 +116,21 @@ class RunFolder:
         folder = cls(path)
         folder.experiment = experiment
         return folder
+
+    @staticmethod
+    def require_new(path: Path) -> Path:
+        """The absolute path of a folder that a new run may have.
+
+        Raises:
+            RunError: it holds something.
+        """
+        path = path.expanduser().resolve()
+        resume = f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to begin anew"
+        known = (path / "run.json").is_file()
+        require_new_folder(
+            path, fix=resume if known else "choose another --output", usable=_never_began
+        )
+        return path
 
     @cached_property
     def experiment(self) -> Experiment:

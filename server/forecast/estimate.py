@@ -135,6 +135,14 @@ def extrapolated(trials: list[tuple[float, float]], work: float) -> float:
     return seconds + rate * (work - largest)
 
 
+def trial_order(experiment: Experiment, clients: np.ndarray) -> TrainOrder:
+    """The order of a trial: one epoch of the experiment's step, if it has epochs, of some clients
+    `int64 [clients]`."""
+    own = experiment.step
+    once = {"epochs": 1} if "epochs" in own.options else {}
+    return TrainOrder(0, clients, step={"name": own.name, **own.options, **once})
+
+
 def _trial(
     experiment: Experiment,
     roster: Roster,
@@ -144,8 +152,7 @@ def _trial(
 ) -> float | None:
     """Seconds that a node takes for one epoch of some clients, `int64 [clients]`; None: it
     failed."""
-    step = {"name": experiment.step.name, **experiment.step.options, "epochs": 1}
-    content = pack_train(parameters, TrainOrder(0, clients, step=step))
+    content = pack_train(parameters, trial_order(experiment, clients))
     started = time.perf_counter()
     message = Message(content, roster.nodes[0], MessageType.TRAIN)
     replies = list(grid.send_and_receive([message], timeout=experiment.engine.timeout))

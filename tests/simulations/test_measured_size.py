@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedrec.errors import RunError
 from fedrec.experiment.loading import load
 from server.callbacks.base import Callback
 from simulations import measured_size as module
@@ -47,7 +48,9 @@ def test_the_time_is_that_of_the_client_with_the_most_rows_and_of_messages(load_
     experiment = load_tiny(RAY, "rounds=1000", "step.epochs=2", "sampler.cohort=3")
     found = measured_size(experiment, 5).seconds
     node = module.Node(experiment, 0, 1, None)
-    rows = node.population.learned_counts(module._first_cohort(node))
+    rows = node.population.learned_counts(
+        module.SampledCohorts.without_nodes(experiment, node.training).sample(1)
+    )
     tested = ROW * node.population.learned_counts(node.evaluated).sum()  # by one epoch each
     expected = [
         2000 * ROW * max(rows.sum() / nodes, rows.max())
@@ -106,6 +109,29 @@ def test_threads_that_train_faster_are_taken(load_tiny, monkeypatch):
 )
 def test_a_trial_that_fails_is_left_to_the_run(load_tiny, overrides):
     assert measured_size(load_tiny(RAY, *overrides), 4) is None
+
+
+def test_an_error_that_is_not_ours_is_left_to_the_run(load_tiny, monkeypatch):
+    def broken(node):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(module.Node, "initial", broken)
+    assert measured_size(load_tiny(RAY), 4) is None
+
+
+def test_threads_are_tried_for_the_chosen_nodes_alone(load_tiny, trials):
+    measured_size(load_tiny(RAY, "rounds=1"), 64)
+    before = len(trials)
+    measured_size(load_tiny(RAY, "engine.path=blocks", "rounds=1"), 64)
+    assert len(trials) == 2 * before + 2
+
+
+def test_a_used_folder_is_refused_before_the_trial(load_tiny, trials, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda process: set(range(4)))
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(RunError, match="is not empty"):
+        runner.run(load_tiny(RAY), output=tmp_path)
+    assert not trials
 
 
 class Told(Callback):
