@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -52,3 +53,18 @@ def torch_stream(seed: int, name: str, *address: int):
 
     state = int(seed_sequence(seed, name, *address).generate_state(1, np.uint64)[0])
     return torch.Generator().manual_seed(state & 0x7FFF_FFFF_FFFF_FFFF)
+
+
+def hashed(names: Iterable[object]) -> np.ndarray:
+    """One hash of each name as text, `uint64 [names]`; 5 and "5" are one name."""
+    digests = (hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in names)
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+
+
+def mixed(values: np.ndarray) -> np.ndarray:
+    """A one-to-one scrambling of `uint64 [...]` (the finaliser of SplitMix64): numbers that differ
+    in one bit become unrelated."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from fedrec.baselines.base import Baseline
 from fedrec.baselines.private._private import PrivateBaseline
 from fedrec.data.cache import POPULATIONS
+from fedrec.data.independence import refuse_dependent_clients
 from fedrec.data.population import sample_clients
 from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
@@ -64,6 +66,8 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
         *evaluation.sizes,
         log.warning,
     )
+    for label, options in settings.items():
+        _refuse_dependent(run.experiment, label, make_baseline(label, options))
     for number, (label, options) in enumerate(settings.items(), 1):
         kept = run.read_baseline(label)
         if kept is None:
@@ -124,6 +128,19 @@ def refuse_central(experiment: Experiment) -> None:
             got="centralised systems alone",
             fix="`fedrec run` runs it; attacks, audits and deployments need a federated system",
         )
+
+
+def _refuse_dependent(experiment: Experiment, label: str, baseline: Baseline) -> None:
+    """Refuse a baseline whose stated privacy would not hold on the data.
+
+    Raises:
+        ExperimentError: rows of one client decide about those of others.
+    """
+    if isinstance(baseline, PrivateBaseline):
+        if baseline.config.noise:
+            refuse_dependent_clients(experiment, baseline.config.adjacency, f"baseline {label}")
+    elif type(baseline).stated is not Baseline.stated:
+        refuse_dependent_clients(experiment, "replace-one", f"baseline {label}")
 
 
 def _measured(

@@ -5,7 +5,6 @@ fedrec."""
 import ast
 import importlib
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -175,11 +174,6 @@ def test_a_circle_of_folders_is_found():
     sources = dict.fromkeys(names, "") | {"fedrec.a.one": "import fedrec.b.three"}
     assert not circles(sources, files)
     assert circles(sources | {"fedrec.b.three": "from fedrec.a import two"}, files)
-
-
-def test_no_folder_has_more_files_than_can_be_overseen():
-    folders = Counter(file.parent for file in modules().values())
-    assert not {str(folder): count for folder, count in folders.items() if count > 15}
 
 
 def test_no_two_files_have_a_class_of_one_name():

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedrec.data.features import FeatureTable
 from fedrec.errors import DataError
+from fedrec.rng import hashed, mixed
 from fedrec.runtime.grouping import are_distinct
 
 if TYPE_CHECKING:
@@ -151,9 +152,10 @@ class Interactions:
         ratings = self.ratings if self.ratings is not None else np.zeros(1, np.float32)
         # adding zero makes -0 and 0 one number
         bits = (ratings + np.float32(0)).view(np.uint32).astype(np.uint64)
-        rows = _mixed(_hashed(self.user_ids)[self.users])
-        rows = _mixed(rows ^ _hashed(self.item_ids)[self.items])
-        rows = np.sort(_mixed(rows ^ bits))
+        # mixed after each column, so that XOR of columns cannot cancel
+        rows = mixed(hashed(self.user_ids.tolist())[self.users])
+        rows = mixed(rows ^ hashed(self.item_ids.tolist())[self.items])
+        rows = np.sort(mixed(rows ^ bits))
         return hashlib.sha256(rows.astype("<u8", copy=False).tobytes()).hexdigest()
 
     def with_rows(self, rows: np.ndarray | slice) -> Interactions:
@@ -189,23 +191,6 @@ def more_ids(ids: np.ndarray, count: int, word: str) -> np.ndarray:
     free = [name for number in range(len(ids) + count) if (name := f"{word}-{number}") not in taken]
     kind = object if ids.dtype == object else np.str_
     return np.concatenate([ids, np.array(free[:count], dtype=kind)])
-
-
-def _hashed(ids: np.ndarray) -> np.ndarray:
-    """`uint64`, one hash per id, of the id as text; 5 and "5" are one id."""
-    digests = b"".join(
-        hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in ids.tolist()
-    )
-    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
-
-
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """A one-to-one scrambling of 64-bit numbers (the finaliser of SplitMix64), so that XOR of
-    columns cannot cancel."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def no_times(name: str, what: str) -> DataError:

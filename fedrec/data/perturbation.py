@@ -77,6 +77,16 @@ class Perturbation(ABC):
         self.config = config
         self.seed = seed
 
+    def depends_on(self, rated: bool) -> str:
+        """What of other clients' rows decides the rows that a client trains on, in words; empty:
+        nothing. Private runs refuse a perturbation that is not so, and so they do one that does not
+        say it (the default).
+
+        Args:
+            rated: whether ratings are used in training.
+        """
+        return "more than the client's own rows, as far as the perturbation says"
+
     @abstractmethod
     def perturb(self, data: TrainingData) -> Perturbed:
         """The rows to train on.

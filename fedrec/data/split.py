@@ -15,6 +15,7 @@ from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.errors import DataError
 from fedrec.experiment.sections import Section, component_settings
+from fedrec.privacy.adjacency import Adjacency
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +92,13 @@ class Split(ABC):
         self.config = config
         self.seed = seed
 
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """What of other clients decides the part of a client's row, or whether a client trains, in
+        words; empty: nothing does, so that neighbouring data have equal parts but for the rows of
+        the client in which they differ. Private runs refuse a split that is not so, and so they do
+        one that does not say it (the default)."""
+        return "more than the client's own rows, as far as the split says"
+
     @abstractmethod
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions.
@@ -108,12 +116,23 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
         DataError: the interactions lack what the split needs.
         ComponentError: the split failed, or returned something else.
     """
+    split = split_of(section, seed)
+    with component_errors(SPLIT.name, type(split), "with these interactions"):
+        partition = split.split(interactions)
+    if not isinstance(partition, Partition):
+        expected = "a fedrec.data.split.Partition"
+        got = type(partition).__name__
+        refuse_wrong(SPLIT.name, type(split), "from split()", expected=expected, got=got)
+    return partition
+
+
+def split_of(section: Section, seed: int) -> Split:
+    """The split that a section names.
+
+    Raises:
+        ComponentError: it cannot be made.
+    """
     split_class = resolve(SPLIT, section.name)
     settings = component_settings(SPLIT, section)
-    with component_errors(SPLIT.name, split_class, "with these interactions"):
-        found = split_class(settings, seed).split(interactions)
-    if not isinstance(found, Partition):
-        expected = "a fedrec.data.split.Partition"
-        got = type(found).__name__
-        refuse_wrong(SPLIT.name, split_class, "from split()", expected=expected, got=got)
-    return found
+    with component_errors(SPLIT.name, split_class, "when it was made"):
+        return split_class(settings, seed)

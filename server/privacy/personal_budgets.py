@@ -19,6 +19,7 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.components import registry
+from fedrec.data.independence import refuse_dependent_clients
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phases_of
 from fedrec.experiment.schema import Experiment
@@ -46,6 +47,8 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
     if not isinstance(settings, PersonalNoise):
         return None
     refuse_phases(run.experiment)
+    if settings.mode == "sound":
+        refuse_dependent_clients(run.experiment, "replace-one", f"step {run.experiment.step.name}")
     privacy = run.experiment.privacy
     if privacy is not None and privacy.mode == "secure":
         raise ExperimentError(

@@ -8,31 +8,43 @@ from typing import Literal
 import numpy as np
 
 from fedrec.data.interactions import Interactions, no_times
+from fedrec.data.own_numbers import row_numbers
 from fedrec.rng import stream
 from fedrec.runtime.grouping import within_groups
 
 Order = Literal["random", "temporal"]
+Stream = Literal["client", "dataset"]
 
 # Parts of the "split" stream. Users and rows have separate streams, so that the order of a user's
 # rows does not depend on the number of held-out users.
 USERS = 0
 ROWS = 1
 VALIDATION = 2
+BOUND = 3
 
 
-def sort_key(interactions: Interactions, order: Order, seed: int) -> np.ndarray:
-    """`int32` or `int64 [rows]` by which rows are sorted: their times, or a random permutation.
+def sort_key(
+    interactions: Interactions, order: Order, seed: int, source: Stream = "client"
+) -> np.ndarray:
+    """Integers `[rows]` by which rows are sorted: their times, or random numbers.
+
+    Args:
+        interactions: the rows.
+        order: by time, or random.
+        seed: of the experiment.
+        source: of a random order: each client's own numbers (`row_numbers`), or one shuffle of all
+            rows, which changes for everybody when one client has a row more or less.
 
     Raises:
         DataError: the order is temporal and the interactions have no times.
     """
-    if order == "random":
-        key = np.arange(
-            len(interactions), dtype=np.int32 if len(interactions) < 2**31 else np.int64
-        )
-        stream(seed, "split", ROWS).shuffle(key)
-        return key
-    return times_of(interactions)
+    if order == "temporal":
+        return times_of(interactions)
+    if source == "client":
+        return row_numbers(interactions, seed, "split", ROWS)
+    key = np.arange(len(interactions), dtype=np.int32 if len(interactions) < 2**31 else np.int64)
+    stream(seed, "split", ROWS).shuffle(key)
+    return key
 
 
 def times_of(interactions: Interactions) -> np.ndarray:

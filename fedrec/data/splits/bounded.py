@@ -5,7 +5,8 @@ theorem 1).
     bound(p) = p / omega * (d + ln(1 / delta)),    p in [p_min, 1]
 
 A user trains with at most bound(1) rows, drawn at random, and a user with fewer than bound(p_min)
-rows does not train. Held-out rows do not change, so that figures with and without the bound are for
+rows trains with none: it stays among the clients, whose number must not tell how many rows it has.
+Held-out rows do not change, so that figures with and without the bound are for
 the same lists.
 
 Where this differs from the paper:
@@ -29,16 +30,16 @@ import math
 from dataclasses import replace
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Partition, Split, partition_by
-from fedrec.data.splits._order import ROWS, places
+from fedrec.data.own_numbers import row_numbers
+from fedrec.data.split import Partition, Split, partition_by, split_of
+from fedrec.data.splits._order import BOUND, places
 from fedrec.experiment.sections import Section
-from fedrec.rng import stream
+from fedrec.privacy.adjacency import Adjacency
 
 
 class BoundedConfig(Config):
@@ -67,13 +68,16 @@ class Bounded(Split):
     paper = "DP-VAE (Fang et al. 2022), theorem 1"
     config: BoundedConfig
 
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """As the inner split: the bound looks at one client at a time."""
+        return split_of(self.config.inner, self.seed).depends_on(adjacency)
+
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions like the inner split, and bound the training part."""
         whole = partition_by(self.config.inner, self.seed, interactions)
         users = interactions.users[whole.train_rows]
-        key = stream(self.seed, "split", ROWS, 1).permutation(len(users))
+        key = row_numbers(interactions, self.seed, "split", BOUND)[whole.train_rows]
         place, count = places(users, key) if len(users) else (users, users)
-        kept = whole.train_rows[place < math.floor(self.config.bound(1.0))]
-        enough = np.unique(users[count >= self.config.bound(self.config.p_min)])
-        training = np.intersect1d(whole.training_clients, enough)
-        return replace(whole, training_clients=training, train_rows=kept)
+        within = place < math.floor(self.config.bound(1.0))
+        enough = count >= self.config.bound(self.config.p_min)
+        return replace(whole, train_rows=whole.train_rows[within & enough])

@@ -3,23 +3,26 @@
 (Ji et al., A Critical Study on Data Leakage in Recommender System Offline Evaluation, TOIS 2023).
 
 Leave-one-out holds out each user's own last row, so that a system learns from what others did after
-it; here no row that trains is later than one that is held out. Test rows are the last ones, by
-their times, in a share `test` of all, validation rows a share `validation` before these; rows of
-one time are in one part. Users come and go, so that few of them may have rows on both sides.
+it; here no row that trains is later than one that is held out. The points are given, or they follow
+from shares: a share `test` of all rows is later, and a share `validation` lies between the two.
+Rows of one time are in one part. Users come and go, so that few of them may have rows on both
+sides.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition, Split
 from fedrec.data.splits._order import places, times_of, users_of
 from fedrec.errors import DataError
+from fedrec.privacy.adjacency import Adjacency
 
 
 class GlobalTimeConfig(Config):
@@ -30,12 +33,41 @@ class GlobalTimeConfig(Config):
     validation: float = Field(default=0.1, ge=0, lt=1)
     """Share of all rows between the point of validation and that of test, in [0, 1); 0: all rows
     before the point of test train."""
+    test_from: int | str | None = None
+    """Point of test in place of a share: a date (2001-06-30, in UTC), or a number as in the data.
+    Rows from then on are tested. A share depends on the times of all users, which privacy
+    refuses."""
+    validation_from: int | str | None = None
+    """Point of validation, likewise; default with `test-from`: no validation rows."""
     tested: Literal["all", "first"] = "all"
     """Rows of a user after the point that are held out: "all", or the "first", the next item; the
     others are then in no part."""
     new_users: Literal["left-out", "tested"] = "left-out"
     """Users without a training row: "left-out" of all parts, or "tested" like others, on lists that
     know nothing of them."""
+
+    @field_validator("test_from", "validation_from")
+    @classmethod
+    def _is_a_time(cls, value: int | str | None) -> int | str | None:
+        if isinstance(value, str):
+            _seconds(value)
+        return value
+
+    @model_validator(mode="after")
+    def _points_fit(self) -> Self:
+        if self.test_from is None and self.validation_from is not None:
+            raise ValueError("test-from with validation-from")
+        if self.points and self.points[1] > self.points[0]:
+            raise ValueError("validation-from before test-from")
+        return self
+
+    @property
+    def points(self) -> tuple[int, int] | None:
+        """The times from which rows are tested and validated, if they are given."""
+        if self.test_from is None:
+            return None
+        earlier = self.test_from if self.validation_from is None else self.validation_from
+        return _seconds(self.test_from), _seconds(earlier)
 
     @model_validator(mode="after")
     def _some_rows_train(self) -> Self:
@@ -52,14 +84,19 @@ class GlobalTime(Split):
     paper = "Ji et al. 2023"
     config: GlobalTimeConfig
 
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """Shares: the points follow from the times of all rows."""
+        return "" if self.config.points else "the times of all rows, of which split.test is a share"
+
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions; every user with a training row is a training client.
+        """Divide the interactions; every user with a training row is a training client. With given
+        points every user is one, so that their number does not tell who has early rows.
 
         Raises:
             DataError: the interactions have no times, or one time for nearly all rows.
         """
         times = times_of(interactions)
-        tested_from, validated_from = self._points(interactions.name, times)
+        tested_from, validated_from = self.config.points or self._points(interactions.name, times)
         train = times < validated_from
         training = users_of(interactions, train)
         counted = np.ones(len(times), dtype=bool)
@@ -68,7 +105,7 @@ class GlobalTime(Split):
         test = counted & (times >= tested_from)
         validation = counted & ~train & (times < tested_from)
         return Partition(
-            training_clients=training,
+            training_clients=users_of(interactions) if self.config.points else training,
             train_rows=np.flatnonzero(train),
             validation_rows=self._held_out(interactions.users, times, np.flatnonzero(validation)),
             test_rows=self._held_out(interactions.users, times, np.flatnonzero(test)),
@@ -98,3 +135,18 @@ class GlobalTime(Split):
         if self.config.tested == "all" or not len(rows):
             return rows
         return rows[places(users[rows], times[rows])[0] == 0]
+
+
+def _seconds(point: int | str) -> int:
+    """A point of time as a number; of a date, seconds since 1970.
+
+    Raises:
+        ValueError: it is no date.
+    """
+    if isinstance(point, int):
+        return point
+    try:
+        date = datetime.fromisoformat(point)
+    except ValueError:
+        raise ValueError(f"a date such as 2001-06-30, not {point!r}") from None
+    return int((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp())

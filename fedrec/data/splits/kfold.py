@@ -2,8 +2,10 @@
 """Cross-validation over rows: one fold is tested, the others train (PNBM, section 5: five folds of
 MovieLens).
 
-The folds are drawn from the seed, or they are the five published folds `u1` to `u5` of
-MovieLens-100K, which are the only ones that allow comparison with published figures row by row.
+The fold of each row is drawn by itself (`fedrec.data.own_numbers`), so that no user's rows change
+the folds of another's; folds are of about the same size. Or they are the five published folds `u1`
+to `u5` of MovieLens-100K, which are the only ones that allow comparison with published figures row
+by row.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from fedrec.config import Config
 from fedrec.data.files.published import require_complete_lines
 from fedrec.data.files.tables import Columns, TableLayout, read_table
 from fedrec.data.interactions import Interactions
+from fedrec.data.own_numbers import row_numbers
 from fedrec.data.split import Partition, Split
 from fedrec.data.splits._order import ROWS, VALIDATION, users_of
 from fedrec.data.splits._pairs import rows_of_pairs
 from fedrec.errors import DataError
-from fedrec.rng import stream
+from fedrec.privacy.adjacency import Adjacency
 
 _SHIPPED_FOLDS = 5
 _FOLD = TableLayout({"user": np.int32, "item": np.int32, "rating": np.float32, "time": np.int64})
@@ -41,7 +44,7 @@ class KfoldConfig(Config):
     folder: Path | None = None
     """Folder with the published fold files (u1.test to u5.test); required if `shipped` is true."""
     validation: float = Field(0.0, ge=0, lt=1)
-    """Share of the other folds' rows that is held out for validation."""
+    """Share of the other folds' rows that is held out for validation, drawn row by row."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -59,38 +62,37 @@ class Kfold(Split):
     paper = "PNBM, section 5"
     config: KfoldConfig
 
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """Nothing: the fold of a row is drawn by itself, or published."""
+        return ""
+
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions; the folds of one seed are disjoint and together complete.
+        """Divide the interactions; the folds of one seed are disjoint and together complete. Every
+        user is a training client, also one whose rows are all in the fold.
 
         Raises:
             DataError: a published fold file is missing or does not belong to these interactions.
         """
-        test_rows = (
-            read_test_fold(self.config.folder or Path(), self.config.fold, interactions)
-            if self.config.shipped
-            else self._random_rows(interactions)
-        )
-        train = np.ones(len(interactions), dtype=bool)
-        train[test_rows] = False
-        validation_rows = self._validation_rows(np.flatnonzero(train))
-        train[validation_rows] = False
+        test = self._tested(interactions)
+        drawn = row_numbers(interactions, self.seed, "split", VALIDATION, self.config.fold)
+        validation = ~test & (drawn < self.config.validation * 2**32)
         return Partition(
-            training_clients=users_of(interactions, train),
-            train_rows=np.flatnonzero(train),
-            validation_rows=validation_rows,
-            test_rows=test_rows,
+            training_clients=users_of(interactions),
+            train_rows=np.flatnonzero(~(test | validation)),
+            validation_rows=np.flatnonzero(validation),
+            test_rows=np.flatnonzero(test),
         )
 
-    def _validation_rows(self, others: np.ndarray) -> np.ndarray:
-        count = round(self.config.validation * len(others))
-        return stream(self.seed, "split", VALIDATION, self.config.fold).choice(
-            others, count, replace=False
-        )
-
-    def _random_rows(self, interactions: Interactions) -> np.ndarray:
-        # The permutation does not depend on the fold, so that all folds divide the same one.
-        shuffled = stream(self.seed, "split", ROWS).permutation(len(interactions))
-        return shuffled[self.config.fold - 1 :: self.config.folds]
+    def _tested(self, interactions: Interactions) -> np.ndarray:
+        """`bool [rows]`: the rows of the fold."""
+        if not self.config.shipped:
+            # The numbers do not depend on the fold, so that each row is in one of them.
+            numbers = row_numbers(interactions, self.seed, "split", ROWS)
+            return numbers * self.config.folds >> 32 == self.config.fold - 1
+        test = np.zeros(len(interactions), dtype=bool)
+        folder = self.config.folder or Path()
+        test[read_test_fold(folder, self.config.fold, interactions)] = True
+        return test
 
 
 def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.ndarray:

@@ -22,6 +22,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition, Split
 from fedrec.data.splits._ncf_files import read_ncf_files
 from fedrec.data.splits._order import Order, places, sort_key, users_of
+from fedrec.privacy.adjacency import Adjacency
 
 _FEWEST_ROWS = 3
 
@@ -51,6 +52,10 @@ class LeaveOneOut(Split):
 
     Config = LeaveOneOutConfig
     config: LeaveOneOutConfig
+
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """Nothing: a random order is each client's own."""
+        return ""
 
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions; every user with a training row is a training client.

@@ -16,6 +16,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition, Split
 from fedrec.data.splits._order import places, sort_key, users_of
 from fedrec.errors import DataError
+from fedrec.privacy.adjacency import Adjacency
 
 
 class PublishedConfig(Config):
@@ -32,6 +33,11 @@ class Published(Split):
     Config = PublishedConfig
     paper = "UPC-SDG's author files; NGCF and LightGCN (Gowalla)"
     config: PublishedConfig
+
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """Nothing: the publisher's files are given, and validation rows are drawn client by
+        client. Users without a row in the training file take part, with no row."""
+        return ""
 
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions like the publisher.
@@ -57,7 +63,7 @@ class Published(Split):
         taken = np.minimum((self.config.validation * count + 0.5).astype(np.int64), count - 1)
         validation = place >= count - taken
         return Partition(
-            training_clients=users_of(interactions, rows),
+            training_clients=users_of(interactions),
             train_rows=rows[~validation],
             validation_rows=rows[validation],
             test_rows=np.flatnonzero(test),

@@ -19,7 +19,8 @@ from pydantic import Field, model_validator
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition, Split
-from fedrec.data.splits._order import Order, places, sort_key, users_of
+from fedrec.data.splits._order import Order, Stream, places, sort_key, users_of
+from fedrec.privacy.adjacency import Adjacency
 
 
 class RatioConfig(Config):
@@ -34,6 +35,9 @@ class RatioConfig(Config):
     order: Order = "random"
     """Order of the rows: "random", or "temporal" (training rows first, then validation, then
     test)."""
+    stream: Stream = "client"
+    """Source of a random order: "client" (each client's own, so that no client's rows change the
+    parts of others, which privacy needs), or "dataset" (one shuffle of all rows)."""
 
     @model_validator(mode="after")
     def _sums_to_one(self) -> Self:
@@ -49,13 +53,18 @@ class Ratio(Split):
     paper = "UPC-SDG (Liu et al. 2022), as stated there"
     config: RatioConfig
 
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """One shuffle of all rows, with `stream = "dataset"` and a random order."""
+        shuffled = self.config.order == "random" and self.config.stream == "dataset"
+        return "one shuffle of all rows (split.stream = 'dataset')" if shuffled else ""
+
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions; every user with a row is a training client.
 
         Raises:
             DataError: the order is temporal and the interactions have no times.
         """
-        key = sort_key(interactions, self.config.order, self.seed)
+        key = sort_key(interactions, self.config.order, self.seed, self.config.stream)
         place, count = places(interactions.users, key)
         test_count = np.minimum(_rounded(self.config.test * count), count - 1)
         validation_count = np.minimum(

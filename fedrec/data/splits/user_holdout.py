@@ -24,9 +24,18 @@ from pydantic import Field, model_validator
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
+from fedrec.data.own_numbers import user_shares
 from fedrec.data.split import Partition, Split
-from fedrec.data.splits._order import USERS, Order, places, sort_key, users_of
+from fedrec.data.splits._order import (
+    USERS,
+    Order,
+    Stream,
+    places,
+    sort_key,
+    users_of,
+)
 from fedrec.errors import DataError
+from fedrec.privacy.adjacency import Adjacency
 from fedrec.rng import stream
 
 
@@ -54,6 +63,11 @@ class UserHoldoutConfig(Config):
     """Whether held-out users take part in training: with "strong" they do not, and their training
     half serves on-device fine-tuning alone (paper); with "weak" they are training users with that
     half."""
+    stream: Stream = "dataset"
+    """Source of random choices: "dataset" (one permutation of the users, and one shuffle of all
+    rows for random halves), or "client" (the seed and the client's name alone, so that no client
+    decides what another one does by being there, as add-remove privacy needs; shares are then met
+    on average)."""
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> Self:
@@ -71,6 +85,16 @@ class UserHoldout(Split):
     Config = UserHoldoutConfig
     paper = "PrivRec (Wang et al. 2021), section 3.3"
     config: UserHoldoutConfig
+
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """With `stream = "dataset"`: under add-remove the permutation of all users, which one user
+        more or less changes; of training users with random halves the shuffle of all rows."""
+        if self.config.stream == "client":
+            return ""
+        if adjacency == "add-remove":
+            return "one permutation of all users (split.stream = 'dataset')"
+        halved = self.config.generalisation == "weak" and self.config.halves == "random"
+        return "one shuffle of all rows (split.stream = 'dataset')" if halved else ""
 
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions; the test users do not depend on the share of validation users.
@@ -98,21 +122,37 @@ class UserHoldout(Split):
         """Test and training users, out of those who have any row; the others are validation
         users."""
         present = users_of(interactions)
+        if self.config.stream == "client":
+            return self._drawn_one_by_one(interactions, present)
         validation = _rounded(self.config.validation_users * len(present))
         if self.config.folds is not None:
             return self._fold(interactions, present, validation, self.config.folds)
         test = _rounded(self.config.test_users * len(present))
-        if test == 0 or test + validation >= len(present):
-            raise DataError(
-                f"{interactions.name} has too few users to hold some out",
-                expected="at least one test user and one training user",
-                got=f"test users: {test}, validation users: {validation}, of {len(present)} in all",
-                fix="data of more users, or another share of test-users or validation-users",
-            )
+        _refuse_too_few(interactions, test, len(present) - test - validation)
         # One permutation, test users first, so that test users do not depend on the share of
         # validation users.
         shuffled = stream(self.seed, "split", USERS).permutation(present)
         return shuffled[:test], shuffled[test + self._not_training(validation) :]
+
+    def _drawn_one_by_one(
+        self, interactions: Interactions, present: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Test and training users by a random number of each."""
+        config = self.config
+        seed = 0 if config.folds else self.seed
+        share = user_shares(interactions, seed, "split", USERS)[present]
+        if config.folds is None:
+            test = share < config.test_users
+            validation = ~test & (share < config.test_users + config.validation_users)
+        else:
+            # As below: validation users first, in seed 0 those behind the default test users.
+            share = (share - type(config).model_fields["test_users"].default) % 1.0
+            validation = share < config.validation_users
+            share = (share - config.validation_users) / (1 - config.validation_users)
+            test = ~validation & ((share * config.folds).astype(int) == self.seed % config.folds)
+        _refuse_too_few(interactions, int(test.sum()), int((~(test | validation)).sum()))
+        held_out = test if config.validation_role == "training" else test | validation
+        return present[test], present[~held_out]
 
     def _not_training(self, validation: int) -> int:
         """How many of the validation users do not train."""
@@ -141,7 +181,7 @@ class UserHoldout(Split):
 
     def _second_half(self, interactions: Interactions, rows: np.ndarray) -> np.ndarray:
         """`bool [rows]`: which of some users' `rows` (all rows of these users) are held out."""
-        key = sort_key(interactions, self.config.halves, self.seed)[rows]
+        key = sort_key(interactions, self.config.halves, self.seed, self.config.stream)[rows]
         users = interactions.users[rows]
         if self.config.split_by == "rows":
             place, count = places(users, key)
@@ -154,6 +194,16 @@ class UserHoldout(Split):
         second = np.empty(len(rows), dtype=bool)
         second[by_key] = (place >= (count + 1) // 2)[pair_of]
         return second
+
+
+def _refuse_too_few(interactions: Interactions, tested: int, training: int) -> None:
+    if tested < 1 or training < 1:
+        raise DataError(
+            f"{interactions.name} has too few users to hold some out",
+            expected="at least one test user and one training user",
+            got=f"test users: {tested}, training users: {training}",
+            fix="data of more users, or another share of test-users or validation-users",
+        )
 
 
 def _members(interactions: Interactions, users: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from fedrec.data.own_numbers import row_numbers
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.perturb.synthesis.preferences import (
     ReplacementConfig,
@@ -14,7 +15,6 @@ from fedrec.perturb.synthesis.preferences import (
 )
 from fedrec.perturb.synthesis.selection import lowest, replaced_counts
 from fedrec.perturb.synthesis.substitutes import random_substitutes
-from fedrec.rng import stream
 
 
 class RandomReplacementConfig(ReplacementConfig):
@@ -27,6 +27,10 @@ class RandomReplacement(Perturbation):
     Config = RandomReplacementConfig
     config: RandomReplacementConfig
 
+    def depends_on(self, rated: bool) -> str:
+        """Nothing: each user's rows and items have random numbers of its own."""
+        return ""
+
     def perturb(self, data: TrainingData) -> Perturbed:
         """Replace k n rows of each user; a row keeps its user, rating and time.
 
@@ -36,7 +40,7 @@ class RandomReplacement(Perturbation):
         """
         refuse_missing_rows(data)
         preferences = preferences_of(self.config, data.rows)
-        score = stream(self.seed, "perturb-rows").random(len(data.rows))
+        score = row_numbers(data.rows, self.seed, "perturb-rows")
         chosen = lowest(data.rows, score, replaced_counts(data.rows, preferences.ratio))
         items = data.rows.items.copy()
         items[chosen] = random_substitutes(data.rows, chosen, self.seed)

@@ -9,6 +9,7 @@ from pydantic import Field
 from fedrec.config import Config
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.perturb.targeted.mechanisms import (
+    RATING_SCALE,
     RandomisedRows,
     keep_probability,
     randomised_response,
@@ -30,6 +31,10 @@ class RandomisedResponse(Perturbation):
     Config = RandomisedResponseConfig
     paper = "Warner 1965; Kairouz et al. 2016"
     config: RandomisedResponseConfig
+
+    def depends_on(self, rated: bool) -> str:
+        """Where ratings are drawn too, the rating scale."""
+        return RATING_SCALE if rated else ""
 
     def perturb(self, data: TrainingData) -> Perturbed:
         """Randomise every row; it keeps its user and time. Where ratings are learned from, its

@@ -7,6 +7,7 @@ import numpy as np
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.perturb.targeted.config import TargetedConfig
 from fedrec.perturb.targeted.guarantee import words
+from fedrec.perturb.targeted.mechanisms import RATING_SCALE
 from fedrec.perturb.targeted.profiles import perturb_profiles
 from fedrec.perturb.targeted.report import summary
 
@@ -18,6 +19,12 @@ class Targeted(Perturbation):
     Config = TargetedConfig
     paper = 'poster "targeted DP", equations 1 to 3'
     config: TargetedConfig
+
+    def depends_on(self, rated: bool) -> str:
+        """The stereotypes, of which everybody's rows are counted, and the rating scale."""
+        if self.config.select == "stereotypical":
+            return "the stereotypes of everybody's rows (perturb.select = 'stereotypical')"
+        return RATING_SCALE if rated else ""
 
     def perturb(self, data: TrainingData) -> Perturbed:
         found = perturb_profiles(data, self.config, self.seed)

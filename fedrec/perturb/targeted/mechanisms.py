@@ -21,6 +21,9 @@ from fedrec.data.negatives import nth_outside
 from fedrec.data.perturbation import TrainingData
 from fedrec.errors import DataError
 
+RATING_SCALE = "the rating values of everybody's rows, which replaced ratings are drawn from"
+"""What profiles of rated rows depend on beside a client's own rows."""
+
 
 @dataclass(frozen=True, eq=False)
 class Interaction:

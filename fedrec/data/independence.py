@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a guarantee needs of the data before training: that no client's rows change those of others.
+
+A clip bounds how far one client's own update moves a sum. If that client's rows also decide which
+rows of others are for training, as one shuffle of all rows does, or how others' rows are perturbed,
+everybody's update moves and no bound on one client's update holds.
+
+The names of users and items and the numbers of users and rows are taken as public.
+"""
+
+from __future__ import annotations
+
+from fedrec.data.perturbation import perturbation_of
+from fedrec.data.split import split_of
+from fedrec.errors import ExperimentError
+from fedrec.experiment.tables import DataSettings
+from fedrec.privacy.adjacency import Adjacency
+
+
+def refuse_dependent_clients(settings: DataSettings, adjacency: Adjacency, what: str) -> None:
+    """Refuse data whose split or perturbation lets one client's rows decide about those of others.
+
+    Args:
+        settings: of the data; an experiment has them.
+        adjacency: how neighbouring data differ.
+        what: what has the guarantee, such as "[privacy]".
+
+    Raises:
+        ExperimentError: the guarantee would not hold.
+    """
+    reason = split_of(settings.split, settings.seed).depends_on(adjacency)
+    if reason:
+        raise ExperimentError(
+            f"the guarantee of {what} does not hold with split {settings.split.name!r}: rows of one"
+            " client decide which rows of others are for training",
+            expected=f"a split that looks at one client at a time (under {adjacency})",
+            got=f"parts that depend on {reason}",
+            fix="set split.stream = 'client', for global-time split.test-from, or choose another"
+            " split; a split of your own says in depends_on() that it is independent",
+        )
+    perturbation = perturbation_of(settings)
+    rated = settings.task == "rating" or settings.positive_above is not None
+    reason = "" if perturbation is None else perturbation.depends_on(rated)
+    if settings.perturb is not None and reason:
+        raise ExperimentError(
+            f"the guarantee of {what} does not hold with perturbation {settings.perturb.name!r}:"
+            " rows of one client decide how rows of others are perturbed",
+            expected="a perturbation that looks at one client at a time",
+            got=f"rows that depend on {reason}",
+            fix=f"leave out [perturb] or {what}, or choose random-replacement, randomised-response"
+            " or targeted with select = 'random', without ratings",
+        )
