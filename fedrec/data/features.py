@@ -156,6 +156,14 @@ class Feature:
             self.name, names, np.concatenate([[0], ends]).astype(np.int64), number[codes[kept]]
         )
 
+    def among(self, declared: Sequence[str], other: str) -> Feature:
+        """The feature with these categories and `other`, which takes the place of all that are not
+        among them; none of them depends on the rows."""
+        categories = (*dict.fromkeys(declared), *(() if other in declared else (other,)))
+        number = {name: place for place, name in enumerate(categories)}
+        new = np.array([number.get(name, number[other]) for name in self.categories], np.int64)
+        return Feature(self.name, categories, self.offsets, new[self.codes])
+
     def distinct_shares(self) -> tuple[np.ndarray, np.ndarray]:
         """Weight of each category in a row's mean, once for all rows with equal codes.
 

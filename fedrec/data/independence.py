@@ -5,14 +5,20 @@ A clip bounds how far one client's own update moves a sum. If that client's rows
 rows of others are for training, as one shuffle of all rows does, or how others' rows are perturbed,
 everybody's update moves and no bound on one client's update holds.
 
-The names of users and items and the numbers of users and rows are taken as public.
+The names of users and items and the numbers of users and rows are taken as public. So are the
+categories of users' features, which a model has a row for, where the dataset publishes or declares
+them; categories that are collected from the rows tell that somebody is in each.
 """
 
 from __future__ import annotations
 
+from fedrec.components import registry
+from fedrec.data.features import FeatureNames
 from fedrec.data.perturbation import perturbation_of
+from fedrec.data.population import reader_of
 from fedrec.data.split import split_of
 from fedrec.errors import ExperimentError
+from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import DataSettings
 from fedrec.privacy.adjacency import Adjacency
 
@@ -49,4 +55,31 @@ def refuse_dependent_clients(settings: DataSettings, adjacency: Adjacency, what:
             got=f"rows that depend on {reason}",
             fix=f"leave out [perturb] or {what}, or choose random-replacement, randomised-response"
             " or targeted with select = 'random', without ratings",
+        )
+
+
+def refuse_collected_categories(experiment: Experiment, what: str) -> None:
+    """Refuse users' features whose categories are collected from the rows where the experiment's
+    model uses them.
+
+    Args:
+        experiment: with a federated system.
+        what: what has the guarantee, such as "[privacy]".
+
+    Raises:
+        ExperimentError: the categories would be published as they are.
+    """
+    reader = reader_of(experiment)
+    model = registry.resolve(registry.MODEL, experiment.model.name)
+    known = reader.stated_features() or FeatureNames()
+    used = model.features_used(experiment.settings(registry.MODEL), known).users
+    collected = reader.undeclared_categories() if used else ()
+    if collected:
+        raise ExperimentError(
+            f"{what} does not protect the categories of users' features: the model has a row for"
+            " each, so that a category that one user alone has is published",
+            expected=f"dataset.user-categories for {', '.join(collected)}",
+            got="categories that are collected from the users' rows",
+            fix=f"set dataset.user-categories.{collected[0]} = [...], the categories that anybody"
+            " may know (others become 'other'), or model.features = false",
         )

@@ -86,6 +86,12 @@ class Reader(ABC):
         table = replace(interactions.item_features, vectors=tuple(vectors))
         return replace(interactions, item_features=table)
 
+    def undeclared_categories(self) -> tuple[str, ...]:
+        """Names of the users' features whose categories are those that occur in the rows, and not
+        ones that are declared or published with the dataset; none by default. Models have a row for
+        each category, which tells that somebody is in it."""
+        return ()
+
     def stated_features(self) -> FeatureNames | None:
         """`feature_names`, and the names of vectors of items."""
         names = self.feature_names()

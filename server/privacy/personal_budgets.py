@@ -19,7 +19,7 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.components import registry
-from fedrec.data.independence import refuse_dependent_clients
+from fedrec.data.independence import refuse_collected_categories, refuse_dependent_clients
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phases_of
 from fedrec.experiment.schema import Experiment
@@ -48,7 +48,9 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
         return None
     refuse_phases(run.experiment)
     if settings.mode == "sound":
-        refuse_dependent_clients(run.experiment, "replace-one", f"step {run.experiment.step.name}")
+        what = f"step {run.experiment.step.name}"
+        refuse_dependent_clients(run.experiment, "replace-one", what)
+        refuse_collected_categories(run.experiment, what)
     privacy = run.experiment.privacy
     if privacy is not None and privacy.mode == "secure":
         raise ExperimentError(

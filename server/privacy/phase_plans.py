@@ -15,7 +15,7 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.config import did_you_mean
-from fedrec.data.independence import refuse_dependent_clients
+from fedrec.data.independence import refuse_collected_categories, refuse_dependent_clients
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import contributions_of
 from fedrec.experiment.schema import Experiment
@@ -78,6 +78,7 @@ class PhasePlans:
         _refuse_hidden_strategies(strategy)
         if config.noise_multiplier != 0:
             refuse_dependent_clients(experiment, config.adjacency, "[privacy]")
+            refuse_collected_categories(experiment, "[privacy]")
         order = tuple(map(strategy.phase, range(1, experiment.rounds + 1)))
         mix = config.noise_mix(order)
         _refuse_secure_sums(experiment, config)

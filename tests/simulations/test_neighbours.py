@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fedrec.errors import ExperimentError
+from fedrec.errors import DataError, ExperimentError
 from fedrec.privacy.accounting import events
 from simulations import runner
 from tests.captured_noise import Captured, captured, sensitivities
@@ -163,6 +163,12 @@ REFUSED = {
     "step dpvae": [SHUFFLED, "model={name='vae', latent=4, hidden=8}", "step={name='dpvae'}"],
     "add-remove": [*GRAM, ADD_REMOVE],
 }
+PRIVREC = (
+    "model={name='privrec', embedding=4, hidden=[8]}",
+    "step={name='sgd', epochs=1}",
+    "privacy={noise-multiplier=1.0, delta=1e-5, clip-norm=0.5}",
+    "split={name='user-holdout', test-users=0.3}",
+)
 
 
 @pytest.mark.parametrize("settings", REFUSED.values(), ids=REFUSED)
@@ -170,3 +176,20 @@ def test_a_guarantee_that_would_not_hold_is_refused(play, settings):
     with pytest.raises(ExperimentError, match="does not hold with") as error:
         play(table_of(OWN), settings)
     assert "one client decide" in str(error.value)
+
+
+def test_categories_that_are_collected_from_rows_are_refused_and_declared_ones_are_not(play):
+    """A model's rows are those of the declared categories, whoever is in them."""
+    with pytest.raises(ExperimentError, match="does not protect the categories") as error:
+        play(table_of(OWN), PRIVREC)
+    assert "dataset.user-categories.group" in str(error.value)
+    play(table_of(OWN), [*PRIVREC, "model.features=false"])
+    declared = [*PRIVREC, "dataset.user-categories={group=['b', 'c']}"]
+    releases, _ = play(table_of(OWN), declared)
+    assert {len(release.exact["user.group"]) for release in releases} == {3}  # b, c and other
+
+
+def test_a_declared_feature_that_is_not_there_is_named(play):
+    with pytest.raises(DataError, match="no feature 'gruop'") as error:
+        play(table_of(OWN), [*GRAM, "dataset.user-categories={gruop=['b']}"])
+    assert "group" in str(error.value)

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
+from fedrec.config import did_you_mean
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.files.columns import ids_of, numbers_of, times_of
 from fedrec.data.files.indexing import index_rows
@@ -24,6 +25,9 @@ from fedrec.data.files.tables import Columns, TableLayout, column_names, columns
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.errors import DataError
+
+OTHER = "other"
+"""Category of users whose own is not among the declared ones."""
 
 
 class TableConfig(ReaderConfig):
@@ -49,6 +53,10 @@ class TableConfig(ReaderConfig):
     user_features: tuple[str, ...] = ()
     """Names of columns that are constant per user, or files of additional tables with the user
     column and one row per user."""
+    user_categories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Categories of users' features, by column, such as `{city = ["Bonn", "Ulm"]}`; any other
+    value becomes "other". Without them the categories are those that occur, which tells that some
+    user has each; models that use them are then refused under privacy."""
     item_features: tuple[str, ...] = ()
     """Names of columns that are constant per item, or files of additional tables with the item
     column and one row per item."""
@@ -82,8 +90,8 @@ class Table(Reader):
         bare = indexed(self.name, frame, config, path)
         return replace(
             bare,
-            user_features=self._features(
-                frame, config.user, config.user_features, bare.users, bare.user_ids
+            user_features=self._declared(
+                self._features(frame, config.user, config.user_features, bare.users, bare.user_ids)
             ),
             item_features=_with_texts(
                 self._features(
@@ -101,6 +109,39 @@ class Table(Reader):
         """Columns, and files of additional tables, as the settings name them."""
         config = self.config
         return FeatureNames(config.user_features, config.item_features, config.item_texts)
+
+    def undeclared_categories(self) -> tuple[str, ...]:
+        """Columns of users' features without `user-categories`."""
+        config = self.config
+        layout = TableLayout.own({}, separator=config.separator)
+        extras = {name: self._extra(name, self._path()) for name in config.user_features}
+        columns = [
+            column
+            for name, extra in extras.items()
+            for column in (column_names(extra, layout) if extra else (name,))
+        ]
+        return tuple(c for c in columns if c != config.user and c not in config.user_categories)
+
+    def _declared(self, table: FeatureTable) -> FeatureTable:
+        """The users' features with the declared categories.
+
+        Raises:
+            DataError: categories are declared of a feature that users do not have.
+        """
+        declared = self.config.user_categories
+        unknown = [name for name in declared if name not in table.names]
+        if unknown:
+            raise DataError(
+                f"users have no feature {unknown[0]!r}, whose categories are declared",
+                expected=f"one of {', '.join(table.names) or 'dataset.user-features'}",
+                got=f"dataset.user-categories with {unknown[0]!r}",
+                fix=did_you_mean(unknown[0], table.names),
+            )
+        features = tuple(
+            one.among(declared[one.name], OTHER) if one.name in declared else one
+            for one in table.features
+        )
+        return replace(table, features=features)
 
     def files(self) -> list[Path]:
         path = self.config.path
