@@ -41,6 +41,23 @@ class SplitContract(RunContract):
         """The same seed gives the same parts, another seed others."""
         assert_seeded(self._split, _same, self.random)
 
+    def test_no_client_decides_about_others_if_it_says_so(self) -> None:
+        """A split whose `depends_on` is empty gives other clients the same training rows when one
+        client has a row less; private runs rely on it."""
+        data = read_interactions(self.small())
+        split = self.cls(self.config(), 0)
+        if split.depends_on("replace-one"):
+            return
+        client = int(data.users[0])
+        fewer = np.delete(np.arange(len(data)), data.rows_of(client)[-1])
+        before, after = split.split(data), split.split(data.with_rows(fewer))
+        rows_before, rows_after = before.train_rows, fewer[after.train_rows]
+        others = [rows[data.users[rows] != client] for rows in (rows_before, rows_after)]
+        trained = [rows[np.isin(data.users[rows], before.training_clients)] for rows in others]
+        same = np.array_equal(*trained)
+        clients = np.array_equal(before.training_clients, after.training_clients)
+        assert_that(same and clients, "parts of others that changed with one client's rows")
+
     def test_the_data_are_unchanged(self) -> None:
         """Splitting changes nothing in place."""
         data = read_interactions(self.small())

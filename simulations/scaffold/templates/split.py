@@ -9,6 +9,7 @@ from pydantic import Field
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition, Split
+from fedrec.privacy.adjacency import Adjacency
 from fedrec.rng import stream
 
 
@@ -25,11 +26,15 @@ class Example(Split):
     Config = ExampleConfig
     config: ExampleConfig
 
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """Nothing of other users while they keep their numbers: each has a stream of its own."""
+        return "" if adjacency == "replace-one" else "the users' numbers"
+
     def split(self, interactions: Interactions) -> Partition:
         """The parts as row numbers; a function of the interactions and the seed."""
-        random = stream(self.seed, "split")
         held_out = []
         for user in range(interactions.num_users):
+            random = stream(self.seed, "split", user)
             rows = interactions.rows_of(user)
             held_out.append(
                 random.choice(rows, size=int(self.config.share * len(rows)), replace=False)
