@@ -19,9 +19,10 @@ import numpy as np
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Partition, Split, partition_by
+from fedrec.data.split import Partition, Split, partition_by, split_of
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section
+from fedrec.privacy.adjacency import Adjacency
 from fedrec.rng import stream
 
 
@@ -48,6 +49,12 @@ class Members(Split):
         bits = base64.b64encode(np.packbits(members).tobytes()).decode()
         name = f"{cls.__module__}:{cls.__name__}"
         return {"name": name, "base": base, "seed": seed, "members": bits}
+
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """As the other split."""
+        return split_of(Section.model_validate(self.config.base), self.config.seed).depends_on(
+            adjacency
+        )
 
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions like the other split, and choose among the training clients.

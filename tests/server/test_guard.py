@@ -218,7 +218,7 @@ RESUMED = {
     "central": (),
     "adaptive": ("privacy.adaptive-clip={count-noise=2.0}",),
     "local": ("privacy.placement=local",),
-    "poisson": (POISSON, "privacy.adjacency=add-remove"),
+    "poisson": (POISSON, "privacy.adjacency=add-remove", "split.stream=client"),
     "two stages": (STAGES,),
 }
 
@@ -313,7 +313,14 @@ def test_secure_runs_never_repeat_and_keep_who_took_part_and_what_was_lost(
 
 
 def test_secure_mode_draws_poisson_cohorts_too(run_tiny):
-    settings = (PRIVATE, "privacy.mode=secure", POISSON, "privacy.adjacency=add-remove", *CHEAP)
+    settings = (
+        PRIVATE,
+        "privacy.mode=secure",
+        POISSON,
+        "privacy.adjacency=add-remove",
+        "split.stream=client",
+        *CHEAP,
+    )
     one, two = (run_tiny(*settings, output=output) for output in "ab")
     assert not np.array_equal(one.parameters["item.id"], two.parameters["item.id"])
 
@@ -321,7 +328,14 @@ def test_secure_mode_draws_poisson_cohorts_too(run_tiny):
 def test_secure_mode_does_not_reveal_the_size_of_a_poisson_cohort(run_tiny):
     """Of 18 clients 6 are expected; eight cohorts of exactly 6 would be a coincidence of one in
     10^5."""
-    settings = (PRIVATE, POISSON, "privacy.adjacency=add-remove", "rounds=8", *CHEAP)
+    settings = (
+        PRIVATE,
+        POISSON,
+        "privacy.adjacency=add-remove",
+        "split.stream=client",
+        "rounds=8",
+        *CHEAP,
+    )
     secret = run_tiny(*settings, "privacy.mode=secure", output="secure")
     assert secret.rounds["num-clients"].tolist() == [6] * 8
     assert set(run_tiny(*settings, output="open").rounds["num-clients"]) != {6}

@@ -109,6 +109,9 @@ class LastUserIsTested(Split):
 
     Config = Config
 
+    def depends_on(self, adjacency):
+        return ""
+
     def split(self, interactions: Interactions) -> Partition:
         tested = np.flatnonzero(interactions.users == USERS)
         train = np.setdiff1d(np.arange(len(interactions.users)), tested[::2])

@@ -16,8 +16,9 @@ from fedrec.config import Config
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions, more_ids
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.split import Partition, Split, partition_by
+from fedrec.data.split import Partition, Split, partition_by, split_of
 from fedrec.experiment.sections import Section, component_settings
+from fedrec.privacy.adjacency import Adjacency
 
 
 class CanaryUsersConfig(ReaderConfig):
@@ -84,6 +85,10 @@ class CanaryClients(Split):
 
     Config = CanaryClientsConfig
     config: CanaryClientsConfig
+
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """As the other split."""
+        return split_of(Section.model_validate(self.config.base), self.seed).depends_on(adjacency)
 
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions like the other split.

@@ -37,6 +37,7 @@ from tests.runs import assert_close, parameters_in
 
 SAMPLER = "sampler={name='min-separation', cohort=3, separation=4}"
 MECHANISM = "mechanism={name='banded', bands=3}"
+BY_CLIENT = "split.stream=client"
 PRIVATE = f"privacy={{clip-norm=1.0, noise-multiplier=2.0, delta=1e-5, {MECHANISM}}}"
 CHEAP = "evaluation.fine-tune.epochs=0"
 
@@ -214,7 +215,7 @@ def test_noise_for_a_target_epsilon(load_tiny):
 def test_cohorts_without_a_known_cost_are_refused(run_tiny, sampler, adjacency, tmp_path):
     """Amplification is proven for rounds without a row in common, and for coin flips in turn."""
     with pytest.raises(ExperimentError, match="no cost") as refused:
-        run_tiny(PRIVATE, sampler, f"privacy.adjacency={adjacency}")
+        run_tiny(PRIVATE, sampler, f"privacy.adjacency={adjacency}", BY_CLIENT)
     assert "separates a client's rounds by 3" in str(refused.value)
     assert not (tmp_path / "run" / "privacy.jsonl").exists()
 
@@ -255,7 +256,7 @@ def test_clients_that_join_change_nobodys_group(joining):
 def test_clients_that_join_are_refused_where_they_change_the_rate(joining):
     """Noise of a run that continues would be for another rate."""
     with pytest.raises(RunError, match="for other clients") as refused:
-        joining("sampler.draw=poisson", "privacy.adjacency=add-remove")
+        joining("sampler.draw=poisson", "privacy.adjacency=add-remove", BY_CLIENT)
     assert "18 clients" in str(refused.value) and "60" in str(refused.value)
 
 
@@ -328,7 +329,9 @@ def test_secret_cohorts_under_replace_one_are_refused(run_tiny):
 
 def test_secret_cohorts_are_drawn_anew_from_the_group_whose_turn_it_is(load_tiny):
     """And the number of clients in a round is not in its metrics."""
-    experiment = load_tiny(PRIVATE, SAMPLER, "sampler.draw=poisson", "privacy.adjacency=add-remove")
+    experiment = load_tiny(
+        PRIVATE, SAMPLER, "sampler.draw=poisson", "privacy.adjacency=add-remove", BY_CLIENT
+    )
     secure = experiment.model_copy(
         update={"privacy": experiment.privacy.model_copy(update={"mode": "secure"})}
     )

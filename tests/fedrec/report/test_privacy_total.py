@@ -14,6 +14,7 @@ from fedrec.report.page.page import report
 from fedrec.report.privacy_total import shown_together
 from simulations.cli import app
 
+BY_CLIENT = "split.stream=client"
 NOISE = "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-5}"
 
 
@@ -60,7 +61,7 @@ def test_a_run_and_its_private_baselines_have_a_joint_epsilon(run_tiny, tmp_path
 
 def test_a_run_and_a_baseline_of_another_adjacency_have_no_joint_epsilon(run_tiny):
     systems = "evaluation.baselines=[{name='dp-popularity', adjacency='add-remove'}]"
-    assert "no epsilon together" in run_tiny(NOISE, systems).privacy[-1]
+    assert "no epsilon together" in run_tiny(NOISE, systems, BY_CLIENT).privacy[-1]
 
 
 def test_users_own_noise_and_a_private_baseline_add_up(run_tiny):
@@ -83,7 +84,7 @@ def test_runs_on_other_data_are_not_added_up(two, run_tiny):
 
 
 def test_other_adjacencies_have_no_total_and_the_reason_is_given(two, run_tiny):
-    poisson = ("sampler={name='poisson', cohort=6}", "privacy.adjacency=add-remove")
+    poisson = ("sampler={name='poisson', cohort=6}", "privacy.adjacency=add-remove", BY_CLIENT)
     other = run_tiny(NOISE, *poisson, output="other")
     (line,) = shown_together([two[0].folder, other.folder])
     assert "no epsilon together" in line

@@ -25,6 +25,7 @@ MF = (
     "step={name='sgd', epochs=2, private-parameters=['user.*'], late-parameters=['item.*']}",
     "strategy={name='fed-adam', server-lr=0.05}",
 )
+BY_CLIENT = "split.stream=client"
 PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, delta=1e-3}"
 TIMED = "devices={examples=10, compute-spread=2.0}"
 
@@ -95,7 +96,7 @@ def test_ray_gives_the_serial_run(run_tiny, shared_engine, late):
 def test_nothing_is_gained_by_sampling_where_devices_decide(run_tiny, late, adjacency):
     """The ledger charges each round as one with all clients: mu = sqrt(rounds) / z of a Gaussian,
     whose delta is known (Dong, Roth and Su 2022)."""
-    settings = ("rounds=3", PRIVATE, f"privacy.adjacency={adjacency}", TIMED, late)
+    settings = ("rounds=3", PRIVATE, f"privacy.adjacency={adjacency}", TIMED, late, BY_CLIENT)
     result = run_tiny(*settings)
     epsilon = result.rounds["epsilon"].iloc[-1]
     assert _delta(np.sqrt(3), epsilon) == pytest.approx(1e-3, rel=0.02)

@@ -27,6 +27,7 @@ PRIVATE = (
     "privacy.noise-multiplier=1.0",
     "privacy.delta=1e-3",
     "privacy.adjacency=add-remove",
+    "split.stream=client",
     "sampler.name=poisson",
     "sampler.cohort=9",
 )
