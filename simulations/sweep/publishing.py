@@ -9,6 +9,7 @@ name, which has the number of the trial.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -17,11 +18,13 @@ import numpy as np
 from fedrec.evaluation.column_table import ColumnTable
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
+from fedrec.runtime.atomic_files import write_atomically
 from server.checkpoint import Checkpoints, State
 from server.early_stopping import ending
 from simulations.sweep.private import ChoiceCost
 
 CHOSEN = "chosen"
+_PRIVATE = ("created", "command")  # when the sweep ended, and where it is
 
 
 def published(folder: Path) -> Path | None:
@@ -43,6 +46,8 @@ def publish(run: RunFolder, score: float, cost: ChoiceCost, folder: Path) -> Non
         return
     shutil.rmtree(folder / CHOSEN, ignore_errors=True)  # of an interrupted start
     target = RunFolder.create(run.experiment, folder / CHOSEN)
+    about = {key: value for key, value in target.about.items() if key not in _PRIVATE}
+    write_atomically(target.path / "run.json", json.dumps(about, indent=2) + "\n")
     last, parameters = ending(state)
     rounds = [{"round": number + 1, "epsilon": cost.epsilon} for number in range(last)]
     Checkpoints.of(target).save(State(last, parameters))

@@ -5,6 +5,7 @@ split, and what is published tells neither the number of the trial nor the cost 
 import json
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -87,6 +88,8 @@ def test_the_best_of_all_trials_is_published_without_its_number(plan, fedrec, tm
     assert published.experiment == best.experiment and published.metrics.keys() == {"hits@5"}
     files = {str(file.relative_to(published.folder)) for file in published.folder.rglob("*")}
     assert files == PUBLISHED
+    about = json.loads((published.folder / "run.json").read_text())
+    assert about.keys() == {"format", "fedrec", "experiment-sha256"}
     for file in published.folder.rglob("*.*"):
         assert best.folder.name.encode() not in file.read_bytes()
     assert found.folder.stat().st_mode & 0o777 == 0o700
@@ -172,7 +175,8 @@ def charged(asked):
         curve = INTEGER_ORDERS / (2 * math.exp(2 * log_multiplier))
         return asked.private.number.epsilon(curve, found.delta) - found.epsilon
 
-    return asked.private.score_noise / math.exp(brentq(excess, -5, 12))
+    found_at: Any = brentq(excess, -5, 12)
+    return asked.private.score_noise / math.exp(found_at)
 
 
 ITEMS, USERS, SCORED = 40, 24, 6
@@ -219,7 +223,7 @@ def test_a_score_moves_by_no_more_than_is_charged(plan, tmp_path, others, leaves
             vary=["strategy.server-lr=[1e-12, 2e-12]"],
             choose=["hits@1"],
             private="geometric",
-            trials=3,
+            trials=2,
             score_noise=1.0,
         )
         bounds.append(charged(asked))
@@ -238,7 +242,7 @@ def test_the_noise_of_a_score_is_charged_as_dp_accounting_charges_it(plan):
     asked = privately(plan, fixed, score_noise=0.2)
     population = Population.of(load(asked.experiment))
     rows = population.partition.validation_rows
-    ratings = population.interactions.ratings[rows]
+    ratings = np.asarray(population.interactions.ratings)[rows]
     users = len(np.unique(population.interactions.users[rows][ratings > 3.0]))
     assert 2 < users < len(np.unique(population.interactions.users[rows]))
     rounds = event.SelfComposedDpEvent(event.GaussianDpEvent(1.0), 2)
