@@ -56,7 +56,7 @@ def own_population(
     order = np.argsort(numbers)  # clients are trained in the order of their numbers
     interactions = _reordered(interactions, order)
     partition = (
-        partition_by(experiment.split, experiment.seed, interactions)
+        partition_by(experiment.split, experiment.seed_of_split, interactions)
         if part is None
         else _partition(interactions, part)
     )

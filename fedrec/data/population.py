@@ -93,7 +93,7 @@ class Population:
         """
         if interactions is None:
             interactions = read_interactions(settings)
-        partition = partition_by(settings.split, settings.seed, interactions)
+        partition = partition_by(settings.split, settings.seed_of_split, interactions)
         malicious = with_malicious(settings, interactions, partition)
         if malicious is not None:
             interactions = malicious.interactions

@@ -66,6 +66,9 @@ class DataSettings(Config):
 
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of all random streams."""
+    split_seed: int | None = Field(default=None, ge=0, lt=2**63)
+    """Seed of the split, so that runs with different seeds hold out the same rows; default:
+    `seed`."""
     task: Literal["ranking", "rating"] = "ranking"
     """`ranking`: implicit feedback, sigmoid and cross-entropy; `rating`: explicit ratings, linear
     and squared error."""
@@ -85,6 +88,11 @@ class DataSettings(Config):
         if self.adversary is not None and self.perturb is not None:
             raise ValueError("[adversary] without [perturb], which malicious clients would ignore")
         return self
+
+    @property
+    def seed_of_split(self) -> int:
+        """The seed that the split draws from."""
+        return self.seed if self.split_seed is None else self.split_seed
 
     def settings(self, kind: registry.Kind) -> Any:
         """Settings of the component in the section of that kind: its `Config`, or keyword arguments

@@ -22,6 +22,7 @@ from fedrec.privacy.ledger import Charge, Ledger
 from fedrec.runs.folder import RunFolder
 
 _DELTA = 1e-5  # unless a run states another
+_DATA = ("dataset", "split", "seed", "split-seed", "positive-above", "perturb")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,9 @@ def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
     private = [run for run in runs if _is_private(run)]
     delta = max((_delta(run) for run in private), default=_DELTA)
     epsilon, why = _epsilon(charges, _backend(private), delta)
+    if any("choice" in run.summary().get("privacy", {}) for run in private):
+        epsilon = None
+        why = "one is the result of a private choice, whose cost is no sum of charges"
     lines = tuple(_lines(private, epsilon, delta, chosen=chosen)) if private else ()
     return PrivacyTotal(len(private), epsilon, delta, lines, why)
 
@@ -172,7 +176,7 @@ def _charges(runs: Iterable[RunFolder]) -> Iterable[Charge]:
     for run in runs:
         yield from Ledger(run.path / "privacy.jsonl").charges
         table = run.experiment.table()
-        parts = [table.get(k) for k in ("dataset", "split", "seed", "positive-above", "perturb")]
+        parts = [table.get(key) for key in _DATA]
         for label, options in run.experiment.evaluation.baseline_settings().items():
             release = json.dumps([label, options, parts], sort_keys=True, default=str)
             if options.get("mode", "reproducible") == "reproducible" and release in made:

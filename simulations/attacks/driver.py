@@ -76,7 +76,7 @@ def _derived(experiment: Experiment, name: str, training: AttackRun) -> Experime
     split = {}
     if training.members is not None:
         base = section(experiment, "split")
-        split = {"split": Members.section(base, experiment.seed, training.members)}
+        split = {"split": Members.section(base, experiment.seed_of_split, training.members)}
     own = {
         "name": f"{experiment.name}-{name}",
         "seed": experiment.seed if training.seed is None else training.seed,

@@ -22,7 +22,8 @@ from simulations.study.progress import StudyProgress
 from simulations.study.workers import opened
 from simulations.sweep.folder import SweepFolder, SweepJob
 from simulations.sweep.plan import SweepPlan
-from simulations.sweep.private import noisy_scores
+from simulations.sweep.private import SCORES, ChoiceCost, cost_of, noisy_scores
+from simulations.sweep.publishing import publish
 from simulations.sweep.search import installed, next_point
 from simulations.sweep.space import Point
 from simulations.sweep.tables import best, setting_rows, write
@@ -40,6 +41,7 @@ class SweepResult:
         chosen: numbers of the best settings (Pareto front) by the aims; empty without aims.
         failures: errors of runs by name of the run.
         total: privacy of all runs together.
+        cost: of a private choice, which is that of what it publishes; None of other sweeps.
     """
 
     folder: Path
@@ -49,6 +51,7 @@ class SweepResult:
     chosen: tuple[int, ...]
     failures: dict[str, str]
     total: PrivacyTotal
+    cost: ChoiceCost | None = None
 
     def point(self, trial: int) -> Point:
         """The settings of a trial, counted from 1."""
@@ -75,7 +78,8 @@ def sweep(
         quiet: whether to print no progress.
 
     Raises:
-        FedrecError: another sweep is in the folder, or data, engine or disk are at fault.
+        FedrecError: another sweep is in the folder, a private choice has no bound or would be made
+            twice, or data, engine or disk are at fault.
     """
     if workers < 1:
         raise ExperimentError(
@@ -83,9 +87,17 @@ def sweep(
         )
     if plan.method == "optimise":
         installed()
+    cost = _cost(plan)
     folder = SweepFolder.opened(output, plan)
     with folder.lock():
-        return _Execution(folder, retry_failed).run(workers, ray_address, quiet)
+        if retry_failed and (folder.path / SCORES).exists():
+            raise ExperimentError(
+                "the private choice has been made, so its trials cannot be done again",
+                expected="one choice, as another one would be another release",
+                got="--retry-failed",
+                fix="leave it out, or choose another --output",
+            )
+        return _Execution(folder, retry_failed, cost).run(workers, ray_address, quiet)
 
 
 class _Execution:
@@ -94,10 +106,12 @@ class _Execution:
     Args:
         folder: of the sweep.
         retry_failed: whether runs that ended with an error are done again.
+        cost: of a private choice; None of other sweeps.
     """
 
-    def __init__(self, folder: SweepFolder, retry_failed: bool) -> None:
+    def __init__(self, folder: SweepFolder, retry_failed: bool, cost: ChoiceCost | None) -> None:
         self.folder = folder
+        self.cost = cost
         self.plan = folder.plan
         self._retry = retry_failed
 
@@ -107,7 +121,7 @@ class _Execution:
             if job.name in self.folder.failures():
                 self.folder.set_failure(job, None)
         done = sum(self._is_done(job) for job in self.folder.jobs())
-        progress = StudyProgress(self.plan.trials * len(self.plan.seeds), done, quiet=quiet)
+        progress = StudyProgress(self.plan.trials * self.plan.runs_each, done, quiet=quiet)
         device = str(self.plan.experiment.get("engine", {}).get("device", "auto"))
         try:
             with opened(workers, address, device) as hands:
@@ -120,7 +134,7 @@ class _Execution:
             progress.close()
             with suppress(FedrecError):
                 write(self.folder)
-        return result_of(self.folder)
+        return result_of(self.folder, self.cost)
 
     def _jobs(self) -> Iterator[SweepJob]:
         """Remaining runs, generated one by one; proposed settings depend on the results so far."""
@@ -191,16 +205,29 @@ class _Execution:
         return "  ".join(f"{name} {values[name]:.4f}" for name in shown)
 
 
-def result_of(folder: SweepFolder) -> SweepResult:
+def result_of(folder: SweepFolder, cost: ChoiceCost | None = None) -> SweepResult:
     """The results of a sweep so far; selected settings are written as experiments on the test
-    rows."""
+    rows, and the run of a private choice is published.
+
+    Args:
+        folder: of the sweep.
+        cost: of its private choice; default: it is computed.
+    """
     runs, settings = write(folder)
     begun = [run for job in folder.jobs() if (run := job.run()) is not None]
     plan = folder.plan
     scored = _scored(folder, settings)
-    chosen = best(scored, plan.aims, len(plan.seeds), plan.lower_is_better) if len(scored) else []
+    chosen = best(scored, plan.aims, plan.runs_each, plan.lower_is_better) if len(scored) else []
+    cost = cost or _cost(plan)
+    if cost is not None:
+        chosen = chosen[:1]  # of equally good trials any one, as they are exchangeable
     for trial in chosen:
-        experiment = plan.at(folder.trials()[trial - 1], plan.seeds_of(trial - 1)[0])
+        job = folder.job(trial - 1, plan.seeds_of(trial - 1)[0])
+        if cost is not None:
+            score = float(scored[plan.aims[0]].to_dict()[trial])
+            publish(RunFolder(job.run_path), score, cost, folder.path)
+            continue
+        experiment = plan.at(folder.trials()[trial - 1], job.seed)
         text = load(experiment.table(), ["evaluation.held-out=test"]).toml()
         write_atomically(chosen_file(folder.path, trial), text)
     return SweepResult(
@@ -211,7 +238,15 @@ def result_of(folder: SweepFolder) -> SweepResult:
         chosen=tuple(chosen),
         failures=folder.failures(),
         total=total_of([RunFolder(run.path) for run in begun], chosen=bool(folder.plan.aims)),
+        cost=cost,
     )
+
+
+def _cost(plan: SweepPlan) -> ChoiceCost | None:
+    """The cost of a private choice; None of other sweeps."""
+    if plan.private is None:
+        return None
+    return cost_of(plan.experiment, plan.space, plan.private, plan.aims[0])
 
 
 def _scored(folder: SweepFolder, settings: pd.DataFrame) -> pd.DataFrame:

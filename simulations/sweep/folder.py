@@ -7,6 +7,11 @@
     runs/0001-seed0/   run folders: number of the setting, seed
     runs.csv           one row per run: settings, seed, state, metrics
     settings.csv       one row per setting: means over seeds and their standard deviations
+    scores.json        under private choice: the score of each trial, with its noise
+    chosen/            under private choice: the published run (`simulations.sweep.publishing`)
+
+Under private choice the folder is readable by its owner alone (mode 0700), because nothing in it
+may be published but `chosen/`.
 
 An interrupted sweep continues its started runs from their checkpoints.
 """
@@ -28,6 +33,7 @@ from server.callbacks.base import Callback
 from simulations.study.folder import StudyFolder
 from simulations.study.job import Job
 from simulations.sweep.plan import SweepPlan
+from simulations.sweep.publishing import CHOSEN
 from simulations.sweep.space import Point
 
 SWEEP = "sweep.json"
@@ -103,13 +109,17 @@ class SweepFolder(StudyFolder):
     def opened(cls, path: Path, plan: SweepPlan) -> SweepFolder:
         """The folder of a sweep: a new one, or that of the same sweep, which is then continued.
 
-        More trials of random settings, or of optimisation, continue where fewer ended.
+        More trials of random settings, or of optimisation, continue where fewer ended. A private
+        choice keeps the number of trials and the seeds that were drawn first.
 
         Raises:
             RunError: there is another sweep at `path`, or something else.
         """
         folder = StudyFolder(path, SWEEP, "sweep")
         if not folder.begun():
+            if plan.private is not None:
+                folder.path.mkdir(parents=True, exist_ok=True)
+                folder.path.chmod(0o700)
             folder.write(SWEEP, plan.record())
         found = cls(path)
         found._go_on_with(plan)
@@ -119,9 +129,9 @@ class SweepFolder(StudyFolder):
         known = self.plan.record()
         asked = plan.record()
         longer = plan.method in ("random", "optimise") and plan.trials > self.plan.trials
-        other = [
-            key for key in known if known[key] != asked[key] and not (longer and key == "trials")
-        ]
+        drawn = ("trials", "seeds") if plan.private is not None else ()
+        free = ("trials",) if longer else drawn
+        other = [key for key in known if known[key] != asked.get(key) and key not in free]
         if other:
             raise RunError(
                 f"there is another sweep in {self.path}",
@@ -184,22 +194,28 @@ class SweepFolder(StudyFolder):
 
 
 def with_sweeps(folders: Sequence[Path]) -> list[Path]:
-    """Run folders, and in place of each sweep its finished runs.
+    """Run folders, and in place of each sweep its finished runs, or under private choice the
+    published one alone.
 
     Raises:
-        RunError: a sweep has no finished run.
+        RunError: a sweep has no finished run, or has not chosen yet.
     """
     found: list[Path] = []
     for folder in folders:
         if not (folder / SWEEP).is_file():
             found.append(folder)
             continue
-        finished = sorted(file.parent for file in folder.glob("runs/*/result.json"))
+        record = StudyFolder(folder, SWEEP, "sweep").read(SWEEP)
+        private = isinstance(record, dict) and "private" in record
+        runs = f"{CHOSEN}/result.json" if private else "runs/*/result.json"
+        finished = sorted(file.parent for file in folder.glob(runs))
         if not finished:
             raise RunError(
                 f"{folder} has no finished run",
                 expected="a sweep with finished runs",
-                got="a sweep that has just begun",
+                got="a private choice that is not made yet"
+                if private
+                else "a sweep that has just begun",
                 fix=f"fedrec resume {folder}",
             )
         found += finished

@@ -16,7 +16,7 @@ from fedrec.evaluation.metrics import lower_is_better
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.private_choice import Law
-from simulations.sweep.private import PrivateChoice
+from simulations.sweep.private import PrivateChoice, refuse_other_data
 from simulations.sweep.space import (
     MOST,
     Point,
@@ -40,7 +40,7 @@ class SweepPlan:
     Attributes:
         experiment: table of the experiment that is varied, without defaults.
         space: what is varied; empty where only the seed is.
-        seeds: of the runs of each setting.
+        seeds: of the runs of each setting; under private choice one for each trial.
         method: how settings are found.
         trials: number of settings.
         aims: metrics for selection, such as `hits@10` or `epsilon`; none: no setting is selected.
@@ -58,7 +58,12 @@ class SweepPlan:
     def seeds_of(self, trial: int) -> tuple[int, ...]:
         """The seeds of the runs of a trial, from 0; under private choice each trial has its own, as
         its noise must be."""
-        return self.seeds if self.private is None else (self.seeds[0] + trial,)
+        return self.seeds if self.private is None else (self.seeds[trial],)
+
+    @property
+    def runs_each(self) -> int:
+        """Number of runs of each setting."""
+        return len(self.seeds) if self.private is None else 1
 
     def at(self, point: Point, seed: int) -> Experiment:
         """The experiment of a run.
@@ -145,6 +150,13 @@ def plan_of(
     if "name" not in table.get("engine", {}):
         table = {**table, "engine": {**table.get("engine", {}), "name": "serial"}}
     if private is not None:
+        if seeds != 1:
+            _refuse(
+                "several seeds with --private-choice",
+                "one run for each trial, whose seed is drawn",
+                f"--seeds {seeds}",
+                "leave --seeds out; more trials: --trials",
+            )
         return _private_plan(
             table, base, space, PrivateChoice(private, trials or TRIALS, score_noise), choose
         )
@@ -170,15 +182,17 @@ def _private_plan(
     choice: PrivateChoice,
     aims: Sequence[str],
 ) -> SweepPlan:
-    """A sweep of a random number of trials."""
+    """A sweep of a random number of trials with one split."""
     if len(aims) != 1:
         _refuse(
             "a private choice has one aim", "--choose METRIC", str(len(aims)), "--choose hits@10"
         )
     drawn = choice.number.draw(choice.draws(base, "trials"))
-    plan = SweepPlan(table, space, (base.seed,), "private", drawn, tuple(aims), choice)
-    for point in grid(space):
-        plan.at(point, base.seed)
+    seeds = choice.seeds(base, drawn)
+    others = {key: value for key, value in table.items() if key != "split_seed"}
+    table = {**others, "split-seed": base.seed_of_split}
+    plan = SweepPlan(table, space, seeds, "private", drawn, tuple(aims), choice)
+    refuse_other_data([plan.at(point, base.seed) for point in grid(space)])
     return plan
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from simulations.sweep.execution import SweepResult
     from simulations.sweep.plan import SweepPlan
+    from simulations.sweep.private import ChoiceCost
 
 _SHOWN = 20  # settings in the table on the terminal
 
@@ -146,7 +147,8 @@ def _finish(
         result = work()
     if not quiet:
         _print_result(result, cost)
-        typer.echo(f"Next:\n  fedrec compare {folder}\n  fedrec report {folder}", err=True)
+        compared = "" if cost else f"\n  fedrec compare {folder}"
+        typer.echo(f"Next:{compared}\n  fedrec report {folder}", err=True)
     typer.echo(result.folder)
     if result.failures:
         raise typer.Exit(1)
@@ -183,15 +185,17 @@ def _print_result(result: SweepResult, private: Sequence[str]) -> None:
     from rich.console import Console
 
     console = Console()
-    console.print(_table(result))
+    if not private:
+        console.print(_table(result))
     hidden = len(result.settings) - _SHOWN
-    if hidden > 0:
+    if hidden > 0 and not private:
         console.print(f"{hidden} more settings in settings.csv", highlight=False)
     for name, text in result.failures.items():
         console.print(f"{name} failed: {text}", highlight=False, markup=False)
     for line in (*_choice(result), *(private or result.total.lines)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{len(result.settings)} settings, {len(result.runs)} runs. Folder of the sweep:")
+    counts = f"{len(result.settings)} settings, {len(result.runs)} runs. "
+    console.print(f"{'' if private else counts}Folder of the sweep:")
 
 
 def _choice(result: SweepResult) -> list[str]:
@@ -206,11 +210,29 @@ def _choice(result: SweepResult) -> list[str]:
         ]
     if not result.chosen:
         return [f"No setting has a value of {aims} for all seeds: none was selected."]
+    if result.cost is not None:
+        return _published(result, result.cost)
     front = ", ".join(map(str, result.chosen))
     said = f"Selected by {aims}: setting {front}. To evaluate it once on the test rows:"
     if len(result.chosen) > 1:
         said = f"Pareto front of {aims}: settings {front}. To evaluate them on the test rows:"
     return [said, *(f"  fedrec run {chosen_file(result.folder, one)}" for one in result.chosen)]
+
+
+def _published(result: SweepResult, cost: ChoiceCost) -> list[str]:
+    """What a private choice chose, and where it is; the number of the trial is not published."""
+    from simulations.sweep.publishing import CHOSEN
+    from simulations.sweep.space import overrides
+
+    setting = " ".join(overrides(result.point(result.chosen[0])))
+    folder = result.folder / CHOSEN
+    return [
+        f"Selected by {cost.aim}: {setting}. To be published: {folder}; all else in the folder of"
+        " the sweep is private.",
+        f"Another run with this setting, such as one on the test rows, costs epsilon"
+        f" {cost.once:.4g} in addition:",
+        f"  fedrec run {folder / 'experiment.toml'} --set evaluation.held-out=test",
+    ]
 
 
 def _table(result: SweepResult) -> Table:

@@ -265,6 +265,15 @@ def test_the_settings_of_the_data_suffice_and_data_that_were_read_are_not_read_a
     assert again.training_clients.tolist() == found.training_clients.tolist()
 
 
+def test_a_seed_of_the_split_alone_keeps_the_split(load_tiny):
+    parts = [
+        Population.of(load_tiny(f"seed={seed}", *more)).partition
+        for seed, *more in ((3, "split-seed=5"), (4, "split-seed=5"), (5,), (3,))
+    ]
+    kept, again, usual, other = [part.training_clients.tolist() for part in parts]
+    assert kept == again == usual != other
+
+
 def test_clients_with_numbers_of_their_own_have_the_data_of_users_by_index(world):
     """Every question to a population takes client ids, and answers in them."""
     plain = world()

@@ -2,7 +2,6 @@
 """Sweeps: a killed sweep loses nothing, two sweeps are never mixed, and none selects by test
 users."""
 
-import json
 import math
 import multiprocessing
 import os
@@ -15,7 +14,6 @@ import pandas as pd
 import pytest
 
 from fedrec.errors import ExperimentError, RunError
-from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.ledger import Ledger
 from fedrec.runs.folder import RunFolder
@@ -23,7 +21,6 @@ from simulations import runner
 from simulations.sweep.execution import sweep
 from simulations.sweep.folder import SweepFolder
 from simulations.sweep.plan import plan_of
-from simulations.sweep.private import cost_of
 from simulations.sweep.tables import best
 
 VALIDATION = ["evaluation.held-out=validation", "split.validation-users=0.25"]
@@ -231,81 +228,3 @@ def test_ray_finds_the_same_as_one_process(plan, tmp_path):
     serial = sweep(plan(seeds=2), tmp_path / "serial")
     at_once = sweep(plan(seeds=2), tmp_path / "ray", workers=2)
     pd.testing.assert_frame_equal(at_once.settings, serial.settings)
-
-
-HELD_OUT = [*VALIDATION, "rounds=2", PRIVATE.replace("backend", "delta=1e-5, backend")]
-TRAINING = ["split={name='leave-one-out', validation=true}", "evaluation.held-out=validation"]
-
-
-def privately(plan, fixed=HELD_OUT, **more):
-    return plan(fixed, choose=["hits@5"], private="geometric", trials=3, **more)
-
-
-def cost(asked):
-    return cost_of(asked.experiment, asked.space, asked.private, asked.aims[0])
-
-
-def test_a_private_choice_costs_what_dp_accounting_says_before_anything_runs(plan):
-    """All clients in each of 2 rounds: Gaussian noise of multiplier 1, of which the best of a
-    geometric number of trials is published."""
-    event = pytest.importorskip("dp_accounting.dp_event")
-    rdp = pytest.importorskip("dp_accounting.rdp")
-    everybody = [*HELD_OUT, "sampler={name='full'}"]
-    found = cost(privately(plan, everybody))
-    accountant = rdp.RdpAccountant(list(range(2, 65)))
-    rounds = event.SelfComposedDpEvent(event.GaussianDpEvent(1.0), 2)
-    accountant.compose(event.RepeatAndSelectDpEvent(rounds, 3, 1.0))
-    assert found.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
-    noisier = cost(privately(plan, everybody, vary=["privacy.noise-multiplier=[1.0, 3.0]"]))
-    assert noisier.epsilon == found.epsilon  # the costliest setting counts
-    assert not found.covered and "no epsilon is about them" in " ".join(found.lines())
-
-
-@pytest.mark.slow
-def test_the_best_of_all_trials_is_chosen_and_each_has_noise_of_its_own(plan, tmp_path):
-    asked = privately(plan)
-    found = sweep(asked, tmp_path / "private")
-    assert len(found.runs) == asked.trials
-    assert list(found.runs["seed"]) == list(range(asked.trials))
-    (chosen,) = found.chosen
-    assert found.settings.loc[chosen, "hits@5"] == found.settings["hits@5"].max()
-    written = load(tmp_path / "private" / f"chosen-{chosen:04d}.toml")
-    assert written.seed == chosen - 1 and written.evaluation.held_out == "test"
-    assert SweepFolder(found.folder).plan == asked
-
-
-@pytest.mark.slow
-def test_scores_of_users_who_train_have_noise_that_is_drawn_once(plan, tmp_path):
-    fixed = [*TRAINING, *HELD_OUT[2:]]
-    with pytest.raises(ExperimentError, match="score-noise"):
-        cost(privately(plan, fixed))
-    with pytest.raises(ExperimentError, match="score-noise"):
-        cost(privately(plan, score_noise=0.5))
-    asked = privately(plan, fixed, score_noise=10.0)
-    costs = cost(asked)
-    assert costs.covered and "the epsilon is for them, too" in " ".join(costs.lines())
-    assert cost(privately(plan, fixed, score_noise=0.1)).epsilon > costs.epsilon
-    first = sweep(asked, tmp_path / "private")
-    scores = json.loads((first.folder / "scores.json").read_text())
-    shown = first.settings["hits@5"]
-    assert max(abs(scores[str(trial)] - value) for trial, value in shown.items()) > 1.0
-    assert sweep(asked, tmp_path / "private").chosen == first.chosen
-    assert json.loads((first.folder / "scores.json").read_text()) == scores
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ("privacy={clip-norm=1.0, noise-multiplier=0.0, delta=1e-5}", "with noise in all phases"),
-        ("privacy.placement=local", "'central' or 'distributed'"),
-    ],
-)
-def test_settings_without_a_bound_are_not_chosen_privately(plan, change, expected):
-    with pytest.raises(ExperimentError, match="made private") as refused:
-        cost(privately(plan, [*HELD_OUT, change]))
-    assert expected in str(refused.value)
-
-
-def test_a_range_has_no_largest_cost(plan):
-    with pytest.raises(ExperimentError, match="range"):
-        privately(plan, vary=["strategy.server-lr={low=0.1, high=1.0}"])
