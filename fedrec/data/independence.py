@@ -34,7 +34,7 @@ def refuse_dependent_clients(settings: DataSettings, adjacency: Adjacency, what:
     Raises:
         ExperimentError: the guarantee would not hold.
     """
-    reason = split_of(settings.split, settings.seed).depends_on(adjacency)
+    reason = split_of(settings.split, settings.seed_of_split).depends_on(adjacency)
     if reason:
         raise ExperimentError(
             f"the guarantee of {what} does not hold with split {settings.split.name!r}: rows of one"
