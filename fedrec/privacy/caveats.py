@@ -151,7 +151,7 @@ def _remembered(plan: Plan) -> Iterator[str]:
     kept = plan.mechanism.kept
     if kept:
         how = (
-            "and checkpoints have them, too"
+            "in private/ of the run folder until the run is finished"
             if plan.config.mode == "secure"
             else "which a resumed run draws again from the seed"
         )
