@@ -76,6 +76,7 @@ class PhasePlans:
         _refuse_unknown_phases(config, strategy)
         _refuse_hidden_strategies(strategy)
         order = tuple(map(strategy.phase, range(1, experiment.rounds + 1)))
+        _refuse_interrupted_phases(config, order)
         mix = config.noise_mix(order)
         _refuse_secure_sums(experiment, config)
         plans = {
@@ -356,6 +357,34 @@ def _refuse_secure_sums(experiment: Experiment, config: PrivacyConfig) -> None:
             got="secure-aggregation",
             fix="set secure-aggregation = false, or choose another privacy.mechanism",
         )
+
+
+def _refuse_interrupted_phases(config: PrivacyConfig, order: tuple[str, ...]) -> None:
+    """Refuse correlated noise in a phase between whose rounds there are those of others. Samplers
+    bound the distance of a client's rounds in rounds of the experiment; in rounds of the phase,
+    which are those that noise is correlated between, it is less.
+
+    Args:
+        config: the settings.
+        order: phase of each round, from round 1.
+
+    Raises:
+        ExperimentError: there is such a phase.
+    """
+    mechanism = config.noise()
+    for phase in dict.fromkeys(order):
+        rounds = [number for number, name in enumerate(order, 1) if name == phase]
+        interrupted = rounds[-1] - rounds[0] >= len(rounds)
+        if interrupted and mechanism.correlated and config.covers(phase):
+            raise ExperimentError(
+                f"the cost of {mechanism.name!r} noise is not known in phase {phase!r}, whose"
+                " rounds are not consecutive",
+                expected="all rounds of a phase in succession: there, a client's rounds are as far"
+                " apart as the sampler guarantees for the experiment",
+                got=f"rounds {', '.join(map(str, rounds[:4]))}{', ...' if len(rounds) > 4 else ''}",
+                fix="set privacy.mechanism = 'gaussian' with sampler.name = 'fixed-size', or choose"
+                " a strategy whose phases do not alternate",
+            )
 
 
 def _refuse_unknown_phases(config: PrivacyConfig, strategy: CohortStrategy) -> None:

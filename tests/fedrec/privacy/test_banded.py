@@ -14,6 +14,7 @@ from scipy.special import binom, ndtr
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
+from fedrec.experiment.phases import MAIN
 from fedrec.privacy.accounting.accountant import Accountant, backend_of
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Release
 from fedrec.privacy.accounting.sampling import Full, Scheduled
@@ -36,6 +37,7 @@ from server.samplers.min_separation import MinSeparation, MinSeparationConfig
 from server.strategy_state import make_strategy
 from simulations import runner
 from strategies.base import CohortStrategy
+from strategies.wrappers.two_stage import STAGE_ONE, TwoStage
 from tests.runs import Interrupt, assert_close, assert_same_run, parameters_in
 
 SAMPLER = "sampler={name='min-separation', cohort=3, separation=4}"
@@ -300,6 +302,24 @@ def test_rounds_after_an_early_end_are_charged_although_they_were_planned(run_ti
     lines = Ledger(result.folder / "privacy.jsonl").charges
     planned = [getattr(line.event, "rounds", 0) for line in lines]
     assert planned == [6, 0, 0, 0, 5]
+
+
+class Alternating(TwoStage):
+    """Whose stages take turns."""
+
+    def phase(self, round_number):
+        return STAGE_ONE if round_number % 2 else MAIN
+
+
+def test_a_phase_whose_rounds_are_not_consecutive_is_refused(run_tiny):
+    """Clients that are 4 rounds apart are 2 rounds of the phase apart there."""
+    alternating = STAGES.replace("two-stage", "test_banded:Alternating")
+    with pytest.raises(ExperimentError, match="not consecutive") as refused:
+        run_tiny(PRIVATE, SAMPLER, alternating, "rounds=10", CHEAP)
+    assert "rounds 1, 3, 5, 7, ..." in str(refused.value)
+    # what is independent in each round has the same cost in any order
+    independent = PRIVATE.replace(MECHANISM, "backend='autodp'")
+    run_tiny(independent, alternating, "rounds=2", CHEAP, "evaluation.every=0")
 
 
 def test_noise_for_a_target_epsilon(load_tiny):
