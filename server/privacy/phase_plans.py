@@ -15,6 +15,7 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.config import did_you_mean
+from fedrec.data.cache import POPULATIONS
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import contributions_of
 from fedrec.experiment.schema import Experiment
@@ -79,6 +80,7 @@ class PhasePlans:
         _refuse_interrupted_phases(config, order)
         mix = config.noise_mix(order)
         _refuse_secure_sums(experiment, config)
+        malicious = _malicious(experiment)
         plans = {
             phase: Plan.of(
                 config.in_phase(phase),
@@ -93,6 +95,7 @@ class PhasePlans:
                 schedule=part.cohorts.schedule,
                 phase_rounds=order.count(phase),
                 known=experiment.lateness.known_cohorts,
+                malicious=int(np.isin(part.cohorts.clients, malicious).sum()),
             )
             for phase, part in strategy.by_phase.items()
         }
@@ -264,6 +267,14 @@ class PhasePlans:
     @property
     def _attackable(self) -> bool:
         return self.config.noise_multiplier != 0
+
+
+def _malicious(experiment: Experiment) -> np.ndarray:
+    """`int64 [malicious]`: the clients of an adversary, in a simulation with one."""
+    if experiment.adversary is None:
+        return np.empty(0, dtype=np.int64)
+    known = POPULATIONS.population(experiment).adversary
+    return np.empty(0, dtype=np.int64) if known is None else known.malicious
 
 
 def _contributions(experiment: Experiment, step: Mapping[str, Any]) -> Contributions:
