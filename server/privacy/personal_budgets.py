@@ -46,8 +46,7 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
     if not isinstance(settings, PersonalNoise):
         return None
     refuse_phases(run.experiment)
-    privacy = run.experiment.privacy
-    if privacy is not None and privacy.mode == "secure":
+    if run.experiment.hides_cohorts:
         raise ExperimentError(
             "uploads of single users cannot be counted where cohorts are secret",
             expected="no [privacy] table with mode = 'secure' beside users' own noise",
