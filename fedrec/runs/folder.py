@@ -248,7 +248,7 @@ class RunFolder:
         text = _json({"state": state, "round": round_number})
         write_atomically(self.path / "status.json", text, durable=durable)
         if state == "finished":
-            for file in self.noise_files():
+            for file in self.path.glob("private/*noise-*"):  # also one whose writing was broken off
                 file.unlink()
 
     def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:

@@ -279,8 +279,10 @@ def test_damaged_noise_is_refused_and_lost_noise_is_charged_once_more(run_tiny, 
         runner.resume(folder)
     assert str(file) in str(refused.value) and "charged once more" in str(refused.value)
     file.unlink()
+    (folder / "private" / f".{file.name}.0123").write_bytes(content)  # of a process that was killed
     runner.resume(folder)
     assert f"{file} is missing" in caplog.text
+    assert not any("noise" in one.name for one in (folder / "private").iterdir())
     lines = Ledger(folder / "privacy.jsonl").charges
     assert [line.round_number for line in lines] == [1, 2, 3, 4, 5, 6]
     whole = [isinstance(line.event, CorrelatedRounds) for line in lines]
