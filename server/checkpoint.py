@@ -56,7 +56,7 @@ class State:
         strategy: arrays and numbers of the strategy's state; empty after a round without a
             checkpoint.
         rounds: one row of metrics per round so far.
-        timings: one row of seconds per round so far.
+        timings: one row of seconds per round so far; none if cohorts are secret.
     """
 
     round: int

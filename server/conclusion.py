@@ -87,7 +87,10 @@ def conclude(
         "evaluation-without-fine-tuning": shared,
         "evaluation": time.perf_counter() - started,
     }
-    run.write_result(result, {"seconds": seconds, "cost": _cost(state), **tables})
+    cost = _cost(state)
+    if run.experiment.hides_cohorts:
+        del seconds["training"], cost["peak-memory-mib"]
+    run.write_result(result, {"seconds": seconds, "cost": cost, **tables})
     return result
 
 

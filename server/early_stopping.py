@@ -201,8 +201,6 @@ def _watched_metric(evaluator: Evaluator, config: EarlyStoppingConfig) -> str:
 def _refuse_what_does_not_fit(
     experiment: Experiment, config: EarlyStoppingConfig, evaluator: Evaluator, of_training: int
 ) -> None:
-    privacy = experiment.privacy
-    secure = privacy is not None and privacy.mode == "secure"
     asked = any("validation" in key and value for key, value in experiment.split.options.items())
     rules = [
         (
@@ -234,7 +232,7 @@ def _refuse_what_does_not_fit(
             "set a smaller early-stopping.every",
         ),
         (
-            secure and of_training > 0,
+            experiment.hides_cohorts and of_training > 0,
             "a release cannot be selected by noiseless metrics of its training users",
             "validation users who do not train, with privacy.mode = 'secure'",
             f"{of_training} validation users who train",

@@ -46,8 +46,7 @@ class Federation:
         self.experiment = experiment
         self.grid = grid
         self.timeout = experiment.engine.timeout
-        secret = experiment.privacy is not None and experiment.privacy.mode == "secure"
-        self.dropped = DroppedReplies(always=self.untrusted, names=not secret)
+        self.dropped = DroppedReplies(always=self.untrusted, secret=experiment.hides_cohorts)
         """Record of the replies that the run did without."""
         self.roster = self._first_roster()
         self.secure = secure_sums(experiment, grid, self.roster, self.dropped)

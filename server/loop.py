@@ -136,8 +136,9 @@ class Loop:
                 collect_messages()
                 self.callbacks.on_update(state.round, before, state.parameters)
                 self._save(state)
-                seconds = state.timings[-1]["seconds"]
-                log.info("round %d in %.2f s: %s", state.round, seconds, state.rounds[-1])
+                seconds = state.timings[-1]["seconds"] if state.timings else math.nan
+                took = f" in {seconds:.2f} s" if state.timings else ""
+                log.info("round %d%s: %s", state.round, took, state.rounds[-1])
                 stop = self.callbacks.after_round(state.rounds[-1], seconds)
             if stop and state.round < self.experiment.rounds:
                 names = ", ".join(self.callbacks.ended_by)
@@ -160,11 +161,11 @@ class Loop:
 
     def _forecast(self, state: State) -> None:
         """Pass the estimate of time and memory to the callbacks. There is no estimate if the server
-        must not see the reply to a trial (updates without noise, one node's sum), nor if the global
-        parameters never leave the server."""
+        must not see the reply to a trial (updates without noise, one node's sum), if its time is
+        secret, nor if the global parameters never leave the server."""
         left = self.experiment.rounds - state.round
         hidden = self.federation.secure is not None or self.evaluator.generating is not None
-        if not left or not self.callbacks or hidden:
+        if not left or not self.callbacks or hidden or self.experiment.hides_cohorts:
             return
         if any(extension.hides_updates for extension in self.extensions):
             return
@@ -215,7 +216,9 @@ class Loop:
         for one in self.extensions:
             row |= one.columns()
         memory = self._memory() if self._due(number) else {}
-        return State(number, parameters, memory, [*state.rounds, row], [*state.timings, timing])
+        # how long a round takes depends on who is in it
+        timings = [] if self.experiment.hides_cohorts else [*state.timings, timing]
+        return State(number, parameters, memory, [*state.rounds, row], timings)
 
     def _memory(self) -> dict[str, np.ndarray]:
         """The state of the strategy, which the next round must not change in place, and that of

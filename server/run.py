@@ -83,9 +83,16 @@ def _status(run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _log_to(run: RunFolder) -> Iterator[None]:
+    """Write the log of a run; where cohorts are secret, readable by its owner only, as it names the
+    nodes that failed, and without the time of day, as rounds take longer with some clients."""
     logger = logging.getLogger("fedrec")
+    times = None
+    if run.experiment.hides_cohorts:
+        run.log_file.touch(mode=0o600)
+        run.log_file.chmod(0o600)
+        times = "%Y-%m-%d --:--:--,---"  # as wide as a time
     handler = logging.FileHandler(run.log_file, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", times))
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

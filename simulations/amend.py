@@ -138,9 +138,8 @@ def _refuse_less_patience(before: Experiment, after: Experiment) -> None:
 
 
 def _refuse_to_forget(run: RunFolder) -> None:
-    privacy = run.experiment.privacy
     ledgers = any(run.path.rglob("privacy.jsonl"))
-    secure = privacy is not None and privacy.mode == "secure"
+    secure = run.experiment.hides_cohorts
     settings = run.experiment.evaluation.baseline_settings().values()
     if ledgers and (secure or any(one.get("mode") == "secure" for one in settings)):
         raise RunError(

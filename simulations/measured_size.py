@@ -106,6 +106,8 @@ def _is_free(experiment: Experiment) -> bool:
     here = engine.name == "ray" and engine.ray_address is None and engine.nodes is None
     if not here or not experiment.federated or experiment.secure_aggregation:
         return False
+    if experiment.hides_cohorts:  # times of clients are neither kept nor printed
+        return False
     strategy = resolve(STRATEGY, experiment.strategy.name)
     return ours(STRATEGY, strategy) and issubclass(strategy, CohortStrategy)
 

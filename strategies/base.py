@@ -470,12 +470,14 @@ class CohortStrategy(Strategy):
         )
 
     def _traffic(self, sums: Sequence[TrainSum], reported: int) -> dict[str, int]:
-        """Bytes from and to the clients of a round: whole updates where nodes do not tell, and
-        those of the reported number of clients if cohorts are secret."""
+        """Bytes from and to the clients of a round: whole updates where nodes do not tell. If
+        cohorts are secret, those of the reported number of clients, whoever answered."""
+        if self.privacy is not None and self.privacy.hides_cohorts:
+            trained = self.privacy.plan.trained(self._theta)
+            whole = sum(self._theta[name].nbytes for name in trained)
+            return {"bytes-up": reported * whole, "bytes-down": reported * self._whole}
         names = {name for reply in sums for name in reply.total}
         whole = sum(self._theta[name].nbytes for name in names & self._theta.keys())
-        if self.privacy is not None and self.privacy.hides_cohorts:
-            return {"bytes-up": reported * whole, "bytes-down": reported * self._whole}
         up = sum(reply.sent or reply.clients * whole for reply in sums)
         return {"bytes-up": up, "bytes-down": self._down}
 

@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from fedrec.errors import ExperimentError
-from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.accounting.events import Event
 from fedrec.privacy.clipping import AdaptiveClip, Clip
 from fedrec.privacy.noise_source import NoiseSource, noisy_count
@@ -56,6 +55,7 @@ class DpFedAvg:
         self.source = source
         self.charge = charge
         self.memory: dict[str, np.ndarray] = {}
+        """What the mechanism keeps of the noise of earlier rounds; a secret."""
         self._drawn: list[int] = []  # rounds with correlated noise from the seed
         self._missing: list[int] = []  # those that the memory does not have since a restart
         self._warned = False
@@ -122,19 +122,23 @@ class DpFedAvg:
         return self.plan.config.mode == "secure"
 
     def state(self) -> dict[str, np.ndarray]:
-        """The present clip norm, which adaptive clipping moves, and what the mechanism keeps; of
-        noise from the seed only the rounds, from which it is drawn again."""
+        """The present clip norm, which adaptive clipping moves, and the rounds with correlated
+        noise from the seed, from which it is drawn again. `memory`, from which the sum of a round
+        follows, is not in it."""
         state = {"clip-norm": np.asarray(self.plan.clip_norm)}
-        if self._repeats:
-            return {**state, "drawn": np.array(self._drawn, dtype=np.int64)}
-        return {**state, **add_prefix({"noise/": self.memory})}
+        return {**state, "drawn": np.array(self._drawn, dtype=np.int64)} if self._repeats else state
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore what `state` returned."""
+        """Restore what `state` returned; `memory` is set by who kept it."""
         self.plan = self.plan.at_clip_norm(float(state["clip-norm"]))
-        self.memory = strip_prefix("noise/", state)
         self._drawn = np.asarray(state.get("drawn", ())).astype(int).tolist()
         self._missing = list(self._drawn)
+
+    @property
+    def keeps_noise(self) -> bool:
+        """Whether a resumed run needs `memory`: the noise of a round depends on that of earlier
+        ones, and cannot be drawn again."""
+        return self.plan.mechanism.correlated and not self._repeats
 
     @property
     def _repeats(self) -> bool:

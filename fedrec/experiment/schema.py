@@ -123,6 +123,12 @@ class Experiment(DataSettings):
         """Whether there is a federated system, or only centralised ones."""
         return self.rounds > 0
 
+    @property
+    def hides_cohorts(self) -> bool:
+        """Whether the cohorts of the federated system, and all that depends on who is in them, are
+        secret: privacy mode `secure`."""
+        return self.privacy is not None and self.privacy.mode == "secure"
+
     def table(self) -> dict[str, Any]:
         """The settings as a TOML table (kebab-case keys, no empty values). In an experiment without
         a federated system, its sections are left out."""

@@ -22,7 +22,8 @@ TRIED = "settings-tried"
 
 class AdversaryConfig(Config):
     """An adversary with clients of its own among the training clients, in simulations alone. Its
-    clients are added to the honest ones; sampler, clip, noise and accounting treat them alike."""
+    clients are added to the honest ones; sampler, clip and noise treat them alike, and the
+    guarantee of `[privacy]` is for the honest ones, as if nobody else were drawn."""
 
     attack: Annotated[Section, registry.POISONING]
     """The attack: a name, or a table with settings."""

@@ -51,9 +51,9 @@ def warnings(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
             " of a round as a release of its own; it is not what the releases cost. Use it for"
             " comparison only."
         )
-    if plan.delta > 1 / plan.clients:
+    if plan.delta > 1 / plan.honest:
         yield (
-            f"delta {plan.delta:g} is above 1/N = {1 / plan.clients:.2g}: publishing one client's"
+            f"delta {plan.delta:g} is above 1/N = {1 / plan.honest:.2g}: publishing one client's"
             " data whole, picked at random, would be allowed. Choose delta below 1/N."
         )
 
@@ -67,7 +67,7 @@ def _about_the_number(plan: Plan) -> Iterator[str]:
     else:
         yield (
             "Neighbours differ by one client with all its data, there or not; do not compare with"
-            f" replace-one. The number of clients, {plan.clients}, is public all the same: it is"
+            f" replace-one. The number of clients, {plan.honest}, is public all the same: it is"
             " printed with this result, and the sampling rate and a default delta are computed from"
             " it. The guarantee does not hide it."
         )
@@ -96,7 +96,7 @@ def _about_the_system(plan: Plan) -> Iterator[str]:
         yield _scheduled(plan.sampling)
         if plan.config.adjacency == "add-remove" and plan.sampling.rate == 1:
             yield _ZEROS
-    elif isinstance(plan.sampling, Full) and plan.denominator < plan.clients:
+    elif isinstance(plan.sampling, Full) and plan.denominator < plan.honest:
         yield from _known(plan)
     elif not isinstance(plan.sampling, Full):
         drawn = "independently" if isinstance(plan.sampling, Poisson) else "uniformly"
@@ -104,6 +104,12 @@ def _about_the_system(plan: Plan) -> Iterator[str]:
             f"Amplification by sampling assumes that cohorts are drawn {drawn} from all"
             f" {plan.clients} clients and are kept secret. If only some clients are ever available,"
             " N is their number."
+        )
+    if plan.malicious:
+        yield (
+            f"An adversary made up {plan.malicious} of the {plan.clients} clients, and knows when"
+            f" they are drawn: the guarantee is for the other {plan.honest}, and accounted is the"
+            " probability with which they are drawn from among themselves."
         )
     yield from _remembered(plan)
     if settings.mode == "reproducible":
@@ -151,7 +157,7 @@ def _remembered(plan: Plan) -> Iterator[str]:
     kept = plan.mechanism.kept
     if kept:
         how = (
-            "and checkpoints have them, too"
+            "in private/ of the run folder until the run is finished"
             if plan.config.mode == "secure"
             else "which a resumed run draws again from the seed"
         )

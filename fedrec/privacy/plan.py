@@ -61,6 +61,7 @@ class Plan:
         clip: the present clip of clients' updates; the plan's sensitivity is that of the clip.
         per_clip_norm: noise scale of the sum / S. With `local`, of one client's upload.
         delta: the additive term of the guarantee.
+        malicious: number of clients that an adversary made up; the guarantee is of the others.
     """
 
     config: PrivacyConfig
@@ -73,6 +74,7 @@ class Plan:
     clip: Clip
     per_clip_norm: float
     delta: float
+    malicious: int = 0
 
     @classmethod
     def of(
@@ -90,6 +92,7 @@ class Plan:
         schedule: Scheduled | None = None,
         phase_rounds: int | None = None,
         known: bool = False,
+        malicious: int = 0,
     ) -> Plan:
         """The plan of an experiment.
 
@@ -107,6 +110,8 @@ class Plan:
             schedule: what the sampler guarantees, if it is not one of fedrec's three.
             phase_rounds: number of rounds with this plan; default: all.
             known: whether who takes part depends on more than the sampler, or may be known.
+            malicious: number of clients that an adversary made up, see
+                `fedrec.privacy.accounting.sampling.of_sampler`.
 
         Raises:
             ExperimentError: the settings do not fit together, or no noise reaches the target
@@ -122,14 +127,15 @@ class Plan:
             )
         mechanism = config.noise()
         sampling, denominator = samplings.of_sampler(
-            sampler, dict(settings), clients, schedule, known=known
+            sampler, dict(settings), clients, schedule, known=known, malicious=malicious
         )
         if config.placement == "local":
             sampling = Full()  # the server sees who takes part and each single upload
         samplings.refuse_unproven(sampling, config.adjacency)
         _refuse_other_cohorts(mechanism, sampling, sampler)
         refuse_unshareable(config, sampler, denominator)
-        delta = default_delta(clients) if config.delta is None else config.delta
+        honest = max(1, clients - malicious)
+        delta = default_delta(honest) if config.delta is None else config.delta
         clip = config.clip(contributions)
         noise = noise_per_clip_norm(
             config,
@@ -143,7 +149,7 @@ class Plan:
         )
         own = rounds if phase_rounds is None else phase_rounds
         population = sampling, clients, rounds, own, denominator
-        plan = cls(config, mechanism, *population, clip, noise, delta)
+        plan = cls(config, mechanism, *population, clip, noise, delta, malicious)
         plan._refuse_understated()
         return plan
 
@@ -175,6 +181,11 @@ class Plan:
         return Protection.of(
             self.config, self.clip, self.trained(names), noise_scale=self.client_noise_scale
         )
+
+    @property
+    def honest(self) -> int:
+        """Number of clients that may be drawn and that no adversary made up, at least 1."""
+        return max(1, self.clients - self.malicious)
 
     @property
     def clip_norm(self) -> float:

@@ -8,7 +8,8 @@ experiment.
     status.json        running, finished, interrupted or failed, and the last complete round
     rounds.csv         one row per round; the same seed gives the same bytes on the same engine and
                        number of nodes
-    timings.csv        seconds per round, apart from rounds.csv because they differ in every run
+    timings.csv        seconds per round, apart from rounds.csv because they differ in every run;
+                       none in mode `secure`
     baselines.json     metrics of the centralised baselines
     baselines/NAME/    one of them: result.json, users.csv (metrics of each user), groups.csv,
                        privacy.jsonl (its charges)
@@ -19,7 +20,8 @@ experiment.
     result.json        metrics of the system and of its baselines
     log.txt            log messages
     checkpoints/       the state after the last rounds
-    private/           private state of the clients, one file per node
+    private/           private state of the clients, one file per node; of an unfinished run in mode
+                       `secure` also the noise that later rounds take back
 
 Every file is written atomically.
 """
@@ -199,6 +201,15 @@ class RunFolder:
         """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
+    def noise_file(self, charges: int) -> Path:
+        """The file with the noise of earlier rounds that belongs to the checkpoint with so many
+        charges in the ledger."""
+        return self.path / "private" / f"noise-{charges:09d}.npz"
+
+    def noise_files(self) -> list[Path]:
+        """All of these files, the oldest first."""
+        return sorted(self.path.glob("private/noise-*.npz"))
+
     @property
     def log_file(self) -> Path:
         """The log."""
@@ -232,15 +243,19 @@ class RunFolder:
         return found
 
     def set_status(self, state: str, round_number: int) -> None:
-        """Write the state of the run."""
+        """Write the state of the run; a finished one drops the noise of its rounds."""
         durable = state != "running"  # the progress of a running run is in its checkpoints
         text = _json({"state": state, "round": round_number})
         write_atomically(self.path / "status.json", text, durable=durable)
+        if state == "finished":
+            for file in self.path.glob("private/*noise-*"):  # also one whose writing was broken off
+                file.unlink()
 
     def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:
-        """Write all rounds so far."""
+        """Write all rounds so far, and their times if there are any."""
         # they are also in the checkpoint
-        for name, rows in (("rounds.csv", rounds), ("timings.csv", timings)):
+        tables = (("rounds.csv", rounds), ("timings.csv", timings))
+        for name, rows in tables if timings else tables[:1]:
             write_atomically(
                 self.path / name,
                 self._tables.setdefault(name, IncrementalCsv()).text(rows),

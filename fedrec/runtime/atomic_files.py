@@ -31,15 +31,15 @@ def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) 
 
 
 @contextmanager
-def open_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+def open_atomically(path: Path, *, durable: bool = True, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A temporary file that is renamed to `path` if the block ends without an error; see
-    `write_atomically`."""
+    `write_atomically`. A new file has the mode, without the bits of the umask."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = _beside(path)
+        handle, temporary = _beside(path, mode)
         with os.fdopen(handle, "wb") as file:
-            # an existing file keeps its mode; a new one has that of the umask
+            # an existing file keeps its mode
             with suppress(FileNotFoundError):
                 os.fchmod(handle, path.stat().st_mode & 0o777)
             yield file
@@ -91,12 +91,12 @@ def append_durably(path: Path, line: bytes, *, end: int, expected: str) -> None:
         ) from error
 
 
-def _beside(path: Path) -> tuple[int, Path]:
+def _beside(path: Path, mode: int) -> tuple[int, Path]:
     """A new file in the same folder; `tempfile` would make it with a mode of its own."""
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         with suppress(FileExistsError):
-            return os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), temporary
+            return os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), temporary
 
 
 def _sync_folder(folder: Path) -> None:

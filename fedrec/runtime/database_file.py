@@ -19,7 +19,8 @@ class DatabaseFile:
     """A database.
 
     Args:
-        file: the file, made with mode 0600 when it is first opened; None keeps all in memory.
+        file: the file, made with mode 0600 when it is first opened, in a folder of mode 0700 unless
+            there is one; None keeps all in memory.
 
     Attributes:
         opening: SQL statements that every connection begins with, such as those that create the
@@ -62,6 +63,6 @@ class DatabaseFile:
         if self.file is None:
             raise ValueError("Expected a file.")
         if not self.file.exists():
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
         return closing(sqlite3.connect(self.file, timeout=_PATIENCE))

@@ -60,8 +60,8 @@ class Callback:
         fedrec's own strategies."""
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
-        run here."""
+        """A round is complete and saved; `row` is its line in rounds.csv, and `seconds` how long it
+        took, NaN in privacy mode `secure`. Return True to end the run here."""
         return False
 
     def on_evaluation(self, done: int, total: int) -> None:

@@ -69,11 +69,13 @@ class Progress(Callback):
         self._task: Any = None
         self._rounds = 0
         self._first = 1
+        self._timed = True
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
         self._rounds = rounds
         self._first = first_round
+        self._timed = not run.experiment.hides_cohorts  # which times depend on
         self._started = time.monotonic()
         left = f"rounds {first_round} to {rounds}" if first_round <= rounds else "no round left"
         self._say(f"{run.experiment.name}: {left}, folder {run.path}")
@@ -110,8 +112,8 @@ class Progress(Callback):
         elif self._has_own_line(number):
             elapsed = time.monotonic() - self._started
             left = elapsed / (number - self._first + 1) * (self._rounds - number)
-            times = f"elapsed {elapsed:.0f} s, left {left:.0f} s"
-            self._say(f"round {number}/{self._rounds}  {_figures(row)}  {times}")
+            times = f"  elapsed {elapsed:.0f} s, left {left:.0f} s" if self._timed else ""
+            self._say(f"round {number}/{self._rounds}  {_figures(row)}{times}")
         return False
 
     def on_evaluation(self, done: int, total: int) -> None:
@@ -150,9 +152,9 @@ class Progress(Callback):
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[figures]}"),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(elapsed_when_finished=True),
             ]
+            if self._timed:
+                columns += [TimeElapsedColumn(), TimeRemainingColumn(elapsed_when_finished=True)]
             kind = NotebookBars if self._console.is_jupyter else RichProgress
             self._bars = kind(*columns, console=self._console)
             self._bars.start()

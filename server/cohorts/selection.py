@@ -172,12 +172,11 @@ class SampledCohorts:
             round_number: the round, from 1.
             present: `int64 [clients]`, ascending: draw from these; default: from all.
         """
-        privacy = self.experiment.privacy
         schedule = self.schedule
         known = self.experiment.lateness.known_cohorts or (
             schedule is not None and schedule.rate == 1
         )
-        if privacy is None or privacy.mode != "secure" or known:
+        if not self.experiment.hides_cohorts or known:
             doing = f"in round {round_number}"
             sampler = self.sampler if present is None else self._sampler_of(present)
             with component_errors(SAMPLER.name, sampler, doing):

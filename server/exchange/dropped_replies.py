@@ -5,7 +5,8 @@ of which nodes, and why.
 In `rounds.csv`: `dropped-replies`, `bounded-replies` (numbers of replies) and `dropped-or-bounded`
 (the nodes with the reasons; empty in rounds without any). A run on real nodes always has these
 columns, a simulation only from the first such reply on. At the end of the run a sentence states the
-totals. In privacy mode `secure` no node is named outside the log, because the cohort is secret.
+totals. In privacy mode `secure` all of this is in the log alone, because only nodes with clients of
+the cohort, which is secret, can fail to reply.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class DroppedReplies(RunExtension):
 
     Args:
         always: whether every round has the columns.
-        names: whether nodes and reasons are written.
+        secret: whether nothing is recorded outside the log.
     """
 
     name = "replies"
 
-    def __init__(self, *, always: bool = False, names: bool = True) -> None:
-        self._always = always
-        self._names = names
+    def __init__(self, *, always: bool = False, secret: bool = False) -> None:
+        self._always = always and not secret
+        self._secret = secret
         self._round: list[tuple[str, str]] = []  # what happened, and to whom, in this round
         self._counts: Counter[str] = Counter()  # replies by what happened, and rounds
         self._nodes: Counter[str] = Counter()
@@ -62,11 +63,10 @@ class DroppedReplies(RunExtension):
         self._always = True
         self._counts["rounds"] += bool(found)
         counts = Counter(what for what, _ in found)
-        told = "; ".join(text for _, text in found) if self._names else ""
         return {
             "dropped-replies": counts["dropped"],
             "bounded-replies": counts["bounded"],
-            "dropped-or-bounded": told,
+            "dropped-or-bounded": "; ".join(text for _, text in found),
         }
 
     def memory(self) -> dict[str, np.ndarray]:
@@ -96,6 +96,8 @@ class DroppedReplies(RunExtension):
         return [words], {"dropped": dropped, "bounded": bounded, "in words": [words]}
 
     def _add(self, what: str, node: int | None, reason: str) -> None:
+        if self._secret:
+            return
         who = "a node" if node is None else f"node {node}"
         self._round.append((what, f"{who}: {' '.join(reason.split())[:_TOLD]}"))
         self._counts[what] += 1
@@ -103,7 +105,7 @@ class DroppedReplies(RunExtension):
             self._nodes[str(node)] += 1
 
     def _most(self) -> str:
-        if not (self._names and self._nodes):
+        if not self._nodes:
             return ""
         named = [f"node {node} {count}" for node, count in self._nodes.most_common(_NAMED)]
         return " and the evaluations (" + ", ".join(named) + ")"

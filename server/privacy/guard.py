@@ -26,6 +26,7 @@ from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.strict_json import finite
 from fedrec.runtime.text_files import read_json
 from server.extension import RunExtension
+from server.privacy.noise_files import NoiseFiles
 from server.privacy.phase_plans import PhasePlans, private_strategy
 from strategies.base import CohortStrategy
 from strategies.dp import DpFedAvg
@@ -78,6 +79,8 @@ class Guard(RunExtension):
             budget=self.phases.budget,
             delta=self.phases.delta,
         )
+        self._noise = NoiseFiles(run)
+        self._lost: set[str] = set()  # phases whose noise of earlier rounds is lost
         self._beside: list[str] = []
         self._counted = 0
         self._spent = 0.0  # cost of the charges so far
@@ -165,8 +168,9 @@ class Guard(RunExtension):
     def _due(self, round_number: int) -> Event:
         """What a round has to be charged for. Of correlated rounds the first one is charged for
         all that are planned, and so is the first one beyond these if the run is made longer; if a
-        round is repeated, its noise and that of all later ones is drawn anew (unless it is a
-        function of the seed), which costs no more than all of them once more."""
+        round is repeated, or the noise of earlier ones is lost, its noise and that of all later
+        ones is drawn anew (unless it is a function of the seed), which costs no more than all of
+        them once more."""
         phase = self.strategy.phase(round_number)
         event = self.phases.events[phase]
         if not isinstance(event, CorrelatedRounds):
@@ -175,8 +179,8 @@ class Guard(RunExtension):
         charged = [line.event for line in lines if isinstance(line.event, CorrelatedRounds)]
         if all(one.rounds < event.rounds for one in charged):
             return event
-        repeated = lines[-1].round_number >= round_number and self.config.mode == "secure"
-        return event if repeated else CoveredRound(phase)
+        anew = lines[-1].round_number >= round_number or phase in self._lost
+        return event if anew and self.config.mode == "secure" else CoveredRound(phase)
 
     def _charge(self, round_number: int, event: Event) -> None:
         """Charge a round.
@@ -194,6 +198,7 @@ class Guard(RunExtension):
                 fix="state what a round costs in `event` of the strategy's DpFedAvg",
             )
         self.ledger.charge(round_number, self._due(round_number))
+        self._lost.discard(self.strategy.phase(round_number))
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
         """Refuse the result of a round that was not charged as planned.
@@ -261,8 +266,12 @@ class Guard(RunExtension):
             ) from None
 
     def memory(self) -> dict[str, np.ndarray]:
-        """State for a resumed run beside the ledger, with the number of charges in it."""
+        """State for a resumed run beside the ledger, with the number of charges in it. The noise
+        that later rounds take back goes into a file of its own."""
         own = add_prefix({f"{phase}/": part.state() for phase, part in self._guarded()})
+        kept = {f"{phase}/": part.memory for phase, part in self._guarded() if part.keeps_noise}
+        if kept:
+            self._noise.save(self._charges, add_prefix(kept))
         return {**own, _CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
 
     @property
@@ -295,12 +304,30 @@ class Guard(RunExtension):
         """Restore the state that `memory` returned.
 
         Raises:
-            RunError: the ledger has fewer charges than at that time.
+            RunError: the ledger has fewer charges than at that time, or the file of the noise that
+                later rounds take back is damaged.
         """
         if _CHARGES in memory:
             self.refuse_lost_charges(int(memory[_CHARGES]), float(memory[_SPENT]))
+        noise = self._kept_noise(int(memory.get(_CHARGES, 0)))
         for phase, part in self._guarded():
             part.restore(strip_prefix(f"{phase}/", memory))
+            part.memory = strip_prefix(f"{phase}/", noise)
+
+    def _kept_noise(self, charges: int) -> dict[str, np.ndarray]:
+        """The noise that later rounds take back, at the checkpoint with so many charges. If its
+        file is gone, as that of a finished run, noise begins anew and is charged once more."""
+        keeping = [phase for phase, part in self._guarded() if part.keeps_noise]
+        found = self._noise.read(charges) if keeping else {}
+        if found is None:
+            self._lost.update(keeping)
+            log.warning(
+                "%s is missing, as after a finished run: noise of further rounds is drawn anew, and"
+                " all rounds of phase %s are charged once more",
+                self.run.noise_file(charges),
+                ", ".join(keeping),
+            )
+        return found or {}
 
     def _guarded(self) -> list[tuple[str, DpFedAvg]]:
         return [

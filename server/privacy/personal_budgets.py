@@ -51,8 +51,7 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
         what = f"step {run.experiment.step.name}"
         refuse_dependent_clients(run.experiment, "replace-one", what)
         refuse_collected_categories(run.experiment, what)
-    privacy = run.experiment.privacy
-    if privacy is not None and privacy.mode == "secure":
+    if run.experiment.hides_cohorts:
         raise ExperimentError(
             "uploads of single users cannot be counted where cohorts are secret",
             expected="no [privacy] table with mode = 'secure' beside users' own noise",

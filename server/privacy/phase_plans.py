@@ -15,6 +15,7 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.config import did_you_mean
+from fedrec.data.cache import POPULATIONS
 from fedrec.data.independence import refuse_collected_categories, refuse_dependent_clients
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import contributions_of
@@ -80,8 +81,10 @@ class PhasePlans:
             refuse_dependent_clients(experiment, config.adjacency, "[privacy]")
             refuse_collected_categories(experiment, "[privacy]")
         order = tuple(map(strategy.phase, range(1, experiment.rounds + 1)))
+        _refuse_interrupted_phases(config, order)
         mix = config.noise_mix(order)
         _refuse_secure_sums(experiment, config)
+        malicious = _malicious(experiment)
         plans = {
             phase: Plan.of(
                 config.in_phase(phase),
@@ -96,6 +99,7 @@ class PhasePlans:
                 schedule=part.cohorts.schedule,
                 phase_rounds=order.count(phase),
                 known=experiment.lateness.known_cohorts,
+                malicious=int(np.isin(part.cohorts.clients, malicious).sum()),
             )
             for phase, part in strategy.by_phase.items()
         }
@@ -269,6 +273,14 @@ class PhasePlans:
         return self.config.noise_multiplier != 0
 
 
+def _malicious(experiment: Experiment) -> np.ndarray:
+    """`int64 [malicious]`: the clients of an adversary, in a simulation with one."""
+    if experiment.adversary is None:
+        return np.empty(0, dtype=np.int64)
+    known = POPULATIONS.population(experiment).adversary
+    return np.empty(0, dtype=np.int64) if known is None else known.malicious
+
+
 def _contributions(experiment: Experiment, step: Mapping[str, Any]) -> Contributions:
     """Of compressed updates, what is decoded may have signs, whatever the step sends."""
     return "signed" if experiment.compression is not None else contributions_of(step)
@@ -360,6 +372,34 @@ def _refuse_secure_sums(experiment: Experiment, config: PrivacyConfig) -> None:
             got="secure-aggregation",
             fix="set secure-aggregation = false, or choose another privacy.mechanism",
         )
+
+
+def _refuse_interrupted_phases(config: PrivacyConfig, order: tuple[str, ...]) -> None:
+    """Refuse correlated noise in a phase between whose rounds there are those of others. Samplers
+    bound the distance of a client's rounds in rounds of the experiment; in rounds of the phase,
+    which are those that noise is correlated between, it is less.
+
+    Args:
+        config: the settings.
+        order: phase of each round, from round 1.
+
+    Raises:
+        ExperimentError: there is such a phase.
+    """
+    mechanism = config.noise()
+    for phase in dict.fromkeys(order):
+        rounds = [number for number, name in enumerate(order, 1) if name == phase]
+        interrupted = rounds[-1] - rounds[0] >= len(rounds)
+        if interrupted and mechanism.correlated and config.covers(phase):
+            raise ExperimentError(
+                f"the cost of {mechanism.name!r} noise is not known in phase {phase!r}, whose"
+                " rounds are not consecutive",
+                expected="all rounds of a phase in succession: there, a client's rounds are as far"
+                " apart as the sampler guarantees for the experiment",
+                got=f"rounds {', '.join(map(str, rounds[:4]))}{', ...' if len(rounds) > 4 else ''}",
+                fix="set privacy.mechanism = 'gaussian' with sampler.name = 'fixed-size', or choose"
+                " a strategy whose phases do not alternate",
+            )
 
 
 def _refuse_unknown_phases(config: PrivacyConfig, strategy: CohortStrategy) -> None:

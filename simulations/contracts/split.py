@@ -50,10 +50,13 @@ class SplitContract(RunContract):
             return
         client = int(data.users[0])
         fewer = np.delete(np.arange(len(data)), data.rows_of(client)[-1])
-        before, after = split.split(data), split.split(data.with_rows(fewer))
-        rows_before, rows_after = before.train_rows, fewer[after.train_rows]
-        others = [rows[data.users[rows] != client] for rows in (rows_before, rows_after)]
-        trained = [rows[np.isin(data.users[rows], before.training_clients)] for rows in others]
+        before = split.split(data)
+        after = split.split(data.with_rows(fewer))
+        others = np.setdiff1d(before.training_clients, client)
+        trained = [
+            rows[np.isin(data.users[rows], others)]
+            for rows in (before.train_rows, fewer[after.train_rows])
+        ]
         same = np.array_equal(*trained)
         clients = np.array_equal(before.training_clients, after.training_clients)
         assert_that(same and clients, "parts of others that changed with one client's rows")

@@ -76,7 +76,7 @@ class PrivateChoice:
     def draws(self, experiment: Experiment, name: str, *address: int) -> np.random.Generator:
         """Random numbers of the choice, which have to be secret: from the operating system in mode
         `secure`, else from the seed."""
-        if experiment.privacy is not None and experiment.privacy.mode == "secure":
+        if experiment.hides_cohorts:
             return np.random.default_rng(secrets.randbits(256))
         return stream(experiment.seed, f"private-choice/{name}", *address)
 

@@ -4,6 +4,7 @@ report."""
 
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -23,6 +24,9 @@ from fedrec.protocol.messages import unpack_sum
 from fedrec.protocol.orders import Presence
 from fedrec.protocol.zero_copy import to_record
 from fedrec.runs.folder import RunFolder
+from server.callbacks.base import Callback
+from server.callbacks.progress import Progress
+from server.cohorts import selection
 from server.loop import Loop
 from server.privacy.guard import Guard
 from server.privacy.phase_plans import PhasePlans
@@ -34,7 +38,11 @@ from strategies.reptile import Reptile
 from tests.runs import assert_close, assert_same_run, parameters_in
 
 PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='autodp'}"
-POISSON = "sampler={name='poisson', cohort=6}"
+POISSON = (
+    "sampler={name='poisson', cohort=6}",
+    "privacy.adjacency=add-remove",
+    "split.stream=client",
+)
 QUARTER = 0.25  # a noise multiplier of less noise than that of PRIVATE
 CHEAP = ("evaluation.fine-tune.epochs=0", "evaluation.every=0")
 STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
@@ -218,7 +226,7 @@ RESUMED = {
     "central": (),
     "adaptive": ("privacy.adaptive-clip={count-noise=2.0}",),
     "local": ("privacy.placement=local",),
-    "poisson": (POISSON, "privacy.adjacency=add-remove", "split.stream=client"),
+    "poisson": POISSON,
     "two stages": (STAGES,),
 }
 
@@ -316,29 +324,63 @@ def test_secure_mode_draws_poisson_cohorts_too(run_tiny):
     settings = (
         PRIVATE,
         "privacy.mode=secure",
-        POISSON,
-        "privacy.adjacency=add-remove",
-        "split.stream=client",
+        *POISSON,
         *CHEAP,
     )
     one, two = (run_tiny(*settings, output=output) for output in "ab")
     assert not np.array_equal(one.parameters["item.id"], two.parameters["item.id"])
 
 
-def test_secure_mode_does_not_reveal_the_size_of_a_poisson_cohort(run_tiny):
-    """Of 18 clients 6 are expected; eight cohorts of exactly 6 would be a coincidence of one in
-    10^5."""
-    settings = (
-        PRIVATE,
-        POISSON,
-        "privacy.adjacency=add-remove",
-        "split.stream=client",
-        "rounds=8",
-        *CHEAP,
-    )
-    secret = run_tiny(*settings, "privacy.mode=secure", output="secure")
-    assert secret.rounds["num-clients"].tolist() == [6] * 8
+def test_nothing_published_in_secure_mode_depends_on_who_was_drawn(run_tiny, monkeypatch):
+    """Also if nobody was: the tables are the same to the byte, whatever the cohorts."""
+    settings = (PRIVATE, *POISSON, "rounds=3", *CHEAP)
+    tables = []
+    for sizes in ([6, 6, 6], [0, 18, 1]):
+        left = iter(sizes)
+        monkeypatch.setattr(selection, "secure_poisson", lambda c, rate, left=left: c[: next(left)])
+        result = run_tiny(*settings, "privacy.mode=secure", output=f"secure-{sizes[0]}")
+        assert next(left, None) is None
+        tables.append((result.folder / "rounds.csv").read_bytes())
+        cost = json.loads((result.folder / "result.json").read_text())["cost"]
+        tables.append(json.dumps(cost).encode())
+    assert tables[:2] == tables[2:] and result.rounds["num-clients"].tolist() == [6] * 3
+    whole = sum(value.nbytes for value in result.parameters.values())
+    assert result.rounds["bytes-up"].tolist() == [6 * whole] * 3
     assert set(run_tiny(*settings, output="open").rounds["num-clients"]) != {6}
+
+
+def test_secure_mode_keeps_and_prints_no_time_that_depends_on_a_cohort(run_tiny, capsys, caplog):
+    """Nor what a trial of clients before the run took."""
+    settings = (PRIVATE, "privacy.mode=secure", "rounds=2", *CHEAP)
+    heard = Heard()
+    result = run_tiny(*settings, callbacks=[heard, Progress()])
+    assert heard.seconds == [pytest.approx(math.nan, nan_ok=True)] * 2 and not heard.estimates
+    assert not (result.folder / "timings.csv").exists()
+    summary = json.loads((result.folder / "result.json").read_text())
+    assert "training" not in summary["seconds"] and "peak-memory-mib" not in summary["cost"]
+    log_file = result.folder / "log.txt"
+    log = log_file.read_text()
+    assert "round 2: " in log and not re.search(r"\d s\b|\d:\d\d", log)
+    assert log_file.stat().st_mode & 0o777 == 0o600  # it may name nodes that failed
+    said = capsys.readouterr().err
+    assert "round 2/2" in said and not re.search(r"\d s\b", said)
+    with np.load(max((result.folder / "checkpoints").iterdir())) as checkpoint:
+        assert json.loads(checkpoint["about"].tobytes())["timings"] == []
+
+
+class Heard(Callback):
+    """Notes the times that it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds, self.estimates = [], []
+
+    def on_estimate(self, estimate):
+        self.estimates.append(estimate)
+
+    def after_round(self, row, seconds):
+        self.seconds.append(seconds)
+        return False
 
 
 # --- parameters that nobody trains ----------------------------------------------------------------

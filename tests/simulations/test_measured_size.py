@@ -66,6 +66,7 @@ def test_the_time_is_that_of_the_client_with_the_most_rows_and_of_messages(load_
     "overrides",
     [
         ("engine={name='ray', nodes=3}",),
+        (RAY, "privacy={clip-norm=1.0, noise-multiplier=1.0, mode='secure'}"),
         ("engine={name='serial'}",),
         ("engine={name='ray', ray-address='auto'}",),
         (RAY, "secure-aggregation={}"),

@@ -8,7 +8,7 @@ Poisson sampling with add-remove.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedrec.errors import ExperimentError
@@ -152,8 +152,19 @@ def of_sampler(
     schedule: Scheduled | None = None,
     *,
     known: bool = False,
+    malicious: int = 0,
 ) -> tuple[Sampling, float]:
     """The sampling scheme of an experiment's sampler, and the fixed denominator of sums.
+
+    Malicious clients do not amplify the privacy of the H = N - `malicious` honest ones. They know
+    when they are drawn. Given that k of them are in a cohort of fixed size M, the others are M - k
+    honest clients, drawn uniformly without replacement: an honest one takes part with probability
+    (M - k) / H, which is largest, M / H, where k = 0. The cost of a round grows with that
+    probability, so that of the rate M / H is an upper bound, whatever the adversary knows of its
+    own clients; from M = H on, nothing is gained by sampling. Independent coin flips have the rate
+    q = M / N for an honest client, whoever else is drawn. So q would be exact there; M / H, and in
+    a schedule q N / H, is an upper bound of it. It is used all the same, so that clients that are
+    made up never lower a charge.
 
     Args:
         name: name of the sampler.
@@ -162,6 +173,7 @@ def of_sampler(
         clients: number of clients that may be drawn (N).
         schedule: what the sampler itself guarantees; None: nothing.
         known: whether who takes part depends on more than the sampler, or may be known.
+        malicious: number of these clients that an adversary made up.
 
     Returns:
         The sampling, without amplification if participation is known, and M for a fixed size, qN
@@ -171,8 +183,10 @@ def of_sampler(
         ExperimentError: the sampler is not one of these three and guarantees nothing, or its cohort
             is too large.
     """
+    honest = max(1, clients - malicious)
     if schedule is not None:
-        return schedule, schedule.cohort
+        rate = min(1.0, schedule.rate * clients / honest) if malicious else schedule.rate
+        return replace(schedule, rate=rate), schedule.cohort
     if name == "full":
         return Full(), float(clients)
     proven = {"fixed-size": "a fixed number of clients", "poisson": "independent coin flips"}
@@ -188,11 +202,12 @@ def of_sampler(
     cohort = settings["cohort"]
     if known:
         return Full(), float(cohort)
-    if name == "fixed-size":
-        if int(cohort) != cohort:
-            raise _wrong_cohort("a whole number of clients", cohort)
-        return simplest(FixedSize(int(cohort), clients)), float(cohort)
-    return simplest(Poisson(cohort / clients)), float(cohort)
+    if name == "fixed-size" and int(cohort) != cohort:
+        raise _wrong_cohort("a whole number of clients", cohort)
+    if malicious and honest <= cohort <= clients:
+        return Full(), float(cohort)
+    drawn = FixedSize(int(cohort), honest) if name == "fixed-size" else Poisson(cohort / honest)
+    return simplest(drawn), float(cohort)
 
 
 def _wrong_cohort(expected: str, got: float) -> ExperimentError:

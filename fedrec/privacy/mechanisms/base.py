@@ -23,7 +23,8 @@ from fedrec.privacy.noise_source import NoiseSource
 
 Placement = Literal["central", "distributed", "local"]
 Memory = dict[str, np.ndarray]
-"""Arrays that earlier rounds of a phase left; they are saved with each checkpoint."""
+"""Arrays that earlier rounds of a phase left; in mode `secure` they are saved with each checkpoint,
+in a file of their own that only its owner can read."""
 
 
 class Mechanism(ABC):

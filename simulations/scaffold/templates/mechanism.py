@@ -41,7 +41,7 @@ class Example(Mechanism):
     def draw(
         self, name: str, size: int, memory: Memory, source: NoiseSource, *address: int
     ) -> np.ndarray:
-        """Noise of scale 1; what the next round needs goes to `memory`, which checkpoints save."""
+        """Noise of scale 1; what the next round needs goes to `memory`, also after a resume."""
         drawn = source.gaussian(size, name, *address)
         if name in memory:
             drawn = drawn - self.config.share * memory[name]

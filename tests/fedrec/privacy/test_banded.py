@@ -14,6 +14,7 @@ from scipy.special import binom, ndtr
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
+from fedrec.experiment.phases import MAIN
 from fedrec.privacy.accounting.accountant import Accountant, backend_of
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Release
 from fedrec.privacy.accounting.sampling import Full, Scheduled
@@ -21,19 +22,23 @@ from fedrec.privacy.factorisation.coefficients import prefix_sums
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms.banded import Banded
 from fedrec.privacy.mechanisms.base import mechanism_of
+from fedrec.privacy.mechanisms.blt import Blt
 from fedrec.privacy.noise_source import Reproducible, source_of
 from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.runs.folder import RunFolder
 from fedrec.testing import MechanismContract, SamplerContract
+from server.callbacks.base import Callback
 from server.cohorts.roster import Roster
 from server.cohorts.selection import SampledCohorts
+from server.privacy import guard
 from server.privacy.guard import Guard
 from server.privacy.phase_plans import PhasePlans
 from server.samplers.min_separation import MinSeparation, MinSeparationConfig
 from server.strategy_state import make_strategy
 from simulations import runner
 from strategies.base import CohortStrategy
-from tests.runs import assert_close, parameters_in
+from strategies.wrappers.two_stage import STAGE_ONE, TwoStage
+from tests.runs import Interrupt, assert_close, assert_same_run, parameters_in
 
 SAMPLER = "sampler={name='min-separation', cohort=3, separation=4}"
 MECHANISM = "mechanism={name='banded', bands=3}"
@@ -181,9 +186,10 @@ def test_a_repeated_round_costs_the_whole_again_only_if_its_noise_is_another(
 
 
 @pytest.mark.slow
-def test_rounds_that_are_added_to_a_run_are_charged(run_tiny, tmp_path):
+@pytest.mark.parametrize("mode", ["reproducible", "secure"])
+def test_rounds_that_are_added_to_a_run_are_charged(run_tiny, tmp_path, mode):
     """The first charge is for the rounds that were planned then; the second, for all of them."""
-    run_tiny(PRIVATE, SAMPLER, "rounds=4", CHEAP)
+    run_tiny(PRIVATE, SAMPLER, "rounds=4", CHEAP, f"privacy.mode={mode}")
     result = runner.resume(tmp_path / "run", ["rounds=8"])
     lines = Ledger(tmp_path / "run" / "privacy.jsonl").charges
     planned = [
@@ -192,6 +198,131 @@ def test_rounds_that_are_added_to_a_run_are_charged(run_tiny, tmp_path):
     assert planned == [4, 0, 0, 0, 8, 0, 0, 0]
     mu = np.linalg.norm(dense(8, 3)[:, [0, 4]]) / 2.0
     assert gdp_delta(mu, result.rounds["epsilon"].iloc[-1]) <= 1e-5
+
+
+SECURE = (PRIVATE, "privacy.mode=secure", SAMPLER, "rounds=6", CHEAP, "evaluation.every=0")
+STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
+STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
+BLT = "privacy.mechanism={name='blt', buffers=2, optimised-for=6, separation=4}"
+
+
+class WhoReads(Callback):
+    """Notes after each round which files of the run folder have some secret, and who may read
+    them."""
+
+    def __init__(self, secrets):
+        super().__init__()
+        self.secrets, self.found = secrets, []
+
+    def on_start(self, run, first_round, rounds):
+        self.folder = run.path
+
+    def after_round(self, row, seconds):
+        self.found.append(self.look())
+        return False
+
+    def look(self):
+        files = [file for file in self.folder.rglob("*") if file.is_file()]
+        with_one = [file for file in files if any(one in file.read_bytes() for one in self.secrets)]
+        return {(file.parent.name, oct(file.stat().st_mode)[-3:]) for file in with_one}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), (BLT,), (STAGES,)], ids=["banded", "blt", "two phases"])
+def test_noise_that_later_rounds_take_back_is_in_no_model_and_gone_after_the_run(
+    run_tiny, monkeypatch, overrides
+):
+    """With it, the exact sum of the last round follows from two checkpoints."""
+    secrets = set()
+
+    def watched(draw):
+        def drawn(self, name, size, memory, source, *address):
+            found = draw(self, name, size, memory, source, *address)
+            secrets.update(value.tobytes() for value in memory.values() if value.ndim)
+            return found
+
+        return drawn
+
+    for mechanism in (Banded, Blt):
+        monkeypatch.setattr(mechanism, "draw", watched(mechanism.draw))
+    reader = WhoReads(secrets)
+    run_tiny(*SECURE, *overrides, callbacks=[reader])
+    assert len(secrets) >= 6 and reader.found == [{("private", "600")}] * 6
+    assert oct((reader.folder / "private").stat().st_mode)[-3:] == "700"
+    assert reader.look() == set()
+
+
+def interrupted(run_tiny, *overrides):
+    """The folder of a run in mode `secure` that was interrupted after its third round."""
+    interrupt = Interrupt(3)
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny(*SECURE, *overrides, callbacks=[interrupt], output="broken")
+    return interrupt.folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", [(), (BLT,)], ids=["banded", "blt"])
+def test_a_resumed_run_has_the_noise_that_it_would_have_had(run_tiny, monkeypatch, mechanism):
+    """To the bit, if what the operating system would draw is the same."""
+    monkeypatch.setattr(guard, "source_of", lambda mode, seed: Reproducible(seed))
+    whole = run_tiny(*SECURE, *mechanism, output="whole")
+    assert_same_run(runner.resume(interrupted(run_tiny, *mechanism)), whole)
+
+
+@pytest.mark.slow
+def test_damaged_noise_is_refused_and_lost_noise_is_charged_once_more(run_tiny, caplog):
+    folder = interrupted(run_tiny)
+    file = max(folder.glob("private/noise-*.npz"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(RunError, match="is damaged") as refused:
+        runner.resume(folder)
+    assert str(file) in str(refused.value) and "charged once more" in str(refused.value)
+    file.unlink()
+    (folder / "private" / f".{file.name}.0123").write_bytes(content)  # of a process that was killed
+    runner.resume(folder)
+    assert f"{file} is missing" in caplog.text
+    assert not any("noise" in one.name for one in (folder / "private").iterdir())
+    lines = Ledger(folder / "privacy.jsonl").charges
+    assert [line.round_number for line in lines] == [1, 2, 3, 4, 5, 6]
+    whole = [isinstance(line.event, CorrelatedRounds) for line in lines]
+    assert whole == [True, False, False, True, False, False]
+
+
+class EndAfter4(Callback):
+    """Ends a run early."""
+
+    def after_round(self, row, seconds):
+        return row["round"] == 4
+
+
+@pytest.mark.slow
+def test_rounds_after_an_early_end_are_charged_although_they_were_planned(run_tiny):
+    """The noise of the rounds before is gone with the end of the run."""
+    result = run_tiny(*SECURE, callbacks=[EndAfter4()])
+    runner.resume(result.folder, ["rounds=5"])
+    lines = Ledger(result.folder / "privacy.jsonl").charges
+    planned = [getattr(line.event, "rounds", 0) for line in lines]
+    assert planned == [6, 0, 0, 0, 5]
+
+
+class Alternating(TwoStage):
+    """Whose stages take turns."""
+
+    def phase(self, round_number):
+        return STAGE_ONE if round_number % 2 else MAIN
+
+
+def test_a_phase_whose_rounds_are_not_consecutive_is_refused(run_tiny):
+    """Clients that are 4 rounds apart are 2 rounds of the phase apart there."""
+    alternating = STAGES.replace("two-stage", "test_banded:Alternating")
+    with pytest.raises(ExperimentError, match="not consecutive") as refused:
+        run_tiny(PRIVATE, SAMPLER, alternating, "rounds=10", CHEAP)
+    assert "rounds 1, 3, 5, 7, ..." in str(refused.value)
+    # what is independent in each round has the same cost in any order
+    independent = PRIVATE.replace(MECHANISM, "backend='autodp'")
+    run_tiny(independent, alternating, "rounds=2", CHEAP, "evaluation.every=0")
 
 
 def test_noise_for_a_target_epsilon(load_tiny):
@@ -236,11 +367,11 @@ def joining(load_tiny, tmp_path):
             return Roster((0,), (Presence(0, np.arange(clients), np.arange(0)),))
 
         cohorts = SampledCohorts(run.experiment, roster(18))
-        guard = Guard(run, run.experiment.privacy, make_strategy(run.experiment, cohorts))
-        guard.before_upload(1)
+        own = Guard(run, run.experiment.privacy, make_strategy(run.experiment, cohorts))
+        own.before_upload(1)
         drawn = [cohorts.sample(number) for number in range(1, 7)]
         cohorts.joined(roster(60))
-        guard.before_upload(7)
+        own.before_upload(7)
         drawn += [cohorts.sample(number) for number in range(7, 13)]
         return [np.flatnonzero([client in cohort for cohort in drawn]) for client in range(60)]
 
@@ -351,7 +482,7 @@ def test_secret_cohorts_are_drawn_anew_from_the_group_whose_turn_it_is(load_tiny
 
 @pytest.mark.parametrize("mode", ["reproducible", "secure"])
 def test_what_is_kept_of_the_noise_is_bounded_and_stated(load_tiny, mode):
-    """Checkpoints of noise from the seed have the rounds only, and draw it again."""
+    """Checkpoints have none of it: that of noise from the seed is drawn again."""
     experiment = load_tiny(PRIVATE, SAMPLER, f"privacy.mode={mode}", "rounds=8")
     clients = np.arange(18)
     cohorts = SampledCohorts.without_nodes(experiment, clients)
@@ -366,13 +497,16 @@ def test_what_is_kept_of_the_noise_is_bounded_and_stated(load_tiny, mode):
     sizes = []
     for number in range(1, 7):
         privacy.release(number, theta, zeros)
-        sizes.append(sum(value.nbytes for value in privacy.state().values()))
+        sizes.append(sum(value.nbytes for value in privacy.memory.values()))
+        assert sum(value.nbytes for value in privacy.state().values()) < 200
     most = plan.mechanism.kept * 150 * 8
     assert plan.mechanism.kept == 2
-    assert sizes[-1] < 200 if mode == "reproducible" else most < sizes[-1] < most + 200
+    assert most < sizes[-1] < most + 200
     assert any("at most 2 arrays" in line for line in plans.report(Accountant()).caveats)
     again = type(privacy)(plan, privacy.phase, source, lambda number, event: None)
     again.restore(privacy.state())
+    assert privacy.keeps_noise == (mode == "secure")
+    again.memory = dict(privacy.memory) if privacy.keeps_noise else {}
     if mode == "secure":  # only the next z may be another after a restart
         privacy.source = again.source = Reproducible(1)
     first = privacy.release(7, theta, zeros)["x"]

@@ -32,9 +32,11 @@ def test_the_end_of_a_run_states_the_totals_also_of_a_resumed_one():
     assert "node 7 2, node 8 1" in line and table["dropped"] == 3
 
 
-def test_in_mode_secure_no_node_is_named():
-    record = DroppedReplies(always=True, names=False)
+def test_in_mode_secure_nothing_is_recorded():
+    """A node can fail only if a client of it was drawn."""
+    record = DroppedReplies(always=True, secret=True)
+    untouched = record.memory()["totals"].tobytes()
     record.dropped(7, "no answer in time")
-    assert record.columns()["dropped-or-bounded"] == ""
-    (line,), _ = record.report(1)
-    assert "1 dropped" in line and "7" not in line
+    record.bounded(7, "norm of the update")
+    assert record.columns() == {} and record.report(1) == ([], {})
+    assert record.memory()["totals"].tobytes() == untouched

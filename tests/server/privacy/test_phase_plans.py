@@ -2,6 +2,7 @@
 """Privacy cost of an experiment before any run, against runs' ledgers and the analytic Gaussian
 mechanism."""
 
+import itertools
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.special import ndtr
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
+from fedrec.privacy.accounting.sampling import Full, of_sampler
 from server.privacy.phase_plans import PhasePlans
 from strategies.wrappers.two_stage import TwoStage
 
@@ -228,6 +230,56 @@ class Hiding(TwoStage):
     @property
     def by_phase(self):
         return {"stage-one": self, "main": self}
+
+
+SAMPLERS = {
+    "fixed-size": ("sampler={name='fixed-size', cohort=6}",),
+    "poisson": ("sampler={name='poisson', cohort=6}", "privacy.adjacency=add-remove"),
+    "in turn": (
+        "sampler={name='min-separation', cohort=3, separation=3, draw='poisson'}",
+        "privacy.adjacency=add-remove",
+        "privacy.mechanism={name='banded', bands=3}",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.parametrize("budget", ["noise-multiplier=2.0", "epsilon=3.0"])
+def test_clients_of_an_adversary_change_nobodys_charge(plans, run_tiny, overrides, budget):
+    """Of 18 honest clients, beside 3 others that know when they are drawn."""
+    private = (f"privacy={{clip-norm=1.0, {budget}}}", *overrides, "rounds=6")
+    attacked = (*private, "adversary={attack='random', clients=3}")
+    (alone,) = plans(*private).plans.values()
+    found = plans(*attacked)
+    (plan,) = found.plans.values()
+    assert plan.sampling.rate == pytest.approx(alone.sampling.rate)
+    assert plan.noise_multiplier == pytest.approx(alone.noise_multiplier)
+    assert plan.delta == alone.delta == pytest.approx(1e-5)
+    assert (plan.clients, plan.honest, alone.clients, alone.honest) == (21, 18, 18, 18)
+    assert found.forecast().epsilon == pytest.approx(plans(*private).forecast().epsilon)
+    assert any("made up 3 of the 21 clients" in line for line in found.forecast().caveats)
+    if "epsilon" not in budget:
+        ran = run_tiny(*attacked, CHEAP, "evaluation.every=0").rounds["epsilon"].iloc[-1]
+        assert ran == pytest.approx(found.forecast().epsilon)
+
+
+def test_the_rate_of_a_cohort_is_the_most_that_its_malicious_members_can_know():
+    """By enumeration: of 2 malicious clients (5 and 6) and 5 honest ones, 3 are drawn."""
+    cohorts = [set(one) for one in itertools.combinations(range(7), 3)]
+    seen = {frozenset(cohort & {5, 6}) for cohort in cohorts}
+    chances = []
+    for drawn in seen:
+        possible = [cohort for cohort in cohorts if cohort & {5, 6} == drawn]
+        chances.append(np.mean([0 in cohort for cohort in possible]))
+    rate_of = {m: of_sampler("fixed-size", {"cohort": m}, 7, malicious=2)[0].rate for m in (3, 5)}
+    assert rate_of[3] == pytest.approx(max(chances)) == pytest.approx(3 / 5)
+    assert rate_of[5] == 1.0  # nobody malicious in a cohort: all others
+    assert isinstance(of_sampler("fixed-size", {"cohort": 6}, 7, malicious=2)[0], Full)
+    assert of_sampler("poisson", {"cohort": 3}, 7, malicious=2)[0].rate >= 3 / 7
+    # what sums are divided by stays
+    assert of_sampler("fixed-size", {"cohort": 6}, 7, malicious=2)[1] == 6
+    assert of_sampler("full", {}, 7, malicious=2) == (Full(), 7)
 
 
 def test_a_strategy_with_undeclared_inner_strategies_cannot_be_made_private(plans):
