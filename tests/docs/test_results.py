@@ -16,6 +16,8 @@ import pytest
 from fedrec.data.reader import data_directory
 from fedrec.errors import RunError
 from fedrec.runs.result import Result
+from simulations.bench.declaration import bench
+from simulations.bench.results import recorded_cells
 from simulations.reproduce.catalogue import NOT_HERE, PAPERS, UNRECORDED, studies
 from simulations.reproduce.recorded import Number, decimal, key, printed, record, recorded
 from simulations.study.declaration import declared
@@ -71,6 +73,16 @@ def test_every_study_of_the_papers_has_a_place_on_a_page_or_a_reason():
     made = {key(study) for study in studies()}
     assert excused <= made and not excused & RESULTS.keys()
     assert made <= placed | excused
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/bench.md"])
+def test_a_page_says_how_many_cells_of_the_bench_have_numbers(page):
+    """Of those on real data, one seed each."""
+    cells = [cell for cell in bench().cells() if cell.dataset != "synthetic"]
+    assert recorded_cells().keys() <= set(cells)
+    assert {one.seeds for one in recorded_cells().values()} == {1}
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert f"{len(recorded_cells())} of {len(cells)} cells" in text and "one seed" in text
 
 
 @pytest.mark.parametrize("name", list(RESULTS))
