@@ -8,6 +8,7 @@ import json
 import math
 import re
 import runpy
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ SCRIPT = runpy.run_path(str(ROOT / "docs" / "fill_results.py"))
 PAGES = SCRIPT["pages"]()
 RESULTS = recorded()
 BENCHMARKS = [study for file in (ROOT / "benchmarks").glob("*.toml") for study in declared(file)]
+EXPERIMENTS = list((ROOT / "simulations" / "experiments").glob("*.toml"))
 COMMAND = re.compile(r"fedrec reproduce ([\w./-]+) ([\w-]+)((?: --[^\n`]*)?)")
 STUDIES = {key(study): study for study in [*studies(), *BENCHMARKS]}
 
@@ -73,6 +75,19 @@ def test_every_study_of_the_papers_has_a_place_on_a_page_or_a_reason():
     made = {key(study) for study in studies()}
     assert excused <= made and not excused & RESULTS.keys()
     assert made <= placed | excused
+
+
+def test_the_tables_that_are_said_to_have_popularity_and_ease_have_both():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, _, told = text.partition("Recorded tables with both: ")
+    named = re.findall(r"`([\w-]+/[\w-]+)`", told.partition("FedRec-Bench")[0])
+    assert len(named) > 10
+    for name in named:
+        rows = {row.rpartition(", ")[2].lower() for row in RESULTS[name].rows}
+        assert {"popularity", "ease"} <= rows, name
+    tables = [tomllib.loads(file.read_text()) for file in EXPERIMENTS]
+    without = [one for one in tables if one.get("evaluation", {}).get("baselines") == []]
+    assert f"{len(without)} of the {len(tables)} shipped experiments" in text
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/bench.md"])
