@@ -234,6 +234,10 @@ def test_a_recorded_table_shows_inputs_and_warns_where_rows_differ(tmp_path):
     assert "\n\nInputs: U: users' age; G: items' genres.\n\n" in filled
     assert "\n\nRows differ in their inputs: PrivRec alone has users' age and items'" in filled
     assert "\n\nClient-rounds: PrivRec 1,600; settings tried: EASE 3.\n\n" in filled
+    marked = SCRIPT["filled"](
+        "<!-- results privrec/table2 tested=EA* -->\n<!-- end -->", recorded(file)
+    )
+    assert "| PrivRec | .200 | U G |\n| EASE † | .200 | - |\n\n† Settings were chosen" in marked
     alone = SCRIPT["filled"](
         "<!-- results privrec/table2 rows=EASE -->\n<!-- end -->", recorded(file)
     )
