@@ -118,8 +118,9 @@ class Recorded:
         """Command, seeds, version, machine and day, for below a table."""
         seeds = f", {self.seeds} seeds" if self.seeds > 1 else ""
         seeds += f", {self.part} tasks so far" if self.part else ""
-        commit = f" ({self.commit})" if self.commit else ""
-        return f"`{self.command}`{seeds}; fedrec {self.fedrec}{commit}, {self.machine}, {self.date}"
+        commit = self.commit.replace("+", " with changes") or "commit not known"
+        made = f"fedrec {self.fedrec} ({commit}), {self.machine}, {self.date}"
+        return f"`{self.command}`{seeds}; {made}"
 
 
 def decimal(value: float, digits: int) -> str:
