@@ -12,8 +12,9 @@ A table stands between markers, with its source below it:
 
 `columns` and `rows` choose by names or patterns such as `PrivRec*`, in their order, `digits` is the
 number of decimals (3), `sort` a column, `bare` leaves the intervals out, `paper` adds what the
-paper prints, `differences` shows compared rows instead. `pivot` is a regular expression with groups
-`row` and `column` for texts `ROW; METRIC`. A single number:
+paper prints, `differences` shows compared rows instead. `tested="ROW;..."` marks rows whose
+settings were chosen on rows that the table tests. `pivot` is a regular expression with groups `row`
+and `column` for texts `ROW; METRIC`. A single number:
 
     <!-- r privrec/table2; PrivRec; Hits@10 -->.205<!-- /r -->
 
@@ -132,18 +133,23 @@ def _table(name: str, options: Sequence[str], results: Mapping[str, Recorded]) -
     lines = [[row, *(table[row].get(column, (0, "-"))[1] for column in columns)] for row in rows]
     head = ["", *columns]
     told: list[str] = []
+    if "tested" in given:
+        told.append("† Settings were chosen on rows of the data of which this table tests some.")
     if study.inputs and not given.keys() & {"pivot", "differences"}:
         inputs = {row: study.inputs[row] for row in rows if row in study.inputs}
         codes = input_codes(inputs)
         head.append("inputs")
         for line in lines:
             line.append(codes.codes.get(line[0], ""))
-        told = [f"{one[:1].upper()}{one[1:]}." for one in (*codes.lines, *budgets(inputs))]
+        told += [f"{one[:1].upper()}{one[1:]}." for one in (*codes.lines, *budgets(inputs))]
     if "paper" in given:
         theirs = printed(name)
         head.append("paper")
         for line in lines:
             line.append(_paper([theirs.get((line[0], column)) for column in columns], digits))
+    marked = _chosen(rows, given, "tested", name) if "tested" in given else []
+    for line in lines:
+        line[0] += " †" if line[0] in marked else ""
     text = [f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines]]
     below = [part for one in (*told, study.source) for part in ("", one)]
     return "\n".join([*text, *below]).replace("|  |", "| |") + "\n"

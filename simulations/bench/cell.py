@@ -12,6 +12,7 @@ import numpy as np
 
 from fedrec.attacks.leaky_negatives import marked
 from fedrec.data.cache import POPULATIONS
+from fedrec.errors import ExperimentError
 from fedrec.evaluation.groups import group_gaps
 from fedrec.experiment.loading import read
 from fedrec.experiment.tables import TRIED
@@ -114,12 +115,14 @@ def study_of(bench: Bench, cells: Iterable[BenchCell]) -> Study:
         bench: the declaration.
         cells: of one dataset and protocol, at least one; those with a reason to be missing are
             left out.
+
+    Raises:
+        ExperimentError: all have a reason to be missing.
     """
-    cells = list(cells)
-    own = [cell for cell in cells if not bench.reason(cell)]
+    own = _runnable(bench, list(cells))
     return _study(
         bench,
-        cells[0],
+        own[0],
         [_task(bench, cell, cell.system, experiment_table(bench, cell)) for cell in own],
         bench.seeds,
     )
@@ -127,8 +130,12 @@ def study_of(bench: Bench, cells: Iterable[BenchCell]) -> Study:
 
 def search_of(bench: Bench, cells: Iterable[BenchCell]) -> Study:
     """The search of the settings of some systems: a task for each candidate, on validation rows of
-    seed 0, the table in the order of the results."""
-    cells = list(cells)
+    seed 0, the table in the order of the results.
+
+    Raises:
+        ExperimentError: all cells have a reason to be missing, or no settings to compare.
+    """
+    own = _runnable(bench, list(cells), searched=True)
     tasks = [
         _task(
             bench,
@@ -137,12 +144,33 @@ def search_of(bench: Bench, cells: Iterable[BenchCell]) -> Study:
             experiment_table(bench, cell, place, validation=True),
             searched=True,
         )
-        for cell in cells
+        for cell in own
         for place in range(len(bench.systems[cell.system].candidates))
-        if not bench.reason(cell)
     ]
-    found = _study(bench, cells[0], tasks, 1)
+    found = _study(bench, own[0], tasks, 1)
     return replace(found, item=f"{found.item}-search", best=True)
+
+
+def _runnable(
+    bench: Bench, cells: Sequence[BenchCell], *, searched: bool = False
+) -> list[BenchCell]:
+    """Those of the cells of one table that are run, or whose settings are compared."""
+
+    def why_not(cell: BenchCell) -> str:
+        comparable = bench.systems[cell.system].candidates or not searched
+        return bench.reason(cell) or ("" if comparable else "no settings to compare")
+
+    own = [cell for cell in cells if not why_not(cell)]
+    if own:
+        return own
+    dataset, protocol, _ = cells[0]
+    others = [one.system for one in bench.cells(dataset, protocol) if not why_not(one)]
+    raise ExperimentError(
+        f"the bench runs nothing of {', '.join(cell.key for cell in cells)}",
+        expected=f"for {dataset} {protocol} one of {', '.join(others)}",
+        got="; ".join(f"{cell.system}: {why_not(cell)}" for cell in cells),
+        fix=f"`fedrec bench list {dataset} {protocol}` lists the cells",
+    )
 
 
 def _study(bench: Bench, cell: BenchCell, tasks: list[Task], seeds: int) -> Study:

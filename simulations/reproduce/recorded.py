@@ -5,8 +5,9 @@ prints its headlines.
 
 By study (`privrec/table2`), each with the command that prints it, version and commit of fedrec, the
 day, the class of machine, the number of seeds, and its rows: by metric the mean, then the ends of
-the 95 % interval where there is one, then the value of each seed where there are several, rounded
-to four decimals. `inputs` are what the system of a row had to learn from, without what is empty.
+the 95 % interval where there is one, then the value of each draw, that is of each fold or else
+seed, where there are several, rounded to four decimals. `inputs` are what the system of a row had
+to learn from, without what is empty.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from simulations.reproduce.catalogue import PAPERS, find
 from simulations.reproduce.published import published
 from simulations.study.folder import StudyFolder
 from simulations.study.study import Cell, Found, Study, TaskJob, made
-from simulations.study.tables import comparison, differences, inputs_of
+from simulations.study.tables import comparison, differences, draws, inputs_of
 
 FILE = Path(__file__).with_name("results.json")
 _HEADLINES = ("Hits@10", "Hits@20", "NDCG@100", "Recall@20")
@@ -38,13 +39,13 @@ _DECIMALS = 4
 
 @dataclass(frozen=True)
 class Number:
-    """A mean over seeds with its interval, see `simulations.study.tables.comparison`.
+    """A mean over draws with its interval, see `simulations.study.tables.draws`.
 
     Attributes:
-        mean: over the seeds.
+        mean: over the draws.
         low: lower end of the 95 % interval; NaN where there is none.
         high: its upper end.
-        values: of each seed; none where there is one.
+        values: of each fold or seed; none where there is one.
     """
 
     mean: float
@@ -86,8 +87,8 @@ class Recorded:
         tasks: the rows of each of those tasks; empty: all were run.
         package: name and version of a package that brings the system; empty: fedrec.
         rows: by row and metric; a row's name begins with its data set where there are several.
-        differences: of two rows paired by seed, by metric: mean, ends of the 95 % interval, p of
-            the t-test, number of seeds.
+        differences: of two rows paired by draw, by metric: mean, ends of the 95 % interval, p of
+            the t-test, number of draws.
         inputs: of each row that states them.
     """
 
@@ -117,8 +118,9 @@ class Recorded:
         """Command, seeds, version, machine and day, for below a table."""
         seeds = f", {self.seeds} seeds" if self.seeds > 1 else ""
         seeds += f", {self.part} tasks so far" if self.part else ""
-        commit = f" ({self.commit})" if self.commit else ""
-        return f"`{self.command}`{seeds}; fedrec {self.fedrec}{commit}, {self.machine}, {self.date}"
+        commit = self.commit.replace("+", " with changes") or "commit not known"
+        made = f"fedrec {self.fedrec} ({commit}), {self.machine}, {self.date}"
+        return f"`{self.command}`{seeds}; {made}"
 
 
 def decimal(value: float, digits: int) -> str:
@@ -212,7 +214,7 @@ def entry(study: Study, jobs: list[TaskJob]) -> dict[str, Any] | None:
     done = _finished(jobs)
     if not done:
         return None
-    found = [(job.seed, one) for job, numbers in done for one in numbers]
+    found = draws(done)
     values: dict[Cell, list[float]] = {}
     for _, one in found:
         values.setdefault(one.cell, []).append(one.value)
@@ -255,7 +257,7 @@ def _differences(
     """Of the rows that a study compares, see `Recorded`."""
     apart: dict[str, dict[str, list[Any]]] = {}
     for row in differences(study.compared, found).to_dict("records"):
-        own = [row[key] for key in ("difference", "low", "high", "t", "seeds")]
+        own = [row[key] for key in ("difference", "low", "high", "t", "draws")]
         apart.setdefault(row["rows"], {})[row["metric"]] = list(map(_short, own))
     return apart
 
@@ -270,10 +272,10 @@ def _joined(study: Study, before: dict[str, Any], found: dict[str, Any]) -> dict
     }
     rows = {row: both["rows"][row] for own in tasks.values() for row in own}
     numbers = [
-        (seed, Found("", row, metric, _float(value)))
+        (draw, Found("", row, metric, _float(value)))
         for row, own in rows.items()
         for metric, parts in own.items()
-        for seed, value in enumerate(parts[3:])
+        for draw, value in enumerate(parts[3:])
     ]
     further = {
         **both,

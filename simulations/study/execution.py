@@ -83,8 +83,15 @@ def selected(jobs: Sequence[TaskJob], only: str) -> list[TaskJob]:
         only: the task's name, or a pattern such as `mf-*`; empty: all.
 
     Raises:
-        ExperimentError: no task has such a name.
+        ExperimentError: no task has such a name, or there is no task at all.
     """
+    if not jobs:
+        raise ExperimentError(
+            "the study has nothing to run",
+            expected="at least one task, with --quick one whose `sample` holds",
+            got="no task",
+            fix="see `tasks` of the study's declaration",
+        )
     found = [job for job in jobs if not only or fnmatchcase(job.task.name, only)]
     if not found:
         names = list(dict.fromkeys(job.task.name for job in jobs))

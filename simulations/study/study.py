@@ -209,8 +209,8 @@ class Study:
         seeds: default number of seeds.
         first_seed: the first of them.
         published: only rows of the paper's table whose data set begins so.
-        compared: rows whose differences are tested, paired by seed: two rows, of which the second
-            may be higher, or four, for a difference of two differences.
+        compared: rows whose differences are tested, paired by fold or seed: two rows, of which the
+            second may be higher, or four, for a difference of two differences.
         best: whether the table is in the order of the results, best first.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a study: a paper's numbers beside ours, and differences paired by seed."""
+"""The tables of a study: a paper's numbers beside ours, and differences paired by fold or seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedrec.runtime.atomic_files import write_atomically
 from simulations.study.study import Cell, Found, Study, TaskJob
 
 COLUMNS = (
-    *("dataset", "model", "metric", "published", "ours", "low", "high", "seeds", "difference"),
+    *("dataset", "model", "metric", "published", "ours", "low", "high", "draws", "difference"),
     *("inputs", *INPUT_COLUMNS),
 )
 Rows = tuple[str, ...]
@@ -49,9 +49,9 @@ class Tables:
         return [
             f"{row['rows']}, {row['metric']}: {row['difference']:+.4f} ({row['low']:+.4f} to "
             f"{row['high']:+.4f}), t p = {row['t']:.3f}, Wilcoxon p = {row['wilcoxon']:.3f}, "
-            f"{row['seeds']} seeds"
+            f"{row['draws']} draws"
             for row in self.differences.to_dict("records")
-            if row["seeds"] > 1
+            if row["draws"] > 1
         ]
 
 
@@ -70,14 +70,16 @@ def write(
     """
     done = [(job, own) for job in jobs if (own := job.found()) is not None]
     found = [(job.seed, one) for job, (numbers, _) in done for one in numbers]
-    table = comparison(known, (one for _, one in found), best=study.best)
+    independent = draws((job, numbers) for job, (numbers, _) in done)
+    table = comparison(known, (one for _, one in independent), best=study.best)
     count = len({job.seed for job, _ in done})
     notes = [
         *study.differs,
         *input_notes(one for _, one in found),
         f"Our numbers took {duration(sum(seconds for _, (_, seconds) in done))}, "
         f"{count} seed{'s' if count > 1 else ''}.",
-        "95 % intervals: over seeds (Student's t) where there are several, else over users.",
+        "95 % intervals: over folds, or else seeds, where there are several (Student's t), else "
+        "over users.",
         *shown_together(run.parent for run in sorted(path.rglob("run.json"))),
     ]
     if quick:
@@ -86,7 +88,7 @@ def write(
             "QUICK: what is simulated ran on synthetic data for two rounds, so those numbers are "
             "meaningless; this only shows that everything runs.",
         )
-    tables = Tables(table, differences(study.compared, found), tuple(notes))
+    tables = Tables(table, differences(study.compared, independent), tuple(notes))
     title = f"{study.name}: {study.title}"
     write_atomically(path / f"{study.item}.csv", table.to_csv(index=False))
     write_atomically(path / f"{study.item}.md", markdown(table, title, [*tables.compared, *notes]))
@@ -99,6 +101,37 @@ def write(
     return tables
 
 
+def draws(done: Iterable[tuple[TaskJob, Sequence[Found]]]) -> list[tuple[int, Found]]:
+    """The independent draws of each number: one for each fold of a study whose tasks have a key
+    `fold`, else one for each seed.
+
+    The folds of one split test other rows each, so each counts as a draw, although their training
+    rows overlap. Seeds on the same fold share its test rows, and several values of one seed share
+    its data and its model: these are averaged first and count once.
+
+    Args:
+        done: jobs with what they found.
+
+    Returns:
+        The fold or seed of each draw, which pairs it with the draws of other rows, and the mean of
+        its values; without the interval over users where it has several values.
+    """
+    values: dict[tuple[Cell, int], list[Found]] = {}
+    for job, numbers in done:
+        draw = job.task.options.get("fold", job.seed)
+        for one in numbers:
+            values.setdefault((one.cell, draw), []).append(one)
+    return [(draw, _averaged(group)) for (_, draw), group in values.items()]
+
+
+def _averaged(group: Sequence[Found]) -> Found:
+    if len(group) == 1:
+        return group[0]
+    mean = float(np.mean([one.value for one in group]))
+    inputs = [asdict(one) for one in inputs_of(group).values()]
+    return replace(group[0], value=mean, low=None, high=None, inputs=next(iter(inputs), None))
+
+
 def comparison(
     known: Mapping[Cell, float], found: Iterable[Found], *, best: bool = False
 ) -> pd.DataFrame:
@@ -106,11 +139,11 @@ def comparison(
 
     Args:
         known: what is printed.
-        found: what was found, any number of seeds.
+        found: what was found, a number for each draw of a cell, see `draws`.
         best: whether rows are in the order of what was found, by metric, best first.
 
     Returns:
-        Columns `COLUMNS`. `low` and `high` bound a 95 % interval: over seeds (Student's t) where
+        Columns `COLUMNS`. `low` and `high` bound a 95 % interval: over draws (Student's t) where
         there are two or more, over the users of the run where there is one; NaN if neither is
         known, or without a result. `inputs` are codes that `input_notes` explains, empty where a
         row states none, as that of a difference.
@@ -178,39 +211,39 @@ def _loss(found: Sequence[Found]) -> float:
 
 
 def differences(compared: Iterable[Rows], found: Iterable[tuple[int, Found]]) -> pd.DataFrame:
-    """Differences of rows of a table, paired by seed.
+    """Differences of rows of a table, paired by draw.
 
     Args:
         compared: two rows, of which the first is subtracted from the second, or four: the
             difference of the first two is subtracted from that of the others.
-        found: with the seed of each.
+        found: with the fold or seed of each, see `draws`.
 
     Returns:
-        Columns `rows`, `metric`, `difference` (mean over the seeds that all have), `low` and
+        Columns `rows`, `metric`, `difference` (mean over the draws that all have), `low` and
         `high` (95 % interval, Student's t), `t` and `wilcoxon` (p of the paired t-test and of the
-        signed-rank test, two-sided; with five seeds the latter is .0625 at least), `seeds`; NaN
-        where fewer than two seeds have all rows, or one of them has no finite value.
+        signed-rank test, two-sided; with five draws the latter is .0625 at least), `draws`; NaN
+        where fewer than two draws have all rows, or one of them has no finite value.
     """
     values: dict[tuple[str, str], dict[int, float]] = {}
-    for seed, one in found:
-        values.setdefault((one.model, one.metric), {})[seed] = one.value
+    for draw, one in found:
+        values.setdefault((one.model, one.metric), {})[draw] = one.value
     rows = []
     for names in compared:
         for metric in dict.fromkeys(metric for row, metric in values if row == names[0]):
             own = [values.get((name, metric), {}) for name in names]
-            seeds = [seed for seed in own[0] if all(seed in one for one in own)]
-            table = np.array([[one[seed] for seed in seeds] for one in own])
+            common = [draw for draw in own[0] if all(draw in one for one in own)]
+            table = np.array([[one[draw] for draw in common] for one in own])
             before, after = table[:2] if len(names) == 2 else table[1::2] - table[::2]
             rows.append({"rows": " -> ".join(names), "metric": metric, **_tested(before, after)})
-    columns = ["rows", "metric", "difference", "low", "high", "t", "wilcoxon", "seeds"]
+    columns = ["rows", "metric", "difference", "low", "high", "t", "wilcoxon", "draws"]
     return pd.DataFrame(rows, columns=columns)
 
 
 def _tested(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
     if not (len(before) and np.isfinite([before, after]).all()):  # epsilons may be infinite
-        return {"difference": math.nan, "seeds": len(before)}
+        return {"difference": math.nan, "draws": len(before)}
     gain = after - before
-    found = {"difference": float(gain.mean()), "seeds": len(gain)}
+    found = {"difference": float(gain.mean()), "draws": len(gain)}
     if len(gain) < 2:
         return found
     if not gain.any():  # SciPy would divide by zero
@@ -229,14 +262,14 @@ def _row(cell: Cell, value: float, found: Sequence[Found]) -> dict[str, Any]:
         "ours": mean,
         "low": low,
         "high": high,
-        "seeds": len(found),
+        "draws": len(found),
         "difference": mean - value if math.isfinite(mean) and math.isfinite(value) else math.nan,
     }
 
 
 def _interval(found: Sequence[Found]) -> tuple[float, float, float]:
     """Mean, and the ends of its interval within the range of the metric; a cut interval contains
-    the mean of all users or seeds as often as an uncut one."""
+    the mean of all users or draws as often as an uncut one."""
     if not found:
         return math.nan, math.nan, math.nan
     mean, low, high = _uncut(found)

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import runpy
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import pytest
 from fedrec.data.reader import data_directory
 from fedrec.errors import RunError
 from fedrec.runs.result import Result
+from simulations.bench.declaration import bench
+from simulations.bench.results import recorded_cells
 from simulations.reproduce.catalogue import NOT_HERE, PAPERS, UNRECORDED, studies
 from simulations.reproduce.recorded import Number, decimal, key, printed, record, recorded
 from simulations.study.declaration import declared
@@ -27,6 +30,7 @@ SCRIPT = runpy.run_path(str(ROOT / "docs" / "fill_results.py"))
 PAGES = SCRIPT["pages"]()
 RESULTS = recorded()
 BENCHMARKS = [study for file in (ROOT / "benchmarks").glob("*.toml") for study in declared(file)]
+EXPERIMENTS = list((ROOT / "simulations" / "experiments").glob("*.toml"))
 COMMAND = re.compile(r"fedrec reproduce ([\w./-]+) ([\w-]+)((?: --[^\n`]*)?)")
 STUDIES = {key(study): study for study in [*studies(), *BENCHMARKS]}
 
@@ -71,6 +75,29 @@ def test_every_study_of_the_papers_has_a_place_on_a_page_or_a_reason():
     made = {key(study) for study in studies()}
     assert excused <= made and not excused & RESULTS.keys()
     assert made <= placed | excused
+
+
+def test_the_tables_that_are_said_to_have_popularity_and_ease_have_both():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, _, told = text.partition("Recorded tables with both: ")
+    named = re.findall(r"`([\w-]+/[\w-]+)`", told.partition("FedRec-Bench")[0])
+    assert len(named) > 10
+    for name in named:
+        rows = {row.rpartition(", ")[2].lower() for row in RESULTS[name].rows}
+        assert {"popularity", "ease"} <= rows, name
+    tables = [tomllib.loads(file.read_text()) for file in EXPERIMENTS]
+    without = [one for one in tables if one.get("evaluation", {}).get("baselines") == []]
+    assert f"{len(without)} of the {len(tables)} shipped experiments" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/bench.md"])
+def test_a_page_says_how_many_cells_of_the_bench_have_numbers(page):
+    """Of those on real data, one seed each."""
+    cells = [cell for cell in bench().cells() if cell.dataset != "synthetic"]
+    assert recorded_cells().keys() <= set(cells)
+    assert {one.seeds for one in recorded_cells().values()} == {1}
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert f"{len(recorded_cells())} of {len(cells)} cells" in text and "one seed" in text
 
 
 @pytest.mark.parametrize("name", list(RESULTS))
@@ -174,9 +201,7 @@ def test_a_recorded_study_fills_a_table_and_numbers(tmp_path):
     filled = SCRIPT["filled"](page, {name: recorded(file)[name]})
     assert "| other | infinite | - |\n| DP-PrivRec | 1.74 | *1.74* |\n" in filled
     assert "-->1.744<!-- /r -->" in filled and "stale" not in filled
-    assert "`fedrec reproduce privrec table4`; fedrec 0.1.0, x86_64, 2 cores, 2026-01-31" in (
-        filled
-    )
+    assert "`fedrec reproduce privrec table4`; fedrec 0.1.0 (commit not known), x86_64" in (filled)
     assert SCRIPT["filled"](filled, recorded(file)) == filled
     assert recorded(file)[name].part == ""
     for unknown in ("privrec/table9; a; b", "privrec/table4; a; b", "privrec/table4; other; c"):
@@ -207,6 +232,10 @@ def test_a_recorded_table_shows_inputs_and_warns_where_rows_differ(tmp_path):
     assert "\n\nInputs: U: users' age; G: items' genres.\n\n" in filled
     assert "\n\nRows differ in their inputs: PrivRec alone has users' age and items'" in filled
     assert "\n\nClient-rounds: PrivRec 1,600; settings tried: EASE 3.\n\n" in filled
+    marked = SCRIPT["filled"](
+        "<!-- results privrec/table2 tested=EA* -->\n<!-- end -->", recorded(file)
+    )
+    assert "| PrivRec | .200 | U G |\n| EASE † | .200 | - |\n\n† Settings were chosen" in marked
     alone = SCRIPT["filled"](
         "<!-- results privrec/table2 rows=EASE -->\n<!-- end -->", recorded(file)
     )
@@ -327,7 +356,9 @@ def test_the_list_says_of_each_item_what_it_has_or_why_not(fedrec):
         _, _, own = out.partition(f"{study.paper:12} {study.item:15} {study.title}\n")
         number, command = own.split("\n")[:2]
         if key(study) in RESULTS:
-            assert RESULTS[key(study)].headline in number
+            known = RESULTS[key(study)]
+            assert known.headline in number
+            assert f"{known.command} ({known.seeds} seed" in command
         else:
             assert UNRECORDED.get(study.name, "not measured with this version") in number
         assert f"fedrec reproduce {study.paper} {study.item}" in command

@@ -142,16 +142,17 @@ def _print_list(studies: list[Study], file: str | None) -> None:
     for study in studies:
         typer.echo(f"{study.paper:12} {study.item:15} {study.title}")
         found = numbers.get(key(study))
+        seeds = study.seeds
         if found is not None:
             typer.echo(f"{'':28} {found.headline} ({found.date}, fedrec {found.fedrec})")
+            seeds = found.seeds
         elif file is None:
             why = UNRECORDED.get(study.name, "not measured with this version")
             typer.echo(f"{'':28} no numbers: {why}")
-        own = study.seconds(study.seeds)
-        seconds[study.paper] += own
-        seeds = f"{study.seeds} seed{'s' if study.seeds > 1 else ''}"
-        words = command(study) if file is None else f"fedrec reproduce {file} {study.item}"
-        typer.echo(f"{'':28} {words} ({seeds}, about {duration(own)})")
+        seconds[study.paper] += study.seconds(study.seeds)
+        words = command(study, seeds) if file is None else f"fedrec reproduce {file} {study.item}"
+        counted = f"{seeds} seed{'s' if seeds > 1 else ''}"
+        typer.echo(f"{'':28} {words} ({counted}, about {duration(study.seconds(seeds))})")
     for name, why in NOT_HERE.items():
         if name.partition(" ")[0] in seconds and file is None:
             paper, item = name.split()

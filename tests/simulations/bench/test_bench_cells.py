@@ -127,8 +127,24 @@ def test_the_state_of_a_cell_says_why_it_is_missing(small):
     )
     changed = small.model_copy(update={"systems": {**small.systems, "fedmf": system}})
     assert state(changed, cell, {}) == "cannot: for a test"
-    assert not study_of(changed, [cell]).tasks
+    with pytest.raises(ExperimentError, match="runs nothing of ml-100k/leave-one-out/fedmf"):
+        study_of(changed, [cell])
     assert state(changed, cell._replace(protocol="user-holdout"), {}).startswith("not run")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "others"),
+    [
+        (("run", "office", "leave-one-out", "privrec"), "embeddings of items", "mf, fcf"),
+        (("run", "gowalla", "user-holdout", "ease"), "too large here", "popularity, ials"),
+        (("tune", "ml-100k", "user-holdout", "popularity"), "no settings", "ease, ials"),
+    ],
+)
+def test_a_cell_that_cannot_be_run_is_refused(command, tmp_path, words, reason, others):
+    with pytest.raises(ExperimentError, match="/".join(words[1:])) as error:
+        command("bench", *words, "-o", tmp_path)
+    assert reason in error.value.got and others in error.value.expected
+    assert f"fedrec bench list {words[1]} {words[2]}" in error.value.fix
 
 
 ENTRY = {

@@ -112,6 +112,8 @@ def test_tasks_are_selected_by_name_or_pattern(tmp_path, only, names):
         with pytest.raises(ExperimentError, match="no task") as error:
             selected(jobs, unknown)
         assert "one, one more" in error.value.text()
+    with pytest.raises(ExperimentError, match="nothing to run"):
+        selected([], only)
 
 
 def test_a_run_of_other_settings_is_not_taken_for_the_studys(tmp_path, tiny_experiment):

@@ -2,6 +2,7 @@
 """Intervals and tests of a study's tables, by formula."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ from scipy import stats
 
 from fedrec.metrics.base import UserMetric
 from fedrec.runs.result import Result
+from simulations.reproduce.recorded import entry
 from simulations.study.runs import values
-from simulations.study.study import Found
-from simulations.study.tables import comparison, differences, input_notes, markdown
+from simulations.study.study import Found, Study, Task
+from simulations.study.tables import comparison, differences, input_notes, markdown, write
 
 
 class Misses(UserMetric):
@@ -51,6 +53,47 @@ def test_intervals_are_students_over_seeds_and_the_users_for_one():
     assert (one["low"], one["high"]) == (0.2, 0.4)
 
 
+def measured(job, rises):
+    """By row what each seed and fold gives: seeds on a fold differ, and one run has two values."""
+    for row, rise in rises.items():
+        value = FOLDS[job.task.options.get("fold", job.seed + 1) - 1] + rise * job.seed
+        for apart in (-0.002, 0.002):
+            inputs = {"client_rounds": 10 + job.seed}
+            yield Found("data", row, "metric", value + rise + apart, inputs=inputs)
+
+
+FOLDS = (0.30, 0.34, 0.29, 0.36, 0.31)
+
+
+@pytest.mark.parametrize(("folds", "draws"), [(5, FOLDS), (0, FOLDS[:3])])
+def test_intervals_count_a_fold_or_seed_once(folds, draws, tmp_path):
+    """Whichever there is; the oracle has the mean of each, with 4 or 2 degrees of freedom."""
+    rises = {"a": 0.0, "b": 0.01}
+    keys = [{"fold": fold + 1} for fold in range(folds)] or [{}]
+    tasks = [Task(f"t{i}", 1, measured, {"rises": rises, **own}) for i, own in enumerate(keys)]
+    tasks = [replace(task, variables=frozenset({"fold"})) for task in tasks]
+    study = Study("paper", "item", "title", (), tuple(tasks), compared=(("a", "b"),))
+    jobs = study.jobs(tmp_path, 3, quick=False)
+    for job in jobs:
+        job.perform(())
+    tables = write(study, tmp_path, jobs, {}, quick=False)
+    table = tables.comparison.set_index("model")
+    expected = stats.t.interval(0.95, len(draws) - 1, loc=np.mean(draws), scale=stats.sem(draws))
+    assert tuple(table.loc["a", ["ours", "low", "high"]]) == pytest.approx(
+        (np.mean(draws), *expected)
+    )
+    assert table.loc["a", "draws"] == len(draws) and table.loc["a", "client-rounds"] == 11
+    gains = [0.02] * 5 if folds else [0.01, 0.02, 0.03]
+    apart = tables.differences.iloc[0]
+    assert apart["difference"] == pytest.approx(0.02) and apart["draws"] == len(draws)
+    half = stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains)
+    assert apart["high"] - apart["low"] == pytest.approx(2 * half, abs=1e-9)
+    kept = entry(study, jobs)
+    assert kept["seeds"] == 3
+    assert kept["rows"]["a"]["metric"][3:] == pytest.approx(draws)
+    assert kept["differences"]["a -> b"]["metric"][4] == len(draws)
+
+
 def test_intervals_of_proportions_stay_within_0_and_1():
     found = [Found(*CELL, value, least=0.0, most=1.0) for value in (0.01, 0.0, 0.03)]
     row = comparison({}, found).iloc[0]
@@ -84,7 +127,7 @@ def test_paired_by_seed_as_in_the_textbook():
     found = differences([("a", "b")], rows(a=one, b=other)).iloc[0]
     gains = np.subtract(other[:5], one[:5])
     error = gains.std(ddof=1) / math.sqrt(5)
-    assert found["seeds"] == 5 and found["difference"] == pytest.approx(gains.mean())
+    assert found["draws"] == 5 and found["difference"] == pytest.approx(gains.mean())
     expected = stats.t.interval(0.95, 4, loc=gains.mean(), scale=error)
     assert (found["low"], found["high"]) == pytest.approx(expected)
     assert found["t"] == pytest.approx(2 * stats.t.sf(gains.mean() / error, 4))
@@ -108,20 +151,20 @@ def test_the_difference_of_two_differences():
     found = rows(a=[1.0, 1.2], noisy_a=[1.5, 1.4, 7.0], b=[0.9, 1.0], noisy_b=[1.0, 1.4])
     row = differences([("a", "noisy_a", "b", "noisy_b")], found).iloc[0]
     gaps = [0.1 - 0.5, 0.4 - 0.2]
-    assert row["difference"] == pytest.approx(np.mean(gaps)) and row["seeds"] == 2
+    assert row["difference"] == pytest.approx(np.mean(gaps)) and row["draws"] == 2
     half = stats.t.ppf(0.975, 1) * stats.sem(gaps)
     assert row["high"] - row["difference"] == pytest.approx(half)
 
 
 def test_rows_without_a_common_seed_have_no_test():
     found = differences([("a", "b"), ("a", "c")], rows(a=[0.1, None], b=[None, 0.2]))
-    assert list(found["seeds"]) == [0, 0] and found["t"].isna().all()
+    assert list(found["draws"]) == [0, 0] and found["t"].isna().all()
 
 
 @pytest.mark.filterwarnings("error")
 def test_infinite_epsilons_are_not_compared():
     found = differences([("a", "b")], rows(a=[math.inf, math.inf], b=[math.inf, 1.0])).iloc[0]
-    assert math.isnan(found["difference"]) and found["seeds"] == 2
+    assert math.isnan(found["difference"]) and found["draws"] == 2
 
 
 def test_inputs_of_rows_have_codes_and_a_warning_for_each_data_set():
