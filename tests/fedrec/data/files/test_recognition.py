@@ -252,6 +252,8 @@ def test_one_column_without_a_name_is_refused(written):
 def test_what_is_no_table_is_refused(tmp_path):
     with pytest.raises(DataError, match="there is no table"):
         recognise(tmp_path)
+    with pytest.raises(DataError, match="cannot be read as a table"):
+        recognise(Path("/proc/self/mem"))
     file = tmp_path / "x.csv"
     file.write_bytes(b"\xff\xfe\x00user")
     with pytest.raises(DataError, match="not UTF-8 text"):
