@@ -147,7 +147,9 @@ def _numbers(names: pd.Index, ids: np.ndarray) -> np.ndarray:
 
 def _as_in(ids: np.ndarray, names: pd.Index) -> np.ndarray:
     """Names as ids: numbers where the data's ids are numbers, and all names are, too."""
-    numbers = np.issubdtype(ids.dtype, np.integer) and all(name.isdecimal() for name in names)
+    numbers = np.issubdtype(ids.dtype, np.integer) and all(
+        name.isdecimal() and len(name) < 19 for name in names
+    )
     return names.to_numpy(dtype=object).astype(np.int64 if numbers else object)
 
 

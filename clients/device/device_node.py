@@ -206,7 +206,7 @@ class DeviceNode(Node):
     def _numbers(self, names: list[str]) -> np.ndarray:
         if not self.named_by_number:
             return self.memory.numbers(names)
-        if not all(name.isdigit() and int(name) < 2**62 for name in names):
+        if not all(name.isdecimal() and len(name) < 20 and int(name) < 2**62 for name in names):
             raise ClientError(
                 "a user's name is not a number",
                 expected="whole numbers",

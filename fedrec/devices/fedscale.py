@@ -14,7 +14,6 @@ a class is refused, because it could run any code.
 from __future__ import annotations
 
 import io
-import math
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from fedrec.runtime.text_files import parse_json
 
 _LARGEST = 2**30  # bytes of a file
 _TRAINING = 3.0  # a step's time as a multiple of inference (FedScale's own factor)
+_ENDLESS = 1e300  # that and above are no numbers of a trace, nor is what no float can hold
 _FAULTS = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError),
     *(KeyError, OverflowError, MemoryError, RecursionError),
@@ -120,7 +120,7 @@ def _numbers(path: Path, name: object, entry: Any, key: str) -> np.ndarray:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) < _ENDLESS
 
 
 def _wrong(path: Path, found: str) -> DataError:

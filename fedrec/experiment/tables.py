@@ -31,13 +31,13 @@ class AdversaryConfig(Config):
     """Number of malicious clients as a share of the honest training clients, at least one; 0: none,
     so that the targets alone are measured. Default: 0.01, unless `clients` is set."""
     clients: int | None = Field(default=None, ge=0)
-    """Number of malicious clients, in place of the share."""
+    """Number of malicious clients, in place of the share; at most that of the honest ones."""
     targets: int = Field(default=1, ge=1)
-    """Number of items that are promoted."""
+    """Number of items that are promoted; at most all of the dataset."""
     target_choice: Literal["least-popular", "random"] = "least-popular"
     """How they are chosen: those with the fewest training rows, or by the seed."""
     target_items: tuple[str, ...] = ()
-    """Names of the promoted items in the dataset; default: they are chosen."""
+    """Names of the promoted items in the dataset, each once; default: they are chosen."""
     public_share: float = Field(default=0.01, ge=0, le=1)
     """Share of each honest client's training rows that the adversary knows, rounded up; what it
     knows of the items' popularity follows from these rows. 0: nothing, 1: all."""
@@ -218,7 +218,7 @@ class EngineConfig(Config):
     """`serial`: in this process; `ray`: Ray actors, and on one machine without GPUs this process
     for the first node, without Ray if there is no other; `flower`: Flower's own simulation through
     `flwr run`."""
-    nodes: int | None = Field(default=None, ge=1)
+    nodes: int | None = Field(default=None, ge=1, le=4096)
     """Number of nodes that host the clients; default: 1 for serial; for Ray on this machine without
     GPUs what a trial before the run shows to be fastest, where it changes no more than the last
     digits; one per core (or GPU) otherwise."""

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedrec.errors import RunError
+from fedrec.errors import FedrecError, RunError
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, Backend
 from fedrec.privacy.accounting.events import Event, from_record, to_record
@@ -67,8 +66,17 @@ class Ledger:
         self.accountant = Accountant(backend)
         self.charges: list[Charge] = []
         self._size = 0
-        for charge, self._size in _read(path):
-            self._count(charge)
+        for number, line in enumerate(_lines(path), 1):
+            try:
+                self._count(_charge(line))
+            except (ValueError, KeyError, TypeError, FedrecError) as error:
+                raise RunError(
+                    f"line {number} of {path} is damaged",
+                    expected="a charge in JSON",
+                    got=f"{line[:80]!r} ({error})",
+                    fix="restore the file from a backup; without it the privacy spent is unknown",
+                ) from None
+            self._size += len(line)
 
     def charge(self, round_number: int, event: Event, n: int = 1) -> None:
         """Write a charge to the disk; only after it returns, the release may be used.
@@ -110,13 +118,12 @@ class Ledger:
         self.charges.append(charge)
 
 
-def _read(path: Path) -> Iterator[tuple[Charge, int]]:
-    """Every charge of a file, and the end of its line."""
+def _lines(path: Path) -> list[bytes]:
+    """The whole lines of a file, with their ends."""
     if not path.exists():
-        return
+        return []
     try:
-        data = path.read_bytes()
-        end = 0
+        *lines, rest = path.read_bytes().split(b"\n")
     except OSError as error:
         raise RunError(
             f"cannot read {path}",
@@ -124,24 +131,17 @@ def _read(path: Path) -> Iterator[tuple[Charge, int]]:
             got=error.strerror or str(error),
             fix="make the file readable, or restore it from a backup",
         ) from None
-    for number, line in enumerate(data.splitlines(keepends=True), 1):
-        end += len(line)
-        if line.endswith(b"\n"):
-            yield _charge(path, number, line), end
-        else:
-            logging.getLogger("fedrec").warning(
-                "%s: line %d was cut off by a crash and is dropped", path, number
-            )
+    if rest:
+        logging.getLogger("fedrec").warning(
+            "%s: line %d was cut off by a crash and is dropped", path, len(lines) + 1
+        )
+    return [line + b"\n" for line in lines]
 
 
-def _charge(path: Path, number: int, line: bytes) -> Charge:
-    try:
-        record = parse_json(line, MOST_JSON)
-        return Charge(record["round"], from_record(record["event"]), record["count"])
-    except (ValueError, KeyError, TypeError, RunError) as error:
-        raise RunError(
-            f"line {number} of {path} is damaged",
-            expected="a charge in JSON",
-            got=f"{line[:80]!r} ({error})",
-            fix="restore the file from a backup; without it the privacy spent is unknown",
-        ) from None
+def _charge(line: bytes) -> Charge:
+    record = parse_json(line, MOST_JSON)
+    number = record["round"]
+    count = record["count"]
+    if type(number) is not int or type(count) is not int or not (number >= 0 and 0 < count < 2**63):
+        raise ValueError(f"round {number!r}, count {count!r}")
+    return Charge(number, from_record(record["event"]), count)

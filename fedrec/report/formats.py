@@ -27,6 +27,7 @@ _ESCAPED = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
     "<": "$<$",
     ">": "$>$",
 }
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of formulas in spreadsheets
 _MARKDOWN = set("\\`|*![")
 Format = Literal["csv", "markdown", "latex"]
 INTERVAL = "95% interval"
@@ -156,7 +157,7 @@ def comparison_text(comparison: Comparison, form: Format) -> str:
     """The comparison as text: `csv` with all numbers in full, `markdown` and `latex` for people,
     with the notes as a list and as comments."""
     if form == "csv":
-        return comparison.table().to_csv()
+        return csv_text(comparison.table().reset_index())
     heads, *rows = comparison_cells(comparison)
     notes = comparison_notes(comparison)
     if form == "markdown":
@@ -165,13 +166,29 @@ def comparison_text(comparison: Comparison, form: Format) -> str:
         table = ["| " + " | ".join(cell for cell in line) + " |" for line in lines]
         plain = (html.escape(note, quote=False) for note in notes)
         return "\n".join([*table, "", *(f"- {note}" for note in plain)]) + "\n"
-    body = " \\\\\n".join(" & ".join(_latex(cell) for cell in line) for line in rows)
+    body = " \\\\\n".join(_latex_row(line) for line in rows)
     head = " & ".join(_latex(cell) for cell in heads)
     columns = "ll" + "r" * (len(heads) - 2)
     return (
         f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head} \\\\\n\\midrule\n{body} \\\\\n"
         "\\bottomrule\n\\end{tabular}\n" + "".join(f"% {note}\n" for note in notes)
     )
+
+
+def csv_text(table: pd.DataFrame) -> str:
+    """A table `[rows, columns]` as CSV, without its index. A text that a spreadsheet would take for
+    a formula begins with an apostrophe, which spreadsheets do not show."""
+    return table.mask(table.map(_is_formula), "'" + table.astype(str)).to_csv(index=False)
+
+
+def _is_formula(value: object) -> bool:
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return True
+    return False
 
 
 def comparison_terminal(comparison: Comparison, width: int) -> list[Table]:
@@ -213,6 +230,12 @@ def _markdown(text: str) -> str:
     """A name in a Markdown table, in which HTML, links, emphasis and bars are only text."""
     plain = html.escape(text, quote=False)
     return "".join(f"\\{sign}" if sign in _MARKDOWN else sign for sign in plain)
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    """The cells of a row; the end of the row before would take a star or bracket for its own."""
+    row = " & ".join(_latex(cell) for cell in cells)
+    return "{}" + row if row.lstrip().startswith(("[", "*")) else row
 
 
 def _latex(text: str) -> str:

@@ -183,7 +183,10 @@ class RunFolder:
     def digests(self) -> tuple[str, ...]:
         """Digests of the experiment: the current one first, then those before amendments."""
         about = self.about
-        return (str(about.get("experiment-sha256")), *map(str, about.get("earlier-sha256", ())))
+        earlier = about.get("earlier-sha256", [])
+        if not isinstance(earlier, list):
+            raise self._damaged("run.json", "no list of digests under earlier-sha256")
+        return (str(about.get("experiment-sha256")), *map(str, earlier))
 
     @property
     def has_rounds(self) -> bool:

@@ -122,7 +122,7 @@ def _written(folder: Path) -> dict[str, str]:
         found = read_json(folder / "result.json")
     except FileNotFoundError:
         return {}
-    known = found.get("tables", {})
+    known = found.get("tables", {}) if isinstance(found, dict) else None
     if not isinstance(known, dict):
         raise ValueError("result.json has no digests by name under 'tables'")
     return known

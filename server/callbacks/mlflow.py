@@ -5,7 +5,8 @@ Settings become parameters, rounds metrics, final figures metrics with the prefi
 resumed run continues the same MLflow run, whose id is stored in `mlflow.json`. MLflow allows no `@`
 in names: `hits@10` is `hits-at-10`. Its own usage statistics are switched off unless the user has
 switched them on. A server that does not answer within 5 s, twice, is given up, and the run goes on
-without it (`$MLFLOW_HTTP_REQUEST_TIMEOUT` and `$MLFLOW_HTTP_REQUEST_MAX_RETRIES` change this).
+without it (`$MLFLOW_HTTP_REQUEST_TIMEOUT` and `$MLFLOW_HTTP_REQUEST_MAX_RETRIES` change this), and
+so is a database that cannot be opened at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from fedrec.attacks.leaky_negatives import marked
 from fedrec.config import Config
@@ -81,7 +83,12 @@ class Mlflow(Callback):
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
-        self._client: MlflowClient = self._connect(tracking_uri=self._uri())
+        uri = self._uri()
+        if "sql" in urlsplit(uri).scheme:
+            from mlflow.store.db import utils
+
+            utils.MAX_RETRY_COUNT = 1  # by default MLflow tries for two minutes to open a database
+        self._client: MlflowClient = self._connect(tracking_uri=uri)
         file = run.path / "mlflow.json"
         if file.is_file():
             self._run = read_json(file)["run"]

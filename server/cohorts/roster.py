@@ -8,7 +8,7 @@ Flower's ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,19 +39,18 @@ class Roster:
     @cached_property
     def training(self) -> np.ndarray:
         """`int64 [clients]`, ascending: all clients that may be sampled for training."""
-        return np.sort(np.concatenate([presence.training for presence in self.presences]))
+        return np.sort(_joined(presence.training for presence in self.presences))
 
     @cached_property
     def evaluated(self) -> np.ndarray:
         """`int64 [clients]`, ascending: all clients that have held-out rows."""
-        return np.sort(np.concatenate([presence.evaluated for presence in self.presences]))
+        return np.sort(_joined(presence.evaluated for presence in self.presences))
 
     @cached_property
     def validated(self) -> np.ndarray:
         """`int64 [clients]`, ascending: all clients that have validation rows, as reported by the
         nodes."""
-        said = [p.validated for p in self.presences if p.validated is not None]
-        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *said]))
+        return np.sort(_joined(p.validated for p in self.presences if p.validated is not None))
 
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Group clients by the node that hosts them: (node id, `int64 [clients]`) in node
@@ -100,10 +99,15 @@ class Roster:
         """All ids, ascending, and the place of the node that hosts each; of several nodes the
         last."""
         hosted = [_hosted_by(presence) for presence in self.presences]
-        ids = np.concatenate(hosted)[::-1]
-        places = np.repeat(np.arange(len(hosted)), [len(part) for part in hosted])[::-1]
+        ids = _joined(hosted)[::-1]
+        places = _joined(np.full(len(part), place) for place, part in enumerate(hosted))[::-1]
         distinct, first = np.unique(ids, return_index=True)
         return distinct, places[first]
+
+
+def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """The numbers of some arrays, also of none, `int64 [n]`."""
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
 
 def _hosted_by(presence: Presence) -> np.ndarray:

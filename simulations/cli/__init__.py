@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from fedrec.errors import DataError, FedrecError
+from fedrec.errors import DataError, FedrecError, RunError
 from fedrec.nn.torch_import import shorten_torch_import
 from fedrec.runtime.heap import collect_after_imports
 from simulations.cli import attacks, doctor
@@ -157,6 +157,7 @@ app.command(
 app.command("doctor", rich_help_panel=EXTEND, short_help="Check the installation.")(doctor.doctor)
 
 DEBUG = "FEDREC_DEBUG"
+_OF_DISKS = (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EDQUOT)  # also where no file is named
 
 
 def _version(wanted: bool) -> None:
@@ -193,7 +194,7 @@ def main() -> None:
     collect_after_imports()
     shorten_torch_import()
     try:
-        with _warnings_shown(), _impossible_paths_told():
+        with _warnings_shown(), _unusable_files_told():
             command_of(app)()
     except FedrecError as error:
         if os.environ.get(DEBUG):
@@ -203,16 +204,25 @@ def main() -> None:
 
 
 @contextmanager
-def _impossible_paths_told() -> Iterator[None]:
+def _unusable_files_told() -> Iterator[None]:
     """A path that the operating system does not allow, because it is too long, has a zero byte or
-    leads through a file, is one of the command's arguments."""
+    leads through a file, is one of the command's arguments. A file that cannot be read or written
+    is one that somebody has removed, replaced or protected."""
     try:
         yield
     except OSError as error:
+        name = f"{str(error.filename)[:100]!r}"
         problem = {errno.ENAMETOOLONG: "is too long", errno.ENOTDIR: "leads through a file"}
-        if error.errno not in problem or os.environ.get(DEBUG):
+        if os.environ.get(DEBUG) or (error.filename is None and error.errno not in _OF_DISKS):
             raise
-        raise _impossible(problem[error.errno], f"{str(error.filename)[:100]!r}") from None
+        if error.errno in problem:
+            raise _impossible(problem[error.errno], name) from None
+        raise RunError(
+            "a file or folder cannot be used",
+            expected="files and folders that can be read and written, and free space",
+            got=f"{error.strerror}" + (f": {name}" if error.filename is not None else ""),
+            fix="check its name, its permissions and its disk",
+        ) from None
     except ValueError as error:
         if "embedded null" not in str(error):  # Python's text for paths with a zero byte
             raise

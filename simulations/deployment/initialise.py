@@ -78,9 +78,12 @@ def add_nodes(deployment: Deployment, count: int) -> Deployment:
     also if no nodes are added.
 
     Raises:
+        ExperimentError: so many nodes are not possible.
         RunError: the authority's key is missing.
     """
     before = deployment.settings.nodes
+    grown = {**deployment.settings.table(), "nodes": before + count}
+    DeploymentConfig.parse(grown, at="deployment")
     authority = authority_of(deployment)
     for folder in deployment.node_folders():
         if not ((folder / KEY).is_file() and (folder / CERTIFICATE).is_file()):

@@ -44,8 +44,9 @@ class DeploymentConfig(Config):
     it."""
     node_port: int = Field(default=19100, ge=1, le=_LAST_PORT)
     """First port on 127.0.0.1 of the nodes on this machine, which take one port each."""
-    nodes: int = Field(default=2, ge=0)
-    """Number of nodes with keys, revoked ones included."""
+    nodes: int = Field(default=2, ge=0, le=4096)
+    """Number of nodes with keys, revoked ones included; at most as many as the gateway's 8192
+    connections serve."""
     revoked: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Numbers of nodes whose keys were revoked (`fedrec deploy revoke`)."""
     most_clients: int | None = Field(default=None, ge=1)

@@ -205,9 +205,11 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
 
 def _table(deployment: Deployment) -> dict:
     try:
-        return read_json(deployment.logs / "processes.json")
+        found = read_json(deployment.logs / "processes.json")
     except (OSError, ValueError):
         return {}
+    ours = isinstance(found, dict) and isinstance(found.get("processes"), dict)
+    return found if ours else {}
 
 
 def local_plans(deployment: Deployment) -> list[ClientPlan]:

@@ -163,7 +163,10 @@ class SweepFolder(StudyFolder):
         """Errors of runs, by name of the run."""
         if not (self.path / "failures.json").exists():
             return {}
-        return {str(name): str(text) for name, text in dict(self.read("failures.json")).items()}
+        found = self.read("failures.json")
+        if not isinstance(found, dict):
+            raise self.damaged("failures.json", "no errors by the names of runs")
+        return {name: str(text) for name, text in found.items()}
 
     def set_failure(self, job: SweepJob, text: str | None) -> None:
         """Save the error of a run; None removes it, so that the run is repeated."""

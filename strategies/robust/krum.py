@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import Field
 
+from fedrec.errors import ExperimentError
 from strategies.robust._choice import ChoiceConfig, nearest
 from strategies.robust._rule import ClientChanges, RobustRule, mean_of, squared_distances
 
@@ -25,7 +26,11 @@ class KrumConfig(ChoiceConfig):
 
 class Krum(RobustRule):
     """Moves the shared parameters by the update, or the mean of the updates, that are closest to
-    others."""
+    others.
+
+    Raises:
+        ExperimentError: a round has fewer updates than are averaged.
+    """
 
     Config = KrumConfig
     paper = "Blanchard, El Mhamdi, Guerraoui and Stainer 2017"
@@ -36,5 +41,12 @@ class Krum(RobustRule):
     ) -> dict[str, np.ndarray]:
         """The mean of the chosen updates, `float64 [R, ...]` by parameter."""
         distances = squared_distances(changes)
+        if self.config.keep > len(distances):
+            raise ExperimentError(
+                f"Krum cannot choose {self.config.keep} of {len(distances)} updates",
+                expected="at least as many updates in every round as strategy.keep says",
+                got=str(len(distances)),
+                fix="set a smaller strategy.keep, or a larger sampler.cohort",
+            )
         malicious = self.config.expected(len(distances))
         return mean_of(changes, nearest(distances, malicious, self.config.keep))

@@ -2,6 +2,7 @@
 """The command line: valid input works; errors state what was expected, what was found, and how to
 fix it."""
 
+import errno
 import json
 import logging
 import multiprocessing
@@ -139,6 +140,36 @@ def test_an_output_that_no_system_allows_is_refused(fedrec, experiment, tmp_path
     (tmp_path / "file").touch()
     code, out, err = fedrec("run", experiment, "-o", f"{tmp_path}/{output}")
     assert code in (3, 4) and words in err and "Traceback" not in out + err
+
+
+def test_a_folder_in_place_of_the_log_is_named(fedrec, experiment, tmp_path):
+    fedrec("run", experiment, "-o", tmp_path / "run")
+    (tmp_path / "run" / "log.txt").unlink()
+    (tmp_path / "run" / "log.txt").mkdir()
+    code, out, err = fedrec("resume", tmp_path / "run", "--set", "rounds=3")
+    assert code == 4 and "log.txt" in err and "fix:" in err and "Traceback" not in out + err
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO])
+def test_a_run_folder_that_cannot_be_written_is_named(
+    fedrec, experiment, tmp_path, monkeypatch, number
+):
+    """As on a disk that is mounted read-only."""
+    fedrec("run", experiment, "-o", tmp_path / "run")
+
+    def protected(path, **_):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "unlink", protected)
+    code, out, err = fedrec("resume", tmp_path / "run", "--set", "rounds=3")
+    assert code == 4 and os.strerror(number) in err and "result.json" in err and "fix:" in err
+    assert "Traceback" not in out + err
+
+
+def test_a_deployment_without_its_files_names_the_first(fedrec, tmp_path):
+    (tmp_path / "deployment.toml").touch()
+    code, out, err = fedrec("deploy", "status", tmp_path)
+    assert code == 4 and "ca.crt" in err and "fix:" in err and "Traceback" not in out + err
 
 
 def test_no_such_experiment_offers_the_near_one(fedrec):
@@ -387,11 +418,11 @@ def test_arguments_have_their_help_texts_once():
 def test_options_of_settings_have_their_meaning_range_and_errors(fedrec, experiment):
     _, out, _ = fedrec("run", "--help")
     words = " ".join(out.split())
-    assert "Number of nodes that host the clients;" in words and "(integer, >= 1)" in words
+    assert "Number of nodes that host the clients;" in words and "(integer, >= 1, <= 4096)" in words
     _, out, _ = fedrec("privacy", "epsilon", "--help")
     words = " ".join(out.split())
     assert "--clients INTEGER Clients that may be drawn (N)." in words and "[>= 1]" in words
-    for value in ("0", "1.5", "many"):
+    for value in ("0", "1.5", "many", "1000000000"):
         code, _, err = fedrec("run", experiment, "--nodes", value)
         assert code == 2 and "'engine.nodes'" in err and value in err
     code, out, _ = fedrec("privacy", "epsilon", "--clients", 10, "--cohort", 2, "--rounds", 1,

@@ -10,6 +10,7 @@ import pytest
 
 ROUNDS = ("--clients", 4800, "--cohort", 30, "--rounds", 1000, "--delta", 1e-5)
 ONE = (*ROUNDS, "--noise-multiplier", 1)
+MANY = (*ONE, "--rounds", 10**9, "--sampler", "scheduled")
 EPSILON = ("privacy", "epsilon", *ONE)
 
 
@@ -101,6 +102,11 @@ def test_explain_takes_options_or_an_experiment(fedrec):
         (
             ("calibrate", *ROUNDS, "--epsilon", 0.01, "--backend", "autodp"),
             "cannot prove that epsilon",
+        ),
+        (("epsilon", *MANY, "--mechanism", "banded"), "at most 1,000,000 rounds"),
+        (
+            ("epsilon", *MANY, "--mechanism", "{name='blt',optimised-for=2}"),
+            "at most 100,000 rounds",
         ),
         (("explain", "--clients", 9), "missing key 'cohort'"),
         (("explain", "privrec-synthetic"), "no differential privacy"),

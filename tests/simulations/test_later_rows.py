@@ -10,6 +10,7 @@ import fedrec
 from fedrec.data.cache import POPULATIONS
 from fedrec.errors import DataError, ExperimentError
 from simulations.cli import app
+from simulations.later_rows import _as_in
 
 _TASTE = 15  # items of each of two tastes
 
@@ -140,3 +141,9 @@ def test_a_new_user_without_its_private_parameters_is_refused(run_tiny):
     assert len(result.recommend(k=3))
     with pytest.raises(ExperimentError, match="user 'new' came after the run"):
         result.recommend(history=history)
+
+
+@pytest.mark.parametrize("name", ["new", "²", "9" * 20])
+def test_a_name_that_is_no_number_of_63_bits_stays_text(name):
+    assert _as_in(np.array([1, 2]), pd.Index(["1", "2"])).tolist() == [1, 2]
+    assert _as_in(np.array([1, 2]), pd.Index(["1", name])).tolist() == ["1", name]

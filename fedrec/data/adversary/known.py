@@ -71,9 +71,12 @@ def known_of(
         partition: its parts; held-out rows are known to nobody.
 
     Raises:
-        ExperimentError: a target is no item of the dataset.
+        ExperimentError: a target is no item of the dataset, or named twice, or there are more
+            targets than items, or more malicious clients than honest ones.
     """
     honest = partition.training_clients
+    malicious = adversary.number_among(len(honest))
+    _refuse_more("clients", malicious, max(1, len(honest)), "honest training clients")
     rows = partition.train_rows[np.isin(interactions.users[partition.train_rows], honest)]
     rows = rows[np.argsort(interactions.users[rows], kind="stable")]
     users = np.searchsorted(honest, interactions.users[rows])
@@ -85,7 +88,7 @@ def known_of(
     return Known(
         items=interactions.num_items,
         targets=_targets(adversary, seed, interactions, popularity),
-        malicious=np.arange(first, first + adversary.number_among(len(honest))),
+        malicious=np.arange(first, first + malicious),
         honest=len(honest),
         usual=max(1, int(np.median(counts))) if len(counts) else 1,
         offsets=np.searchsorted(owners, np.arange(len(honest) + 1)),
@@ -108,7 +111,8 @@ def _targets(
 ) -> np.ndarray:
     if adversary.target_items:
         return _named(adversary.target_items, interactions.item_ids.astype(str))
-    count = min(adversary.targets, interactions.num_items)
+    count = adversary.targets
+    _refuse_more("targets", count, interactions.num_items, "items of the dataset")
     if adversary.target_choice == "random":
         drawn = stream(seed, "targets").choice(interactions.num_items, count, replace=False)
         return np.sort(drawn)
@@ -117,12 +121,22 @@ def _targets(
 
 def _named(names: Sequence[str], item_ids: np.ndarray) -> np.ndarray:
     places = {name: place for place, name in enumerate(item_ids.tolist())}
-    for name in names:
-        if name not in places:
-            raise ExperimentError(
-                "adversary.target-items names no item of the dataset",
-                expected="names of items as in the data",
-                got=repr(name),
-                fix="correct the name, or leave target-items out",
-            )
-    return np.unique([places[name] for name in names])
+    wrong = [name for name in names if name not in places or names.count(name) > 1]
+    if wrong:
+        raise ExperimentError(
+            "adversary.target-items names no item of the dataset, or one twice",
+            expected="names of items as in the data, each of them once",
+            got=repr(wrong[0]),
+            fix="correct the name, or leave it out",
+        )
+    return np.sort([places[name] for name in names])
+
+
+def _refuse_more(key: str, count: int, most: int, what: str) -> None:
+    if count > most:
+        raise ExperimentError(
+            f"wrong value for 'adversary.{key}'",
+            expected=f"at most the number of {what}, {most:,}",
+            got=f"{count:,}",
+            fix=f"set adversary.{key} = {most} or less",
+        )

@@ -35,7 +35,7 @@ def ids_of(column: pd.Series, path: Path) -> np.ndarray:
     codes, names = pd.factorize(column)
     _require_all(column, codes >= 0, path, "an id")
     texts = np.array([str(name) for name in names], dtype=object)
-    whole = all(name.isdecimal() and str(int(name)) == name and len(name) < 19 for name in texts)
+    whole = all(name.isdecimal() and len(name) < 19 and str(int(name)) == name for name in texts)
     return (texts.astype(np.int64) if whole else texts)[codes]
 
 

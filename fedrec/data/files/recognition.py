@@ -29,7 +29,7 @@ from fedrec.runtime.grouping import distinct
 
 ROLES = ("user", "item", "rating", "time")
 _UNFIT = {
-    "rating": "not every row has a finite number there (with a decimal point)",
+    "rating": "not every row has a number there (with a decimal point)",
     "time": "not every row has a number or a date (2024-12-31 or 31.12.2024) there; if all dates"
     " have another form, say which (--time-format '%m/%d/%Y')",
 }
@@ -158,8 +158,8 @@ def recognise(
 
     Raises:
         DataError: there is no such file, an id is missing, a named column is missing, named twice
-            or, for ratings, without a number in a row, or the user and item columns are
-            ambiguous.
+            or, for ratings, without a number in a row, a rating is not finite in 32 bits, or the
+            user and item columns are ambiguous.
     """
     given = given or {}
     layout = _layout(path)
@@ -179,8 +179,8 @@ def recognise(
     columns, reasons = _assigned(path, needed, frame, given, roles, time_format, header=header)
     _require_times(path, columns, time_format)
     rating = columns.get("rating")
-    if "rating" in given:
-        numbers_of(frame[given["rating"]], path)
+    if rating is not None:
+        numbers_of(frame[rating], path)
     threshold = None if rating is None else _threshold(typed(frame[rating]))
     users, items = (_codes(frame[columns[role]], path) for role in ("user", "item"))
     pairs = distinct(users * (items.max() + 1) + items)
@@ -388,9 +388,7 @@ def _named(role: str, name: str) -> bool:
 def _fits(role: str, column: pd.Series, time_format: str | None) -> bool:
     """Whether a column with that name can be read in that role."""
     column = typed(column)
-    numeric = pd.api.types.is_numeric_dtype(column) and bool(
-        np.isfinite(column.to_numpy(dtype=np.float64, na_value=np.nan)).all()
-    )
+    numeric = pd.api.types.is_numeric_dtype(column) and bool(column.notna().all())
     if role == "time" and time_format is not None:
         return _dates(column, time_format)
     return numeric or (role == "time" and _dates(column))

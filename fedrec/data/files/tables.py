@@ -100,7 +100,7 @@ def column_names(path: Path, layout: TableLayout) -> list[str]:
         return list(layout.columns)
     try:
         names = next(_rows(path, layout), [])
-    except (csv.Error, UnicodeDecodeError) as error:
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
         raise _unreadable(path, error) from None
     if not names:
         raise DataError(
@@ -293,7 +293,7 @@ def _read_text(
                 quoting=_quoting(layout),
                 nrows=rows,
             )
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, OSError) as error:
         raise _unreadable(path, error) from None
     except (ValueError, OverflowError, pd.errors.ParserWarning) as error:
         raise _first_fault(path, layout, names, error) from None

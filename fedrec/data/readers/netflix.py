@@ -95,9 +95,9 @@ class Netflix(Reader):
         lines = (
             line.split(",", 2) for line in path.read_text(encoding="latin-1").splitlines() if line
         )
-        years = {int(line[0]): line[1] for line in lines if len(line) == 3 and line[0].isdigit()}
+        years = {int(line[0]): line[1] for line in lines if len(line) == 3 and line[0].isdecimal()}
         labels = (years.get(film, "") for film in ids.tolist())
-        return Feature.multiple("year", [[label] if label.isdigit() else [] for label in labels])
+        return Feature.multiple("year", [[label] if label.isdecimal() else [] for label in labels])
 
 
 def _read_blocks(files: list[Path]) -> list[np.ndarray]:

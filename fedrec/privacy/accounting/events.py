@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
+from pydantic import PositiveFloat, PositiveInt
+
 from fedrec.errors import ExperimentError, RunError
 from fedrec.privacy.accounting import sampling as samplings
 from fedrec.privacy.accounting.sampling import Sampling
@@ -83,7 +85,7 @@ class NoisyRound:
     sampling: Sampling
     adjacency: Adjacency
     noise_multiplier: float
-    count_multiplier: float | None = None
+    count_multiplier: PositiveFloat | None = None
     phase: str = TRAINING
     own: tuple[float, ...] = ()
 
@@ -121,8 +123,8 @@ class CorrelatedRounds:
 
     mechanism: str
     adjacency: Adjacency
-    rounds: int
-    counted: tuple[tuple[Release, int], ...]
+    rounds: PositiveInt
+    counted: tuple[tuple[Release, PositiveInt], ...]
     phase: str = TRAINING
 
     @property
@@ -202,8 +204,8 @@ def from_record(record: dict[str, Any]) -> Event:
     Raises:
         RunError: the object was not written by `to_record`.
     """
-    values = dict(record)
     try:
+        values = dict(record)
         kind = values.pop("kind")
         cls = _KINDS.get(kind, NoisyRound)
         if cls is NoisyRound:
@@ -217,8 +219,18 @@ def from_record(record: dict[str, Any]) -> Event:
         needed = {field.name for field in fields(cls) if field.default is MISSING} | {"phase"}
         if not needed <= set(values) <= known:
             raise KeyError(f"keys {sorted(values)} instead of {sorted(known)}")
-        return cls(**values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        event = cls(**values)
+        samplings.refuse_wrong_values(event)
+        releases_in(event)  # refuses multipliers and samplings for which there is no bound
+        return event
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        ExperimentError,
+    ) as error:
         raise RunError(
             "this is not a privacy event",
             expected="a record written by fedrec",

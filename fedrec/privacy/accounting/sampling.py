@@ -8,8 +8,12 @@ Poisson sampling with add-remove.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.adjacency import Adjacency
@@ -78,9 +82,9 @@ class Scheduled:
     """
 
     cohort: float
-    separation: int = 1
-    participations: int | None = None
-    rate: float = 1.0
+    separation: PositiveInt = 1
+    participations: PositiveInt | None = None
+    rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     joining: bool = False
 
     def most(self, rounds: int) -> int:
@@ -114,9 +118,35 @@ def to_record(sampling: Sampling) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> Sampling:
-    """From a JSON object written by `to_record`."""
+    """From a JSON object written by `to_record`.
+
+    Raises:
+        KeyError, TypeError, ValueError: it was not.
+        ExperimentError: a cohort of that size cannot be drawn.
+    """
     settings = dict(record)
-    return NAMES[settings.pop("name")](**settings)
+    sampling = NAMES[settings.pop("name")](**settings)
+    refuse_wrong_values(sampling)
+    return sampling
+
+
+def refuse_wrong_values(value: Any) -> None:
+    """Check that the values of a dataclass from a file have the types and ranges of its fields.
+
+    Raises:
+        ValueError: one has not.
+    """
+    text = json.dumps(asdict(value), allow_nan=False)
+    try:
+        _types(type(value)).validate_json(text, strict=True)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise ValueError(f"{fault['loc'][0]} = {fault['input']!r}: {fault['msg']}") from None
+
+
+@cache
+def _types(cls: type) -> TypeAdapter:
+    return TypeAdapter(cls)
 
 
 def refuse_unproven(sampling: Sampling, adjacency: Adjacency) -> None:

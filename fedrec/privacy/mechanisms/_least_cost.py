@@ -72,7 +72,7 @@ def refuse_understated(
     def epsilon(number: int, at: float) -> float:
         return backend.epsilon(mechanism.releases(one, number, sampling), at).epsilon
 
-    parts = {number: epsilon(number, delta) for number in {1, max(1, rounds // 2), rounds}}
+    parts = {number: epsilon(number, delta) for number in (rounds, max(1, rounds // 2), 1)}
     whole = parts[rounds]
     most = max(parts, key=lambda number: parts[number])
     if not math.isfinite(whole):

@@ -13,9 +13,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
+from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.sampling import Full, Poisson, Sampling, Scheduled
 from fedrec.privacy.factorisation.coefficients import inverse, prefix_sums
@@ -37,6 +39,9 @@ class ToeplitzMechanism(Mechanism):
 
     pair = GaussianPair
     samplings = (Full, Scheduled)
+    most_rounds: ClassVar[int] = 1_000_000
+    """Largest number of rounds, all of which are filtered by the coefficients to find the noise on
+    running sums; more would take minutes."""
 
     @abstractmethod
     def column(self, rounds: int) -> np.ndarray:
@@ -64,7 +69,18 @@ class ToeplitzMechanism(Mechanism):
         return schedule is not None and has_known_cost(self.column(_LIMIT), schedule)
 
     def releases(self, one: Release, rounds: int, sampling: Sampling) -> dict[Release, int]:
-        """One Gaussian release; of secret cohorts, one for each of a client's rounds."""
+        """One Gaussian release; of secret cohorts, one for each of a client's rounds.
+
+        Raises:
+            ExperimentError: there are more than `most_rounds`.
+        """
+        if rounds > self.most_rounds:
+            raise ExperimentError(
+                f"too many rounds for the correlated noise {self.name!r}",
+                expected=f"at most {self.most_rounds:,} rounds, which it takes seconds to account",
+                got=f"{rounds:,}",
+                fix="set fewer rounds, or another mechanism",
+            )
         schedule = schedule_of(sampling)
         if schedule is None:
             return super().releases(one, rounds, sampling)

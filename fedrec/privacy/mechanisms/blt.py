@@ -51,6 +51,7 @@ class Blt(ToeplitzMechanism):
     Config = BltConfig
     paper = "Buffered linear Toeplitz matrices (Dvijotham et al. 2024; McMahan et al. 2024)"
     config: BltConfig
+    most_rounds = 100_000  # C has as many coefficients as there are rounds
     needs = (
         "known cohorts: the sampler 'min-separation' with draw = 'fixed-size', or 'full'; with"
         " coefficients that do not increase"

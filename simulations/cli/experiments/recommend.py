@@ -4,17 +4,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from simulations.cli import options
 from simulations.cli.data.table_output import refuse_unusable, write_table
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of formulas in spreadsheets
 
 
 def recommend(
@@ -37,34 +32,16 @@ def recommend(
     ] = None,
 ) -> None:
     """Recommend new items to users with the model of a finished run."""
+    from fedrec.report.formats import csv_text
     from fedrec.runs.result import Result
 
     if output is not None:
         refuse_unusable(output)
     found = Result.load(folder).recommend(users, k=top, history=history)
     if output is None:
-        typer.echo(_csv(found), nl=False)
+        typer.echo(csv_text(found), nl=False)
         return
-    write_table(found, output, _csv(found) if output.suffix == ".csv" else None)
+    write_table(found, output, csv_text(found) if output.suffix == ".csv" else None)
     count = len(set(found["user"]))
     served = f"{count:,} user{'' if count == 1 else 's'}"
     typer.echo(f"{len(found):,} recommendations for {served}: {output}")
-
-
-def _csv(table: pd.DataFrame) -> str:
-    """The table as CSV. A text that a spreadsheet would take for a formula begins with an
-    apostrophe, which spreadsheets do not show."""
-
-    def harmless(value: object) -> object:
-        formula = isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value)
-        return f"'{value}" if formula else value
-
-    return table.map(harmless).to_csv(index=False)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -8,17 +8,22 @@ calls, by exact path; all others get 404 and a line in the log. If a call is not
 the deployment, only its headers are read. Flower's own node authentication, which is the
 SuperLink's, passes through in headers.
 
+A connection that sends no whole head of a request for a minute is closed, and so is one whose
+body makes a pause of a minute; nginx does the same.
+
 For deployments without Docker and without nginx; `nginx.py` writes the same rules for nginx.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import uvicorn
@@ -29,6 +34,11 @@ from starlette.routing import Route
 
 from simulations.deployment.pki.node_signatures import NodeSignatures
 
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol as AutoHTTPProtocol
+else:
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
 log = logging.getLogger("fedrec")
 FLEET = re.compile(rb"/v1/fleet/[a-z]+(?:-[a-z]+)*")
 """Paths that nodes may request, as sent: no dots, no escapes, nothing after them."""
@@ -37,6 +47,8 @@ MOST_BYTES = 32 * 2**20
 """Largest body of a request; Flower sends arrays in pieces of 5 MiB."""
 MOST_HELD = 256 * 2**20
 """Largest total size of all buffered bodies."""
+PATIENCE = 60.0
+"""Seconds in which the head of a request must arrive, and longest pause of its body."""
 _CLOSE = {"connection": "close"}
 _HOP_BY_HOP = {
     "connection",
@@ -106,17 +118,21 @@ async def _pass(request: Request) -> Response:
     headers = [(name, value) for name, value in request.headers.items() if name not in _DROPPED]
     body = bytearray()
     try:
-        async for piece in request.stream():
-            request.app.state.held += len(piece)
-            body += piece
-            if len(body) > MOST_BYTES:
-                return PlainTextResponse("too large\n", 413, _CLOSE)
-            if request.app.state.held > MOST_HELD:
-                # which Flower's nodes try again
-                return PlainTextResponse("too much at once\n", 503, _CLOSE)
+        async with asyncio.timeout(PATIENCE) as pause:
+            async for piece in request.stream():
+                pause.reschedule(asyncio.get_running_loop().time() + PATIENCE)
+                request.app.state.held += len(piece)
+                body += piece
+                if len(body) > MOST_BYTES:
+                    return PlainTextResponse("too large\n", 413, _CLOSE)
+                if request.app.state.held > MOST_HELD:
+                    # which Flower's nodes try again
+                    return PlainTextResponse("too much at once\n", 503, _CLOSE)
         answer = await request.app.state.client.request(
             method, path.decode(), headers=headers, content=bytes(body)
         )
+    except TimeoutError:
+        return PlainTextResponse("too slow\n", 408, _CLOSE)
     except httpx.HTTPError as error:
         log.warning("the SuperLink did not answer: %s", error)
         return PlainTextResponse("the SuperLink did not answer\n", 503)
@@ -134,6 +150,22 @@ def _refused(request: Request, why: str, status: int) -> Response:
     return PlainTextResponse("not found\n" if status == 404 else "refused\n", status, _CLOSE)
 
 
+class _PunctualHeads(AutoHTTPProtocol):
+    """Closes a connection on which the head of a request takes too long, which uvicorn does not."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._deadline: asyncio.TimerHandle | None = self.loop.call_later(PATIENCE, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(PATIENCE, self.transport.close)
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:  # the head is whole
+            self._deadline.cancel()
+            self._deadline = None
+
+
 def serve(
     *,
     host: str,
@@ -148,6 +180,7 @@ def serve(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     config = uvicorn.Config(
         create_app(upstream, authority, nodes),
+        http=_PunctualHeads,
         host=host,
         port=port,
         ssl_certfile=str(certificate),

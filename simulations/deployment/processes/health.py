@@ -33,9 +33,9 @@ def are_alive(logs: Path) -> bool:
     """Whether all processes of a supervisor run, by the list in its folder."""
     try:
         running = read_json(logs / "processes.json")["processes"].values()
-    except (OSError, ValueError, KeyError):
+        return bool(running) and all(Path(f"/proc/{entry['pid']}").exists() for entry in running)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-    return bool(running) and all(Path(f"/proc/{entry['pid']}").exists() for entry in running)
 
 
 def main(arguments: list[str]) -> int:

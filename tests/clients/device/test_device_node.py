@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from clients.storage.participation import Limits, Participation
 from clients.training.round import train_clients
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
-from fedrec.errors import DataError, RefusalError
+from fedrec.errors import ClientError, DataError, RefusalError
 from fedrec.evaluation.table import GROUP, Evaluated
 from fedrec.experiment.loading import load
 from fedrec.privacy.noise_source import Secure
@@ -448,3 +449,11 @@ def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
     assert own_node(secure.model_dump_json(), "1" * 16, settings).least_nodes == 3
     with pytest.raises(RefusalError, match="does not send its own sum"):
         own_node(load_tiny().model_dump_json(), "2" * 16, settings)
+
+
+@pytest.mark.parametrize("name", ["²", "x", "", "-1", "1.5", str(2**62), "9" * 5000])
+def test_a_name_that_is_no_number_is_refused(name):
+    node = SimpleNamespace(named_by_number=True)
+    with pytest.raises(ClientError, match="not a number"):
+        DeviceNode._numbers(node, ["7", name])
+    assert DeviceNode._numbers(node, ["7", str(2**62 - 1)]).tolist() == [7, 2**62 - 1]

@@ -73,6 +73,29 @@ def test_a_target_by_name(load_tiny):
         Population.of(load_tiny("adversary={attack='random',target-items=['nothing']}"))
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("clients=1000000", "at most the number of honest training clients"),
+        ("targets=1000000", "at most the number of items of the dataset"),
+        ("target-items=['{name}','{name}']", "each of them once"),
+    ],
+)
+def test_more_than_the_dataset_has_is_refused(load_tiny, settings, expected):
+    name = str(read_interactions(load_tiny()).item_ids[7])
+    experiment = load_tiny(f"adversary={{attack='random',{settings.format(name=name)}}}")
+    with pytest.raises(ExperimentError, match=expected):
+        Population.of(experiment)
+
+
+def test_as_many_as_the_dataset_has_are_allowed(load_tiny):
+    interactions = read_interactions(load_tiny())
+    honest = len(Population.of(load_tiny()).partition.training_clients)
+    many = f"clients={honest},targets={interactions.num_items}"
+    known = Population.of(load_tiny(f"adversary={{attack='random',{many}}}")).adversary
+    assert len(known.malicious) == honest and len(known.targets) == interactions.num_items
+
+
 @pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
 def test_the_public_rows_are_a_share_of_each_clients_training_rows(load_tiny, share):
     settings = load_tiny(f"adversary={{attack='random',public-share={share}}}")

@@ -109,7 +109,8 @@ def test_whole_number_ids_sort_as_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "ids", [["007", "7"], ["1.0", "2"], ["1", "NA"], ["1", "12345678901234567890"]]
+    "ids",
+    [["007", "7"], ["1.0", "2"], ["1", "NA"], ["1", "12345678901234567890"], ["1", "2" * 5000]],
 )
 def test_other_ids_stay_text(tmp_path, ids):
     data = read(write(tmp_path, "user,item\n" + "".join(f"{name},a\n" for name in ids)))

@@ -90,6 +90,11 @@ def test_a_pickled_file_runs_nothing(tmp_path):
         (read_capacity, json.dumps({"1": {"computation": 1, "communication": 0}}).encode()),
         (read_capacity, b'{"1": {"computation": NaN, "communication": 1}}'),
         (read_capacity, json.dumps({"1": {"computation": True, "communication": 1}}).encode()),
+        (read_capacity, json.dumps({"1": {"computation": 10**400, "communication": 1}}).encode()),
+        (
+            read_behaviour,
+            json.dumps({"1": {"active": [0], "inactive": [10**400], "finish_time": 5}}).encode(),
+        ),
         (read_behaviour, json.dumps({"1": {"active": [1], "finish_time": 5}}).encode()),
         (
             read_behaviour,

@@ -188,3 +188,92 @@ def test_an_event_of_earlier_code_that_is_no_more_is_refused_by_its_name(path):
     path.write_text(f'{{"round": 1, "count": 1, "event": {count}}}\n')
     with pytest.raises(RunError, match="unknown kind 'quantile-estimate'"):
         Ledger(path)
+
+
+_ROUND = {
+    "kind": "gaussian-round",
+    "sampling": {"name": "poisson", "rate": 0.5},
+    "adjacency": "add-remove",
+    "noise_multiplier": 2.0,
+    "phase": "training",
+}
+_RELEASE = {"mechanism": "gaussian", "adjacency": "add-remove", "noise_multiplier": 2.0}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "null",
+        "[1]",
+        "7",
+        *(
+            json.dumps({"round": 1, "count": count, "event": _ROUND})
+            for count in (-1, 0, 0.5, 1.5, "x", None, True, [1], 10**400)
+        ),
+        *(
+            json.dumps({"round": number, "count": 1, "event": _ROUND})
+            for number in (-1, "1", 1.5, None)
+        ),
+        *(
+            json.dumps({"round": 1, "count": 1, "event": _ROUND | change})
+            for change in (
+                {"noise_multiplier": "x"},
+                {"noise_multiplier": [2.0]},
+                {"noise_multiplier": math.nan},
+                {"noise_multiplier": -2.0},
+                {"count_multiplier": 0.0},
+                {"count_multiplier": 1e-200},
+                {"adjacency": "other"},
+                {"phase": 3},
+                {"own": 1},
+                {"sampling": None},
+                {"sampling": {"name": "poisson", "rate": 2.0}},
+                {"sampling": {"name": "poisson", "rate": "x"}},
+                {"sampling": {"name": "fixed-size", "cohort": 9, "clients": 4}},
+                {"sampling": {"name": "scheduled", "cohort": 9, "separation": 0}},
+                {"kind": 3},
+            )
+        ),
+        *(
+            json.dumps(
+                {
+                    "round": 1,
+                    "count": 1,
+                    "event": {
+                        "kind": "correlated-rounds",
+                        "mechanism": "banded",
+                        "adjacency": "add-remove",
+                        "rounds": rounds,
+                        "counted": [[_RELEASE | {"sampling": {"name": "full"}}, count]],
+                        "phase": "training",
+                    },
+                }
+            )
+            for rounds, count in ((3, -5), (3, "x"), (-3, 1))
+        ),
+    ],
+)
+def test_a_line_that_is_no_charge_is_damage(path, line):
+    path.parent.mkdir()
+    path.write_text(f"{line}\n")
+    with pytest.raises(RunError, match=r"line 1 of .* is damaged"):
+        Ledger(path)
+
+
+def test_charges_under_another_adjacency_are_damage(path):
+    Ledger(path).charge(1, EVENT)
+    line = json.dumps({"round": 2, "count": 1, "event": _ROUND})
+    path.write_bytes(path.read_bytes() + line.encode() + b"\n")
+    with pytest.raises(RunError, match=r"line 2 of .* is damaged"):
+        Ledger(path)
+
+
+def test_a_line_that_breaks_within_is_not_dropped(path):
+    """Only the end of the file can be cut off; a carriage return elsewhere is damage."""
+    ledger = Ledger(path)
+    ledger.charge(1, EVENT)
+    ledger.charge(2, EVENT)
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first[:20] + b"x\r" + first[20:] + second)
+    with pytest.raises(RunError, match=r"line 1 of .* is damaged"):
+        Ledger(path)

@@ -2,6 +2,7 @@
 """Comparisons of runs: the pairing of users, and refusals."""
 
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pandas as pd
@@ -164,6 +165,24 @@ def test_formats(result):
     latex = comparison_text(found, "latex")
     assert "a\\_b &" in latex and latex.count("\\\\\n") == 3
     assert " $-0.1000$ & [$" in latex and " -0" not in latex
+
+
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+x", "-x", "@x", "\tx"])
+def test_names_of_systems_are_no_formulas_in_csv(result, name):
+    found = compare([result(users=[0.0, 1.0], baselines={name: [1.0, 0.5]})])
+    printed = pd.read_csv(StringIO(comparison_text(found, "csv")), index_col=0)
+    expected = found.table().rename(index={name: f"'{name}"})
+    assert list(printed.index) == list(expected.index)
+    np.testing.assert_array_equal(printed["difference"], expected["difference"])
+    plain = compare([result(users=[0.0, 1.0], baselines={"x": [1.0, 0.5]})])
+    assert comparison_text(plain, "csv") == plain.table().to_csv()
+
+
+@pytest.mark.parametrize("name", ["[5cm] x", " [x", "*x"])
+def test_a_row_of_latex_is_no_argument_of_the_line_before(result, name):
+    found = compare([result(users=[0.0, 1.0], baselines={name: [1.0, 0.5]})])
+    (row,) = [line for line in comparison_text(found, "latex").splitlines() if name in line]
+    assert row.startswith("{}" + name)
 
 
 def test_names_of_systems_are_escaped_in_latex(result):

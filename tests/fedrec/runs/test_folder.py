@@ -162,6 +162,19 @@ def test_a_table_without_rows_is_read(finished):
     assert list(found.columns) == list(groups.columns) and not len(found)
 
 
+def test_a_result_that_is_no_table_is_damage(finished):
+    run, _ = finished
+    (run.path / "result.json").write_text("[]")
+    assert "result.json" in refused(run.summary).problem
+    assert "users.csv" in refused(lambda: run._read_table("users.csv", 0)).problem
+
+
+def test_digests_that_are_no_list_are_damage(run):
+    about = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**about, "earlier-sha256": 5}))
+    assert "run.json" in refused(lambda: run.digests).problem
+
+
 @pytest.mark.parametrize("table", ["users.csv", "groups.csv"])
 def test_text_in_a_column_of_numbers_is_refused_also_in_runs_without_digests(finished, table):
     run, _ = finished

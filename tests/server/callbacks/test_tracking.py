@@ -5,6 +5,7 @@ import builtins
 import logging
 import os
 import socket
+import time
 
 import pytest
 
@@ -57,6 +58,20 @@ def test_a_run_does_not_depend_on_an_mlflow_server(run_tiny, monkeypatch, caplog
     assert result.metrics and os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "5"
     (line,) = [record.getMessage() for record in caplog.records if record.name == "fedrec"]
     assert line.startswith("Mlflow failed, and the run goes on without it") and "\n" not in line
+
+
+@pytest.mark.slow
+def test_an_mlflow_database_that_cannot_be_opened_is_given_up_at_once(
+    run_tiny, tmp_path, monkeypatch, caplog
+):
+    pytest.importorskip("mlflow", reason="extra 'track' is not installed")
+    (tmp_path / "folder.db").mkdir()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'folder.db'}")
+    monkeypatch.setattr(time, "sleep", lambda seconds: seconds < 0.1 or pytest.fail("a wait"))
+    with caplog.at_level(logging.WARNING, "fedrec"):
+        assert run_tiny(NAMED.format("mlflow")).metrics
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "fedrec"]
+    assert "unable to open database file" in line
 
 
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils"), ("mlflow", "mlflow")])

@@ -111,6 +111,13 @@ def test_a_node_without_clients_is_no_fault():
     ]
 
 
+def test_a_roster_without_nodes_has_no_clients():
+    roster = Roster((), ())
+    for clients in (roster.training, roster.evaluated, roster.validated):
+        assert clients.dtype == np.int64 and not len(clients)
+    assert roster.places_of(np.array([0, 7])).tolist() == [-1, -1]
+
+
 @pytest.mark.parametrize("answers", [{}, {2: presence(0), 3: presence(0)}])
 def test_no_nodes_and_two_nodes_of_one_place_are_refused(answers):
     with pytest.raises(EngineError, match="do not form a federation") as caught:

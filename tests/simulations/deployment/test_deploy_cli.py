@@ -52,6 +52,13 @@ def test_another_folder_is_no_deployment(tmp_path):
         Deployment(tmp_path)
 
 
+def test_more_nodes_than_the_gateway_serves_are_refused_before_a_key_is_made(made):
+    files = sorted(made.path.rglob("*"))
+    done = CliRunner().invoke(app, ["deploy", "add-nodes", str(made.path), "1000000000"])
+    assert isinstance(done.exception, ExperimentError) and "4096" in str(done.exception)
+    assert sorted(made.path.rglob("*")) == files and Deployment(made.path).settings.nodes == 3
+
+
 def test_nodes_may_be_added(made):
     CliRunner().invoke(app, ["deploy", "add-nodes", str(made.path), "2"])
     grown = Deployment(made.path)

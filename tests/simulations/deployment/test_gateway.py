@@ -6,12 +6,14 @@ import datetime
 import http.client
 import http.server
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
 import threading
 import time
 from base64 import b64encode
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -284,6 +286,77 @@ def post(gateway, size, headers):
         return None, b""
     finally:
         connection.close()
+
+
+@pytest.fixture(scope="module")
+def impatient(certificates, upstream):
+    """Connects to a Python gateway that waits 1 s for the rest of a request."""
+    (port,) = free_ports(1)
+    arguments = python_gateway(certificates, port, upstream)[5:]
+    code = (
+        "import sys; from pathlib import Path; from simulations.deployment.gateway import proxy;"
+        "proxy.PATIENCE = 1.0; given = dict(zip(sys.argv[1::2], sys.argv[2::2]));"
+        "paths = {n: Path(given['--' + n]) for n in ('certificate', 'key', 'authority', 'nodes')};"
+        "proxy.serve(host='127.0.0.1', port=int(given['--port']),"
+        " upstream=given['--upstream'], **paths)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments])
+    context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+
+    def connect():
+        for _ in range(100):
+            with suppress(ConnectionError):
+                plain = socket.create_connection(("localhost", port), timeout=10)
+                return context.wrap_socket(plain, server_hostname="localhost")
+            time.sleep(0.2)
+        raise AssertionError("the gateway did not open")
+
+    yield connect
+    process.terminate()
+    process.wait(timeout=10)
+
+
+def head(certificates, length):
+    """The head of a signed call, for a body of so many bytes."""
+    own = {"host": "x", "content-length": length}
+    headers = {**own, **signed((certificates / "node.key").read_bytes())}
+    lines = [f"POST {PASS[0]} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("further", [0, 10])
+@pytest.mark.parametrize(
+    ("again", "part"), [(False, ""), (False, "head"), (True, "head"), (False, "body")]
+)
+def test_a_half_sent_request_is_closed(impatient, certificates, again, part, further):
+    """The first request of a connection, or one after another; a head also if more of it comes, a
+    body when no more comes."""
+    connection = impatient()
+    start = time.monotonic()
+    if again:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert connection.recv(4096)[:12] == b"HTTP/1.1 200"
+    whole = head(certificates, 1000)
+    connection.sendall({"": b"", "head": whole[:60], "body": whole}[part])
+    for _ in range(further):
+        time.sleep(0.2)
+        with suppress(OSError):  # it is closed already
+            connection.sendall(b"x" if part else b"")
+    answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert time.monotonic() - start < 6
+    assert answer[:12] == (b"HTTP/1.1 408" if part == "body" else b"")
+
+
+@pytest.mark.slow
+def test_a_slow_body_passes(impatient, certificates):
+    """It takes longer than a pause may."""
+    connection = impatient()
+    connection.sendall(head(certificates, 8))
+    for _ in range(8):
+        time.sleep(0.25)
+        connection.sendall(b"x")
+    assert connection.recv(12) == b"HTTP/1.1 200"
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from fedrec.experiment.sections import Section
 from simulations.deployment import launch, operator
 from simulations.deployment.flower import control
 from simulations.deployment.processes import node
+from simulations.deployment.processes.health import are_alive
 
 
 @pytest.fixture
@@ -85,3 +86,15 @@ def test_a_failed_run_with_a_plug_in_names_down_and_up(load_tiny, tmp_path):
     changed = load_tiny().model_copy(update={"step": Section(name="late-step")})
     words = launch._restart_words(made, changed)
     assert "'late-step'" in words and f"fedrec deploy down {made.path}, and up" in words
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"processes": [], "supervisor": 1}', "{"])
+def test_a_damaged_list_of_processes_is_as_none(tmp_path, content):
+    (tmp_path / "processes.json").write_text(content)
+    assert operator.supervisor_of(deployment(tmp_path)) is None and not are_alive(tmp_path)
+
+
+@pytest.mark.parametrize("entry", ["3", "{}", "null"])
+def test_a_process_without_its_id_does_not_run(tmp_path, entry):
+    (tmp_path / "processes.json").write_text(f'{{"processes": {{"nodes": {entry}}}}}')
+    assert not are_alive(tmp_path)

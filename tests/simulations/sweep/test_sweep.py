@@ -145,6 +145,14 @@ def test_no_more_random_settings_than_there_are(plan, tmp_path):
     assert len(sweep(plan(trials=5), tmp_path / "sweep").settings) == 2
 
 
+@pytest.mark.parametrize("content", ["[]", "[1]", '"x"', "null", "3"])
+def test_failures_of_another_form_are_damage(plan, tmp_path, content):
+    folder = SweepFolder.opened(tmp_path / "sweep", plan())
+    (folder.path / "failures.json").write_text(content)
+    with pytest.raises(RunError, match=r"failures\.json cannot be read"):
+        folder.failures()
+
+
 def test_a_run_that_failed_is_done_again_only_when_asked(plan, tmp_path):
     sweep(plan(), tmp_path / "sweep")
     folder = SweepFolder(tmp_path / "sweep")

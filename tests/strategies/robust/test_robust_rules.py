@@ -88,6 +88,13 @@ def test_krum_chooses_as_flower_does(updates, keep):
     same(found, {n: v[chosen].mean(axis=0) for n, v in updates.items()})
 
 
+def test_krum_refuses_to_choose_more_than_there_are(updates):
+    with pytest.raises(ExperimentError, match=f"cannot choose {CLIENTS + 1} of {CLIENTS} updates"):
+        applied(updates, "krum", malicious=SHARE, keep=CLIENTS + 1)
+    whole = {n: v.mean(axis=0) for n, v in updates.items()}
+    same(applied(updates, "krum", malicious=SHARE, keep=CLIENTS), whole)
+
+
 def test_bulyan_is_flowers(updates):
     chosen = selected(updates, CLIENTS - 2 * MALICIOUS)
     lists = [[value[place] for value in updates.values()] for place in chosen]

@@ -173,14 +173,17 @@ def test_ids_keep_their_leading_zeros(written):
     assert (found.users, found.items) == (2, 3)
 
 
-def test_infinite_ratings_are_said(tmp_path):
-    file = tmp_path / "x.parquet"
-    frame = pd.DataFrame({"user": [1, 1, 2], "item": [1, 2, 1], "rating": [5.0, np.inf, 1.0]})
-    frame.to_parquet(file)
-    found = recognise(file)
-    assert found.unfit == {"rating": "rating"} and "rating" not in found.columns
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("given", [{}, {"rating": "rating"}])
+@pytest.mark.parametrize("rating", [np.inf, -np.inf, 1e300])
+def test_infinite_ratings_are_refused(tmp_path, rating, given, kind):
+    """Left out, every row would count as liked; 1e300 is infinite in 32 bits."""
+    file = tmp_path / f"x.{kind}"
+    frame = pd.DataFrame({"user": [1, 1, 2], "item": [1, 2, 1], "rating": [5.0, rating, 1.0]})
+    frame.to_csv(file, index=False) if kind == "csv" else frame.to_parquet(file)
     with pytest.raises(DataError, match=r"row 2 .* column 'rating'"):
-        recognise(file, {"rating": "rating"})
+        recognise(file, given)
+    assert "rating" not in recognise(file, rated=False).columns
 
 
 def test_columns_of_lists_structs_and_maps_are_left_out(tmp_path):
@@ -249,6 +252,8 @@ def test_one_column_without_a_name_is_refused(written):
 def test_what_is_no_table_is_refused(tmp_path):
     with pytest.raises(DataError, match="there is no table"):
         recognise(tmp_path)
+    with pytest.raises(DataError, match="cannot be read as a table"):
+        recognise(Path("/proc/self/mem"))
     file = tmp_path / "x.csv"
     file.write_bytes(b"\xff\xfe\x00user")
     with pytest.raises(DataError, match="not UTF-8 text"):
