@@ -53,11 +53,11 @@ class SplitContract(RunContract):
         before = split.split(data)
         after = split.split(data.with_rows(fewer))
         others = np.setdiff1d(before.training_clients, client)
-        trained = [
+        trained, trained_after = (
             rows[np.isin(data.users[rows], others)]
             for rows in (before.train_rows, fewer[after.train_rows])
-        ]
-        same = np.array_equal(*trained)
+        )
+        same = np.array_equal(trained, trained_after)
         clients = np.array_equal(before.training_clients, after.training_clients)
         assert_that(same and clients, "parts of others that changed with one client's rows")
 
