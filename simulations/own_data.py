@@ -13,8 +13,9 @@ popularity is kept.
 Under privacy, and with dense vectors of the items, the second round is that of `fold-in`: item
 embeddings from the sums, to which each device fits its user's taste. Clip norms follow from the
 mean number of rows per user, as sparse users need less noise; where noise would cover what can be
-learned from products (`simulations.private_signal`), the first round alone is run: private
-popularity with the whole budget. The numbers of users, items and rows are taken as public.
+learned from products (`simulations.tables.private_signal`), the first round alone is run: private
+popularity with the whole budget. What settings take from the table is in
+`simulations.tables.table_facts`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ from fedrec.runtime.new_folders import require_new_folder
 from server.callbacks.base import Callback
 from simulations.default_system import LINEAR, MOST_ROWS, SystemChoice, choose, with_system
 from simulations.expected_traffic import traffic_lines
-from simulations.private_signal import Signal, signal_of
 from simulations.runner import run
+from simulations.tables.private_signal import Signal, signal_of
+from simulations.tables.table_facts import TableFacts, given_threshold
 
 log = logging.getLogger("fedrec.own_data")
 _VALIDATION = 0.1
@@ -63,27 +65,26 @@ class OwnSystem:
 
     Attributes:
         experiment: the resolved experiment.
-        items: number of items of the table.
-        rows_per_user: mean number of rows of a user.
+        facts: what its settings take from the table.
         epsilon: target of differential privacy; None without privacy.
         signal: what its private model can learn; None without privacy.
         choice: the system that is trained without privacy and item vectors.
     """
 
     experiment: Experiment
-    items: int
-    rows_per_user: float
+    facts: TableFacts
     epsilon: float | None = None
     signal: Signal | None = None
     choice: SystemChoice | None = None
 
     def lines(self) -> list[str]:
-        """Who trains and who is tested, and what devices send; under privacy also what is trained,
-        and why."""
+        """Who trains and who is tested, and what devices send; under privacy also what is public,
+        what is trained, and why."""
         population = POPULATIONS.cached(self.experiment)
         said = [] if population is None else [_split_line(population)]
         said += [] if self.choice is None else [self.choice.line()]
-        said += traffic_lines(self.experiment, self.items, self.rows_per_user)
+        said += traffic_lines(self.experiment, self.facts.items, self.facts.rows_per_user)
+        said += self.facts.lines()
         if self.epsilon is None or self.signal is None:
             return said
         return [*said, *self.signal.lines(self.epsilon)]
@@ -124,15 +125,22 @@ def try_table(
 
     Raises:
         DataError: columns are not recognised, or no user has two different items.
-        ExperimentError: an override is wrong, epsilon is no number > 0, or there are too few users
-            for a private system.
+        ExperimentError: an override is wrong, epsilon is no number > 0, there are too few users
+            for a private system, or it would depend on a value that is not given, see
+            `simulations.tables.table_facts`.
         RunError: the folder is not empty.
     """
     folder = Path(output) if output is not None else runs_directory() / f"table-{stamp()}"
     require_new_folder(folder, fix="choose another output")
     file = folder / "table.csv"
     write_atomically(file, table.to_csv(index=False))
-    found = recognise(file, columns, rated=not unrated, time_format=time_format)
+    found = recognise(
+        file,
+        columns,
+        rated=not unrated,
+        time_format=time_format,
+        positive_above=given_threshold(overrides),
+    )
     for line in found.lines():
         log.info(line)
     for line in warnings(found):
@@ -173,18 +181,19 @@ def own_system(
     Raises:
         DataError: no user has two different items, or a value of the table is wrong.
         ExperimentError: an override is wrong, or names another dataset; epsilon is no number > 0,
-            or there are too few users for it.
+            there are too few users for it, or see `TableFacts.of`.
     """
-    table = _experiment(path, found, epsilon, item_vectors)
+    facts = TableFacts.of(found, overrides, private=epsilon is not None)
+    table = _experiment(path, found, facts, epsilon, item_vectors)
     signal = None
     if epsilon is not None:
-        _refuse_hopeless(epsilon, found)
+        _refuse_hopeless(epsilon, facts)
         held_out = table["split"].get("validation-users", 0.0) + _TEST_USERS
-        users = max(int(found.users * (1 - held_out)), 1)
-        signal = signal_of(load(table), users, found.rows / found.users)
+        users = max(int(facts.users * (1 - held_out)), 1)
+        signal = signal_of(load(table), users, facts.rows_per_user)
     if epsilon is not None and signal is not None and not signal.suffices:
         table = _popularity_alone(table, path, epsilon)
-    elif found.divisible >= _FEWEST_USERS:
+    elif facts.divisible >= _FEWEST_USERS:
         table["early-stopping"] = {}
     experiment = load(table, overrides)
     _refuse_other_data(experiment, table["dataset"])
@@ -197,10 +206,10 @@ def own_system(
         POPULATIONS.hold(experiment, Population.of(experiment, rows))
     choice = None
     if epsilon is None and not item_vectors:
-        choice = choose(table, system, overrides, found.rows)
+        choice = choose(table, system, overrides, facts.rows)
         if choice.system != "linear":
             experiment = load(with_system(table, choice.system), overrides)
-    return OwnSystem(experiment, found.items, found.rows / found.users, epsilon, signal, choice)
+    return OwnSystem(experiment, facts, epsilon, signal, choice)
 
 
 def _split_line(population: Population) -> str:
@@ -220,7 +229,7 @@ def _split_line(population: Population) -> str:
     return f"{said}; {validating:,} validate" if validating else said
 
 
-def _refuse_hopeless(epsilon: float, found: Recognised) -> None:
+def _refuse_hopeless(epsilon: float, facts: TableFacts) -> None:
     if not 0 < epsilon < math.inf:
         raise ExperimentError(
             "this epsilon is no target of a private run",
@@ -228,11 +237,11 @@ def _refuse_hopeless(epsilon: float, found: Recognised) -> None:
             got=f"{epsilon:g}",
             fix="give another one, or leave it out for a run without privacy",
         )
-    if found.divisible < _FEWEST_USERS:
+    if facts.users < _FEWEST_USERS:
         raise ExperimentError(
             "there are too few users for a private system",
-            expected=f"at least {_FEWEST_USERS} users with two different items; hundreds to learn",
-            got=f"{found.divisible:,} of {found.users:,}",
+            expected=f"at least {_FEWEST_USERS} users; hundreds to learn",
+            got=f"{facts.users:,}",
             fix="take data of more users, or leave out epsilon",
         )
 
@@ -264,14 +273,19 @@ def _refuse_other_system(
 
 
 def _experiment(
-    path: Path, found: Recognised, epsilon: float | None, item_vectors: Sequence[Path]
+    path: Path,
+    found: Recognised,
+    facts: TableFacts,
+    epsilon: float | None,
+    item_vectors: Sequence[Path],
 ) -> dict[str, Any]:
-    """The experiment on a table, as a TOML table."""
-    if not found.divisible:
+    """The experiment on a table, as a TOML table. `found` gives the form of the file, `facts` all
+    that depends on its rows."""
+    if not facts.divisible:
         raise DataError(
             f"no user in {path} has two different items",
             expected="users with several items: one half is learned from, the other is held out",
-            got=f"{found.rows:,} rows, {found.users:,} users, one item each",
+            got=f"{facts.rows:,} rows, {facts.users:,} users, one item each",
             fix="name the column of users with --user (not one of orders or sessions), or take data"
             " with more rows per user",
         )
@@ -282,25 +296,27 @@ def _experiment(
         dataset["header"] = False
     if found.time_format is not None:
         dataset["time-format"] = found.time_format
-    if found.positive_above is None:
+    if facts.positive_above is None:
         dataset.pop("rating", None)
     if item_vectors:
         dataset["item-vectors"] = [str(file.resolve()) for file in item_vectors]
-    rows_per_user = found.rows / found.users
     personal = epsilon is not None or bool(item_vectors)
     kind = "fold-in" if personal else "linear item-to-item model"
     return {
         "name": _name(path) + ("" if epsilon is None else "-private"),
         "title": f"Federated {kind} on {path.name}"
         + ("" if epsilon is None else f" at epsilon {epsilon:g}"),
-        **({} if found.positive_above is None else {"positive-above": found.positive_above}),
+        **({} if facts.positive_above is None else {"positive-above": facts.positive_above}),
         "dataset": dataset,
         "split": {"name": "user-holdout", "split-by": "pairs"}
-        | ({"halves": "temporal"} if "time" in found.columns else {})
-        | ({"validation-users": _VALIDATION} if found.divisible >= _FEWEST_USERS else {}),
+        | ({"halves": "temporal"} if facts.timed else {})
+        | ({"validation-users": _VALIDATION} if facts.divisible >= _FEWEST_USERS else {}),
         **(
             fold_in_system(
-                epsilon, found.items, rows_per_user, rated=found.positive_above is not None
+                epsilon,
+                facts.items,
+                facts.rows_per_user,
+                rated=facts.positive_above is not None,
             )
             if personal
             else LINEAR
@@ -308,7 +324,7 @@ def _experiment(
         "evaluation": {
             "every": 0,
             "ks": [10, 20],
-            "baselines": _baselines(epsilon, found),
+            "baselines": _baselines(epsilon, facts),
         },
     }
 
@@ -396,20 +412,20 @@ def warnings(found: Recognised) -> list[str]:
     return said
 
 
-def _baselines(epsilon: float | None, found: Recognised) -> list[Any]:
-    order = ["transitions"] if "time" in found.columns else []
-    plain = ["popularity", *_strongest(found), *order, "random"]
+def _baselines(epsilon: float | None, facts: TableFacts) -> list[Any]:
+    order = ["transitions"] if facts.timed else []
+    plain = ["popularity", *_strongest(facts), *order, "random"]
     if epsilon is None:
         return plain
-    clip = _count_clip(found.rows / found.users)
+    clip = _count_clip(facts.rows_per_user)
     return [{"name": "dp-popularity", "epsilon": epsilon, "clip-norm": clip}, *plain]
 
 
-def _strongest(found: Recognised) -> list[Any]:
+def _strongest(facts: TableFacts) -> list[Any]:
     """EASE; iALS, which stands in for it, for large catalogues; neither of too many rows."""
-    if found.items <= _EASE_ITEMS:
+    if facts.items <= _EASE_ITEMS:
         return ["ease"]
-    return [] if found.rows > MOST_ROWS else [{"name": "ease", "max-items": _EASE_ITEMS}]
+    return [] if facts.rows > MOST_ROWS else [{"name": "ease", "max-items": _EASE_ITEMS}]
 
 
 def _name(path: Path) -> str:

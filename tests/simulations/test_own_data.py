@@ -23,8 +23,8 @@ from simulations.cli import app
 from simulations.cli.experiments.own_data import OwnTable
 from simulations.default_system import TITLES
 from simulations.own_data import fold_in_system, try_table
-from simulations.private_signal import signal_of
 from simulations.runner import run
+from simulations.tables.private_signal import signal_of
 
 COLUMNS = ("user", "item", "rating", "time")
 
@@ -131,8 +131,8 @@ def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_pa
     needed = int(re.search(r"needs about ([\d,]+) training users", said)[1].replace(",", ""))  # pyright: ignore[reportOptionalSubscript]
     assert needed > 42  # training users of the table
     personal = load({**table, "rounds": 2})
-    assert not signal_of(personal, int(0.95 * needed), 6).suffices
-    assert signal_of(personal, int(1.05 * needed), 6).suffices
+    assert not signal_of(personal, int(0.95 * needed), 8).suffices
+    assert signal_of(personal, int(1.05 * needed), 8).suffices
     assert private(tmp_path, 50.0)["rounds"] == 2
     said = capsys.readouterr().err
     assert "private popularity" not in said and "a personal model is trained (fold-in" in said
@@ -153,14 +153,15 @@ def test_the_signal_is_that_of_its_definition(tmp_path):
     assert found.ratio == pytest.approx(100 * 6 / (30**2 * z), rel=0.01)
 
 
-def test_clip_norms_follow_the_mean_number_of_rows_and_private_popularity_is_beside(tmp_path):
+def test_clip_norms_follow_the_rounded_number_of_rows_and_private_popularity_is_beside(tmp_path):
+    """Of 6 rows each, 8 is the nearest power of two."""
     table = private(tmp_path, 50.0)
     privacy = table["privacy"]
-    assert privacy["clip-norm"] == 6.0
-    assert privacy["phases"]["popularity"]["clip-norm"] == pytest.approx(6**0.5)
+    assert privacy["clip-norm"] == 8.0
+    assert privacy["phases"]["popularity"]["clip-norm"] == pytest.approx(8**0.5)
     beside = table["evaluation"]["baselines"][0]
     assert (beside["name"], beside["epsilon"]) == ("dp-popularity", 50.0)
-    assert beside["clip-norm"] == pytest.approx(6**0.5)
+    assert beside["clip-norm"] == pytest.approx(8**0.5)
     many = fold_in_system(1.0, 5000, 400.0, rated=True)
     assert many["privacy"]["clip-norm"] == 8.0 and many["model"]["items"] == 300
     assert many["privacy"]["phases"]["popularity"]["clip-norm"] == 6.0
@@ -176,7 +177,7 @@ def test_a_wrong_epsilon_is_refused(tmp_path, command, epsilon):
 
 
 def test_a_private_system_of_few_users_is_refused(tmp_path):
-    with pytest.raises(ExperimentError, match=r"(?s)too few users.*at least 20.*got: 12 of 12"):
+    with pytest.raises(ExperimentError, match=r"(?s)too few users.*at least 20.*got: 12"):
         private(tmp_path, 5.0, users=12)
 
 

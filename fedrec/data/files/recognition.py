@@ -62,6 +62,7 @@ _VALUE = rf"-?\d+(\.\d+)?|({_DATE}).*"  # numbers and dates are values, not name
 _SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
 _TOP = 100.0
 _SCALES = (5.0, 10.0)  # best ratings of the usual scales, for columns without a name
+_MOST_OF_A_USER = 100
 _FIRST_ROWS = 1000  # by which a column shows that it holds no times
 _FIRST_TIME = 3e8  # seconds since 1970; earlier times than 1979 are more likely to be counts
 
@@ -81,6 +82,8 @@ class Recognised:
         items: number of distinct items.
         divisible: number of users with at least two different items, of which one can be held out.
         shared: number of items with at least two users.
+        items_per_user: mean number of different items of a user, where a user counts as having at
+            most 100, so that one user changes it little.
         ignored: the other columns.
         unfit: role -> column with a name of that role, whose values cannot be read as such.
         header: whether the first line of a CSV file has names; otherwise columns are named by their
@@ -99,6 +102,7 @@ class Recognised:
     items: int
     divisible: int
     shared: int
+    items_per_user: float
     ignored: tuple[str, ...]
     unfit: dict[str, str]
     header: bool = True
@@ -146,6 +150,7 @@ def recognise(
     *,
     rated: bool = True,
     time_format: str | None = None,
+    positive_above: float | None = None,
 ) -> Recognised:
     """Recognise the columns of a table of interactions.
 
@@ -155,6 +160,8 @@ def recognise(
         given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
         rated: whether a column may be taken for ratings; otherwise every row counts as liked.
         time_format: form of dates, as of `strptime`; None: ISO, or dotted with the day first.
+        positive_above: a row is positive when its rating is above this; None: the middle of the
+            scale of the ratings.
 
     Raises:
         DataError: there is no such file, an id is missing, a named column is missing, named twice
@@ -181,9 +188,12 @@ def recognise(
     rating = columns.get("rating")
     if "rating" in given:
         numbers_of(frame[given["rating"]], path)
-    threshold = None if rating is None else _threshold(typed(frame[rating]))
+    threshold = None if rating is None else positive_above
+    if rating is not None and threshold is None:
+        threshold = _threshold(typed(frame[rating]))
     users, items = (_codes(frame[columns[role]], path) for role in ("user", "item"))
     pairs = distinct(users * (items.max() + 1) + items)
+    items_of = np.bincount(pairs // (items.max() + 1))
     rows = len(users)
     return Recognised(
         separator=layout.separator,
@@ -196,8 +206,9 @@ def recognise(
         rows=rows,
         users=int(users.max()) + 1,
         items=int(items.max()) + 1,
-        divisible=_at_least_twice(pairs // (items.max() + 1)),
-        shared=_at_least_twice(pairs % (items.max() + 1)),
+        divisible=int((items_of > 1).sum()),
+        shared=int((np.bincount(pairs % (items.max() + 1)) > 1).sum()),
+        items_per_user=float(np.minimum(items_of, _MOST_OF_A_USER).mean()),
         ignored=tuple(name for name in every if name not in columns.values()),
         unfit=_unfit(names, columns, roles),
         header=header,
@@ -247,10 +258,6 @@ def _codes(column: pd.Series, path: Path) -> np.ndarray:
     if (codes < 0).any():
         ids_of(column, path)  # raises the error that names the row
     return codes
-
-
-def _at_least_twice(numbers: np.ndarray) -> int:
-    return int((np.bincount(numbers) > 1).sum())
 
 
 def _assigned(

@@ -24,7 +24,10 @@ Unrated = Annotated[
 ]
 Epsilon = Annotated[
     float | None,
-    typer.Option(help="Target epsilon of user-level differential privacy; default: no privacy."),
+    typer.Option(
+        help="Target epsilon of user-level differential privacy; default: no privacy. With ratings,"
+        " --set positive-above=... or --no-rating says which are liked."
+    ),
 ]
 System = Annotated[
     str | None,
@@ -104,11 +107,13 @@ class OwnTable:
 
         Raises:
             ExperimentError: a column of ratings is named, and `unrated` is set; an override names
-                another dataset; or epsilon is no number > 0, or there are too few users for it.
+                another dataset; epsilon is no number > 0, there are too few users for it, or see
+                `simulations.tables.table_facts.TableFacts.of`.
             DataError: see `recognise`.
         """
         from fedrec.data.files.recognition import recognise
         from simulations.own_data import own_system, warnings
+        from simulations.tables.table_facts import given_threshold
 
         given = {role: name for role, name in self.columns.items() if name is not None}
         rated = not self.unrated and given.get("rating") not in _NO_COLUMN
@@ -116,7 +121,13 @@ class OwnTable:
             raise _two_answers(given["rating"])
         if not rated:
             given.pop("rating", None)
-        found = recognise(data, given, rated=rated, time_format=self.time_format)
+        found = recognise(
+            data,
+            given,
+            rated=rated,
+            time_format=self.time_format,
+            positive_above=given_threshold(overrides),
+        )
         bare = [] if self.item_vectors else [_NO_FEATURES]
         _tell(quiet, [f"{data}:"])
         _tell(quiet, [*found.lines(), *bare, *warnings(found)], "  ")
