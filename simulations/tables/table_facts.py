@@ -26,7 +26,8 @@ class TableFacts:
     """All that settings take from a table.
 
     Attributes:
-        users: number of users.
+        user: name of the column of users.
+        users: number of its values.
         items: number of items.
         rows_per_user: mean number of rows of a user; under privacy of different items, at most 100
             of each user, rounded to a power of two.
@@ -36,6 +37,7 @@ class TableFacts:
         private: whether all of this is given or public.
     """
 
+    user: str
     users: int
     items: int
     rows_per_user: float
@@ -64,6 +66,7 @@ class TableFacts:
             mean = 2.0 ** round(math.log2(found.items_per_user))
             threshold = _required_threshold(found, overrides)
         return cls(
+            user=found.columns["user"],
             users=found.users,
             items=found.items,
             rows_per_user=mean,
@@ -79,17 +82,21 @@ class TableFacts:
         return round(self.users * self.rows_per_user)
 
     def lines(self) -> list[str]:
-        """Under privacy, what is taken as public; one line."""
+        """Under privacy, whose data are protected and what is taken as public."""
         if not self.private:
             return []
+        unit = (
+            f"the guarantee is per value of {self.user}, {self.users:,} of them; a person with"
+            " several has as many times this epsilon"
+        )
         said = (
             f"taken as public: the list of {self.items:,} items, the number of {self.users:,} users"
             f" and a mean of about {self.rows_per_user:g} items each (rounded to a power of two),"
             " from which clip norms follow"
         )
-        if self.positive_above is None:
-            return [said]
-        return [f"{said}; the threshold of ratings, {self.positive_above:g}, is given"]
+        if self.positive_above is not None:
+            said += f"; the threshold of ratings, {self.positive_above:g}, is given"
+        return [unit, said]
 
 
 def given_threshold(overrides: Sequence[str]) -> float | None:
@@ -117,6 +124,14 @@ def _refuse_values_as_names(found: Recognised) -> None:
                 f"{role}: {name!r} ({found.reasons[role]})" for role, name in guessed.items()
             ),
             fix="confirm with " + " ".join(f"--{role} {name}" for role, name in guessed.items()),
+        )
+    if others := found.rivals.get("user"):
+        users = (found.columns["user"], *others)
+        raise ExperimentError(
+            "under privacy, it must be said whose data are protected",
+            expected="the column of users: one of which each person has one value",
+            got=f"columns {', '.join(map(repr, users))}, which all may be it",
+            fix=", or ".join(f"--user {name}" for name in users),
         )
     for role, name in found.unfit.items():
         raise ExperimentError(

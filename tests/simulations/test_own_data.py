@@ -235,6 +235,8 @@ def test_a_run_of_private_popularity_states_the_level_of_chance_and_no_prose(tmp
     chance = result.baselines["random"]["hits@10"]
     told = " ".join(done.output.split())
     assert f"lists at random have {chance:.4f}" in told and "random (not private)" not in told
+    assert "It is per value of Kunde; 28 of them train" in told  # of 40, 8 tested, 4 validating
+    assert "the guarantee is per value of Kunde, 40 of them" in told
     for prose in ("strong guarantee", "model.items", "not better than", "Neighbours differ"):
         assert prose not in told
     assert "is in the report" in told and any("strong guarantee" in line for line in result.privacy)

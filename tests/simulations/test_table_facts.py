@@ -15,6 +15,7 @@ from simulations.cli.experiments.own_data import OwnTable
 from tests.captured_noise import captured, sensitivities
 
 USERS, ITEMS, EACH = 60, 30, 8
+HEAD = "user,item,rating"
 HOSTILE = {
     "a rating of 0": lambda rows: [(rows[0][0], 0), *rows[1:]],
     "a rating of 10": lambda rows: [(rows[0][0], 10), *rows[1:]],
@@ -42,9 +43,11 @@ def honest():
 def private(tmp_path):
     """The experiment on the rows of all users, in one file."""
 
-    def experiment(users, *overrides, unrated=False, head="user,item,rating", **columns):
+    def experiment(users, *overrides, unrated=False, head=HEAD, tail=lambda user: "", **columns):
         lines = [
-            f"u{user},i{item:02},{value:g}" for user, own in enumerate(users) for item, value in own
+            f"u{user},i{item:02},{value:g}{tail(user)}"
+            for user, own in enumerate(users)
+            for item, value in own
         ]
         file = tmp_path / "rows.csv"
         file.write_text("\n".join([head, *lines, ""]))
@@ -109,6 +112,15 @@ def test_columns_are_not_recognised_by_their_values(private):
     spoiled = with_rows_of(honest(), 0, [(1, np.nan), (2, 3)])
     with pytest.raises(ExperimentError, match=r"'rating' must not be left out"):
         private(spoiled, "positive-above=3")
+
+
+def test_whose_data_are_protected_is_said_where_two_columns_fit(private):
+    head = "session_id,item,rating,user_id"
+    more = {"head": head, "tail": lambda user: f",p{user // 2}"}
+    with pytest.raises(ExperimentError, match=r"--user user_id, or --user session_id"):
+        private(honest(), "positive-above=3", **more)
+    given = private(honest(), "positive-above=3", **more, user="user_id")
+    assert given.dataset.options["user"] == "user_id"
 
 
 def test_what_is_public_is_printed(private, capsys):

@@ -38,24 +38,25 @@ _TIMES_USED = (
     " (--set split.halves=random holds out a random half)"
 )
 _NAMES = {
-    "user": "kunde kundin kundenid kundennr kundennummer nutzer benutzer kaufer kaeufer "
-    "utilisateur acheteur cliente usuario utente klant gebruiker "
-    "user users userid uid u customer customerid client clientid buyer buyerid member "
-    "memberid visitor visitorid person reviewer reviewerid account accountid session "
-    "sessionid author",
-    "item": "artikel artikelid artikelnr artikelnummer produkt produktid produktnr "
-    "produit producto articulo prodotto articolo "
-    "item items itemid iid i product productid movie movieid film book bookid isbn track "
-    "trackid song songid artist artistid asin sku article articleid place placeid poi venue "
-    "venueid location locationid game gameid app appid parentasin content contentid stockcode url",
-    "rating": "rating ratings rate score stars star overall reviewoverall bookrating grade "
-    "userrating reviewrating ratingscore reviewscore bewertung bewertungen sterne wertung "
+    "user": "userid uid user users u nutzer benutzer usuario utilisateur utente gebruiker "
+    "personid person customerid customer kundenid kundennr kundennummer kunde kundin cliente klant "
+    "buyerid buyer kaufer kaeufer acheteur memberid member reviewerid reviewer "
+    "author clientid client accountid account visitorid visitor sessionid session",
+    "item": "itemid iid item items i productid product artikelid artikelnr artikelnummer artikel "
+    "produktid produktnr produkt produit producto articulo prodotto articolo "
+    "movieid movie film bookid isbn book trackid track songid song gameid game appid app "
+    "articleid article asin parentasin sku stockcode contentid content poi placeid place "
+    "venueid venue locationid location artistid artist url",
+    "rating": "rating ratings userrating bookrating reviewrating ratingscore overall reviewoverall "
+    "stars star reviewscore score rate grade bewertung bewertungen sterne wertung "
     "valoracion calificacion puntuacion etoiles voto valutazione avaliacao note",
-    "time": "time timestamp ts date datetime day unixreviewtime reviewtime created createdat "
-    "ratedat when eventtime orderdate invoicedate purchasedate timestampms "
-    "datum zeit zeitpunkt bestelldatum kaufdatum rechnungsdatum fecha "
-    "bestellzeit bestellzeitpunkt fechahora horodatage tijd data",
+    "time": "timestamp timestampms ts eventtime time datetime unixreviewtime reviewtime ratedat "
+    "purchasedate orderdate invoicedate zeitpunkt zeit bestellzeitpunkt bestellzeit bestelldatum "
+    "kaufdatum rechnungsdatum fechahora horodatage tijd when date datum fecha data day "
+    "createdat created",
 }
+"""Names of each role, the surest first: where several columns fit, an account may be of several
+people, a session is part of what one does, and an account may be created long before it is used."""
 _SEPARATORS = (",", "\t", ";", "|")
 _DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
 _VALUE = rf"-?\d+(\.\d+)?|({_DATE}).*"  # numbers and dates are values, not names
@@ -75,6 +76,7 @@ class Recognised:
         separator: of a CSV file.
         columns: name of the column of each role; `rating` and `time` only if there is one.
         reasons: the reason, by role.
+        rivals: role -> other columns with a name of that role, which fit as well.
         positive_above: a row is positive when its rating is above this; None: every row is.
         liked: number of positive rows.
         rows: number of rows.
@@ -95,6 +97,7 @@ class Recognised:
     separator: str
     columns: dict[str, str]
     reasons: dict[str, str]
+    rivals: dict[str, tuple[str, ...]]
     positive_above: float | None
     liked: int
     rows: int
@@ -112,8 +115,11 @@ class Recognised:
     def lines(self) -> list[str]:
         """The result as text, one finding per line."""
         said = [
-            f"{role}: column {self.columns[role]!r} ({self.reasons[role]})"
-            + (_TIMES_USED if role == "time" else "")
+            f"{role}: column {self.columns[role]!r} ({self.reasons[role]}"
+            + "".join(
+                f"; {name!r} fits as well: --{role} {name}" for name in self.rivals.get(role, ())
+            )
+            + (f"){_TIMES_USED}" if role == "time" else ")")
             for role in ROLES
             if role in self.columns
         ]
@@ -183,7 +189,9 @@ def recognise(
     ids = tuple(name for name, kind in types.items() if kind is str and _is_id(name, given))
     frame = read_table(path, replace(layout, columns=types, ids=ids))
     roles = tuple(role for role in ROLES if rated or role != "rating")
-    columns, reasons = _assigned(path, needed, frame, given, roles, time_format, header=header)
+    columns, reasons, rivals = _assigned(
+        path, needed, frame, given, roles, time_format, header=header
+    )
     _require_times(path, columns, time_format)
     rating = columns.get("rating")
     if "rating" in given:
@@ -199,6 +207,7 @@ def recognise(
         separator=layout.separator,
         columns={role: columns[role] for role in ROLES if role in columns},
         reasons=reasons,
+        rivals=rivals,
         positive_above=threshold,
         liked=rows
         if rating is None or threshold is None
@@ -269,10 +278,11 @@ def _assigned(
     time_format: str | None,
     *,
     header: bool,
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The column of each role, and the reason."""
+) -> tuple[dict[str, str], dict[str, str], dict[str, tuple[str, ...]]]:
+    """The column of each role, the reason, and others with such a name."""
     columns: dict[str, str] = {}
     reasons: dict[str, str] = {}
+    rivals: dict[str, tuple[str, ...]] = {}
     for role, name in given.items():
         if name not in names:
             raise DataError(
@@ -296,12 +306,17 @@ def _assigned(
             columns[role] = free
             reasons[role] = "by its place"
     for role in roles:
-        for name in names:
-            if role not in columns and name not in columns.values() and _named(role, name):
-                if role in ("rating", "time") and not _fits(role, frame[name], time_format):
-                    continue
-                columns[role] = name
-                reasons[role] = "by its name"
+        fitting = [
+            name
+            for name in _surest_first(role, names)
+            if role not in columns
+            and name not in columns.values()
+            and (role in ("user", "item") or _fits(role, frame[name], time_format))
+        ]
+        if fitting:
+            columns[role], *others = fitting
+            reasons[role] = "by its name"
+            rivals[role] = tuple(others)
     for role in ("time",) if header else (role for role in ("time", "rating") if role in roles):
         left = [name for name in names if name not in columns.values()]
         found = [
@@ -311,7 +326,7 @@ def _assigned(
             columns[role] = found[0]
             reasons[role] = f"its values look like {role}s"
     _by_content(path, names, frame, columns, reasons)
-    return columns, reasons
+    return columns, reasons, rivals
 
 
 def _by_content(
@@ -381,15 +396,27 @@ def _unfit(names: list[str], columns: Mapping[str, str], roles: Sequence[str]) -
     """Columns that are named like ratings or times and are not used, for roles without a column."""
     left = [name for name in names if name not in columns.values()]
     return {
-        role: next(name for name in left if _named(role, name))
+        role: surest[0]
         for role in ("rating", "time")
-        if role in roles and role not in columns and any(_named(role, name) for name in left)
+        if role in roles and role not in columns and (surest := _surest_first(role, left))
     }
 
 
 def _named(role: str, name: str) -> bool:
-    plain = unicodedata.normalize("NFKD", name.lower())  # accents become letters of their own
-    return re.sub(r"[^a-z]", "", plain) in _NAMES[role].split()
+    return _plain(name) in _NAMES[role].split()
+
+
+def _surest_first(role: str, names: Sequence[str]) -> list[str]:
+    """The columns with a name of a role."""
+    known = _NAMES[role].split()
+    return sorted(
+        (name for name in names if _named(role, name)), key=lambda n: known.index(_plain(n))
+    )
+
+
+def _plain(name: str) -> str:
+    """A name in small letters without accents, spaces, digits and signs."""
+    return re.sub(r"[^a-z]", "", unicodedata.normalize("NFKD", name.lower()))
 
 
 def _fits(role: str, column: pd.Series, time_format: str | None) -> bool:

@@ -45,6 +45,37 @@ def test_columns_are_found_by_their_names(written, heads):
     assert (found.rows, found.users, found.items) == (4, 2, 3)
 
 
+@pytest.mark.parametrize(
+    ("role", "surest", "other"),
+    [
+        ("user", "user_id", "session_id"),
+        ("user", "user_id", "account_id"),
+        ("user", "user_id", "client_id"),
+        ("user", "customer", "visitor id"),
+        ("item", "track", "artist"),
+        ("item", "item_id", "location"),
+        ("time", "event_time", "created_at"),
+        ("rating", "rating", "score"),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_two_columns_that_fit_the_surer_name_is_taken_wherever_it_stands(
+    written, role, surest, other, turned
+):
+    """And the other one is said."""
+    heads = {"user": "user", "item": "item", "rating": "rating", "time": "time", role: surest}
+    places = {"user": 0, "item": 1, "rating": 2, "time": 3}
+    rows = [(*row, row[places[role]]) for row in RATED]
+    names = [*heads.values(), other]
+    if turned:
+        names, rows = names[::-1], [row[::-1] for row in rows]
+    found = recognise(written(names, rows))
+    assert found.columns == heads and found.rivals[role] == (other,)
+    assert f"{other!r} fits as well: --{role} {other}" in "".join(found.lines())
+    named = recognise(written(names, rows), {role: other})
+    assert named.columns[role] == other and "fits as well" not in "".join(named.lines())
+
+
 def test_times_are_found_by_what_is_in_them_and_ratings_by_their_name_only(written):
     found = recognise(written(("user", "item", "a", "b")))
     assert found.columns == {"user": "user", "item": "item", "time": "b"}
