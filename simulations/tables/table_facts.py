@@ -57,7 +57,7 @@ class TableFacts:
 
         Raises:
             ExperimentError: under privacy, a column is recognised by its values, a column of
-                ratings or times cannot be read, or no threshold of ratings is given.
+                times cannot be read, or no threshold of ratings is given.
         """
         mean = found.rows / found.users
         threshold = found.positive_above
@@ -133,15 +133,13 @@ def _refuse_values_as_names(found: Recognised) -> None:
             got=f"columns {', '.join(map(repr, users))}, which all may be it",
             fix=", or ".join(f"--user {name}" for name in users),
         )
-    for role, name in found.unfit.items():
+    if found.unfit is not None:
         raise ExperimentError(
-            f"under privacy, column {name!r} must not be left out because of the values of some"
-            " rows",
-            expected=f"a {'number' if role == 'rating' else 'number or a date'} in each row, as its"
-            f" name is that of a column of {role}s",
+            f"under privacy, column {found.unfit!r} must not be left out because of the values of"
+            " some rows",
+            expected="a number or a date in each row, as its name is that of a column of times",
             got="a row without one",
-            fix="correct these rows, or "
-            + ("--no-rating" if role == "rating" else "--time-format, or leave out the column"),
+            fix="correct these rows, or --time-format, or leave out the column",
         )
 
 

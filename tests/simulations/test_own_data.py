@@ -62,6 +62,14 @@ def test_ratings_can_be_declined(tmp_path, declined):
     assert "rating" not in table["dataset"] and "positive-above" not in table
 
 
+def test_the_threshold_that_is_given_is_used_and_printed(tmp_path, capsys):
+    file = written(tmp_path, "Bewertung")
+    assert experiment(file, ["positive-above=1"])["positive-above"] == 1
+    assert "with a rating above 1 in column 'Bewertung'" in capsys.readouterr().err
+    named = experiment(written(tmp_path), ["positive-above=2.5"], rating="Menge")
+    assert (named["positive-above"], named["dataset"]["rating"]) == (2.5, "Menge")
+
+
 @pytest.mark.parametrize("command", [["try"], ["run", "--data"]])
 def test_the_commands_have_a_switch_against_ratings(tmp_path, command):
     file = written(tmp_path, "Bewertung")

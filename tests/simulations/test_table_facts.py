@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedrec.data.cache import POPULATIONS
-from fedrec.errors import ExperimentError
+from fedrec.errors import DataError, ExperimentError
 from fedrec.privacy.accounting import events
 from simulations import runner
 from simulations.cli.experiments.own_data import OwnTable
@@ -110,8 +110,11 @@ def test_columns_are_not_recognised_by_their_values(private):
         private(honest(), "positive-above=3", head=head)
     assert private(honest(), "positive-above=3", head=head, user="a", item="b").privacy
     spoiled = with_rows_of(honest(), 0, [(1, np.nan), (2, 3)])
-    with pytest.raises(ExperimentError, match=r"'rating' must not be left out"):
+    with pytest.raises(DataError, match=r"no rating in column 'rating', as in 1 of 474 rows"):
         private(spoiled, "positive-above=3")
+    times = {"head": f"{HEAD},time", "tail": lambda user: f",{user}" if user else ",x"}
+    with pytest.raises(ExperimentError, match=r"'time' must not be left out"):
+        private(honest(), "positive-above=3", **times)
 
 
 def test_whose_data_are_protected_is_said_where_two_columns_fit(private):

@@ -28,11 +28,10 @@ from fedrec.errors import DataError
 from fedrec.runtime.grouping import distinct
 
 ROLES = ("user", "item", "rating", "time")
-_UNFIT = {
-    "rating": "not every row has a finite number there (with a decimal point)",
-    "time": "not every row has a number or a date (2024-12-31 or 31.12.2024) there; if all dates"
-    " have another form, say which (--time-format '%m/%d/%Y')",
-}
+_UNFIT = (
+    "not every row has a number or a date (2024-12-31 or 31.12.2024) there; if all dates have"
+    " another form, say which (--time-format '%m/%d/%Y')"
+)
 _TIMES_USED = (
     "; of test users the later half of the items is held out"
     " (--set split.halves=random holds out a random half)"
@@ -60,8 +59,7 @@ people, a session is part of what one does, and an account may be created long b
 _SEPARATORS = (",", "\t", ";", "|")
 _DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
 _VALUE = rf"-?\d+(\.\d+)?|({_DATE}).*"  # numbers and dates are values, not names
-_SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
-_TOP = 100.0
+_RARE = 0.01  # share of the rows that may be beyond the scale of ratings
 _SCALES = (5.0, 10.0)  # best ratings of the usual scales, for columns without a name
 _MOST_OF_A_USER = 100
 _FIRST_ROWS = 1000  # by which a column shows that it holds no times
@@ -77,7 +75,11 @@ class Recognised:
         columns: name of the column of each role; `rating` and `time` only if there is one.
         reasons: the reason, by role.
         rivals: role -> other columns with a name of that role, which fit as well.
-        positive_above: a row is positive when its rating is above this; None: every row is.
+        scale: lowest and highest rating, without rare ones far from all others; None without
+            ratings.
+        beyond: number of rows with a rating outside the scale.
+        positive_above: a row is positive when its rating is above this; None: every row is, as
+            there are no ratings or they are all the same.
         liked: number of positive rows.
         rows: number of rows.
         users: number of distinct users.
@@ -87,7 +89,8 @@ class Recognised:
         items_per_user: mean number of different items of a user, where a user counts as having at
             most 100, so that one user changes it little.
         ignored: the other columns.
-        unfit: role -> column with a name of that role, whose values cannot be read as such.
+        unfit: a column that is named like times and has values that cannot be read as such, if no
+            column holds times.
         header: whether the first line of a CSV file has names; otherwise columns are named by their
             positions.
         time_format: form of dates, as given.
@@ -98,6 +101,8 @@ class Recognised:
     columns: dict[str, str]
     reasons: dict[str, str]
     rivals: dict[str, tuple[str, ...]]
+    scale: tuple[float, float] | None
+    beyond: int
     positive_above: float | None
     liked: int
     rows: int
@@ -107,7 +112,7 @@ class Recognised:
     shared: int
     items_per_user: float
     ignored: tuple[str, ...]
-    unfit: dict[str, str]
+    unfit: str | None
     header: bool = True
     time_format: str | None = None
     frame: Columns = field(default_factory=dict, repr=False, compare=False)
@@ -119,6 +124,7 @@ class Recognised:
             + "".join(
                 f"; {name!r} fits as well: --{role} {name}" for name in self.rivals.get(role, ())
             )
+            + (self._scaled() if role == "rating" else "")
             + (f"){_TIMES_USED}" if role == "time" else ")")
             for role in ROLES
             if role in self.columns
@@ -126,15 +132,23 @@ class Recognised:
         said += [f"no column of {role}s" for role in ROLES if role not in self.columns]
         if self.ignored:
             said.append(f"not used: {', '.join(map(repr, self.ignored))}")
-        said += [
-            f"{column!r} is named like a column of {role}s, but {_UNFIT[role]}; to use it, correct"
-            " these rows, or leave them out"
-            for role, column in self.unfit.items()
-        ]
+        if self.unfit is not None:
+            said.append(
+                f"{self.unfit!r} is named like a column of times, but {_UNFIT}; to use it, correct"
+                " these rows, or leave them out"
+            )
         bare = (
             "the first line is a row: columns are named 1, 2, and so on, and the users come first"
         )
         return [self._taken(), *([] if self.header else [bare]), *said]
+
+    def _scaled(self) -> str:
+        """The scale of ratings, and how many are outside."""
+        low, high = self.scale or (0.0, 0.0)
+        said = f"; a scale of {low:g} to {high:g}" if low < high else f"; all are {low:g}"
+        if not self.beyond:
+            return said
+        return f"{said}, {self.beyond:,} row{'s are' if self.beyond > 1 else ' is'} outside"
 
     def _taken(self) -> str:
         """The size of the table and which rows count as liked."""
@@ -167,12 +181,12 @@ def recognise(
         rated: whether a column may be taken for ratings; otherwise every row counts as liked.
         time_format: form of dates, as of `strptime`; None: ISO, or dotted with the day first.
         positive_above: a row is positive when its rating is above this; None: the middle of the
-            scale of the ratings.
+            scale of the ratings, which is from the lowest to the highest, but for the lowest
+            and highest hundredth of the rows where these are farther away than the others are wide.
 
     Raises:
-        DataError: there is no such file, an id is missing, a named column is missing, named twice
-            or, for ratings, without a number in a row, or the user and item columns are
-            ambiguous.
+        DataError: there is no such file, an id is missing, a named column is missing or named
+            twice, a rating is no number, or the user and item columns are ambiguous.
     """
     given = given or {}
     layout = _layout(path)
@@ -193,12 +207,11 @@ def recognise(
         path, needed, frame, given, roles, time_format, header=header
     )
     _require_times(path, columns, time_format)
-    rating = columns.get("rating")
-    if "rating" in given:
-        numbers_of(frame[given["rating"]], path)
-    threshold = None if rating is None else positive_above
-    if rating is not None and threshold is None:
-        threshold = _threshold(typed(frame[rating]))
+    ratings = _ratings(frame[columns["rating"]], path) if "rating" in columns else None
+    scale = None if ratings is None else _scale(ratings)
+    threshold = None if scale is None else positive_above
+    if threshold is None and scale is not None and scale[0] < scale[1]:
+        threshold = (scale[0] + scale[1]) / 2
     users, items = (_codes(frame[columns[role]], path) for role in ("user", "item"))
     pairs = distinct(users * (items.max() + 1) + items)
     items_of = np.bincount(pairs // (items.max() + 1))
@@ -208,10 +221,14 @@ def recognise(
         columns={role: columns[role] for role in ROLES if role in columns},
         reasons=reasons,
         rivals=rivals,
+        scale=scale,
+        beyond=0
+        if ratings is None or scale is None
+        else int(((ratings < scale[0]) | (ratings > scale[1])).sum()),
         positive_above=threshold,
         liked=rows
-        if rating is None or threshold is None
-        else int((numbers_of(frame[rating], path) > threshold).sum()),
+        if ratings is None or threshold is None
+        else int((ratings.astype(np.float32) > threshold).sum()),
         rows=rows,
         users=int(users.max()) + 1,
         items=int(items.max()) + 1,
@@ -219,7 +236,11 @@ def recognise(
         shared=int((np.bincount(pairs % (items.max() + 1)) > 1).sum()),
         items_per_user=float(np.minimum(items_of, _MOST_OF_A_USER).mean()),
         ignored=tuple(name for name in every if name not in columns.values()),
-        unfit=_unfit(names, columns, roles),
+        unfit=None
+        if "time" in columns
+        else next(
+            iter(_surest_first("time", [n for n in names if n not in columns.values()])), None
+        ),
         header=header,
         time_format=time_format,
         frame=frame,
@@ -311,7 +332,7 @@ def _assigned(
             for name in _surest_first(role, names)
             if role not in columns
             and name not in columns.values()
-            and (role in ("user", "item") or _fits(role, frame[name], time_format))
+            and (role != "time" or _are_times(frame[name], time_format))
         ]
         if fitting:
             columns[role], *others = fitting
@@ -392,16 +413,6 @@ def _require_two(path: Path, names: list[str]) -> None:
         )
 
 
-def _unfit(names: list[str], columns: Mapping[str, str], roles: Sequence[str]) -> dict[str, str]:
-    """Columns that are named like ratings or times and are not used, for roles without a column."""
-    left = [name for name in names if name not in columns.values()]
-    return {
-        role: surest[0]
-        for role in ("rating", "time")
-        if role in roles and role not in columns and (surest := _surest_first(role, left))
-    }
-
-
 def _named(role: str, name: str) -> bool:
     return _plain(name) in _NAMES[role].split()
 
@@ -419,15 +430,19 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z]", "", unicodedata.normalize("NFKD", name.lower()))
 
 
-def _fits(role: str, column: pd.Series, time_format: str | None) -> bool:
-    """Whether a column with that name can be read in that role."""
+def _are_times(column: pd.Series, time_format: str | None) -> bool:
+    """Whether a column with the name of times can be read as such."""
     column = typed(column)
-    numeric = pd.api.types.is_numeric_dtype(column) and bool(
+    if time_format is not None:
+        return _dates(column, time_format)
+    return _numeric(column) or _dates(column)
+
+
+def _numeric(column: pd.Series) -> bool:
+    """Whether each row has a finite number."""
+    return pd.api.types.is_numeric_dtype(column) and bool(
         np.isfinite(column.to_numpy(dtype=np.float64, na_value=np.nan)).all()
     )
-    if role == "time" and time_format is not None:
-        return _dates(column, time_format)
-    return numeric or (role == "time" and _dates(column))
 
 
 def _looks(role: str, column: pd.Series, time_format: str | None) -> bool:
@@ -436,7 +451,7 @@ def _looks(role: str, column: pd.Series, time_format: str | None) -> bool:
     likely to be quantities."""
     column = typed(column)
     if role == "rating":
-        if not _fits(role, column, None) or _threshold(column) is None:
+        if not _numeric(column) or not 0 <= column.min() < column.max():
             return False
         return float(column.max()) in _SCALES and bool((column.astype(float) * 2 % 1 == 0).all())
     if time_format is not None:
@@ -462,10 +477,39 @@ def _whole(column: pd.Series) -> bool:
     return not pd.api.types.is_float_dtype(column) or bool((column.dropna() % 1 == 0).all())
 
 
-def _threshold(ratings: pd.Series) -> float | None:
-    """The middle of a rating scale; None if the values are not ratings but constant, counts or
-    prices."""
-    values = np.sort(pd.unique(ratings.to_numpy(dtype=np.float64)))
-    if not 1 < len(values) <= _SCALE or values[0] < -_TOP or values[-1] > _TOP:
-        return None
-    return float((values[0] + values[-1]) / 2)
+def _ratings(column: pd.Series, path: Path) -> np.ndarray:
+    """Ratings, `float64 [rows]`.
+
+    Raises:
+        DataError: a row has none.
+    """
+    try:
+        numbers_of(column, path)
+        return typed(column).to_numpy(dtype=np.float64)
+    except DataError:
+        numbers = pd.Series(pd.to_numeric(column, errors="coerce"))
+        missing = ~np.isfinite(numbers.to_numpy(dtype=np.float32, na_value=np.nan))
+        first = int(missing.argmax())
+        value = column.iloc[first]
+        raise DataError(
+            f"{path}, row {first + 1:,} (line {first + 2:,} of a CSV file): no rating in column"
+            f" {column.name!r}, as in {int(missing.sum()):,} of {len(column):,} rows",
+            expected="a finite number with a decimal point in each row",
+            got="nothing" if pd.isna(value) else repr(value),
+            fix="correct these rows or leave them out, or --no-rating: every row counts as liked",
+        ) from None
+
+
+def _scale(ratings: np.ndarray) -> tuple[float, float]:
+    """The lowest and the highest rating, without rare ones beyond a gap that is wider than the
+    range of all others: typing errors and codes such as -99."""
+    values = np.unique(ratings)
+    low = np.quantile(ratings, _RARE, method="lower")
+    high = np.quantile(ratings, 1 - _RARE, method="higher")
+    if low == high:  # nearly all are the same: the others are the other end of the scale
+        return float(values[0]), float(values[-1])
+    bottom, top = (
+        ends[np.argmax(np.append(np.abs(np.diff(ends)) > high - low, True))]
+        for ends in (values[values <= low][::-1], values[values >= high])
+    )
+    return float(bottom), float(top)

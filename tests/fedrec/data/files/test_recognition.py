@@ -208,10 +208,9 @@ def test_infinite_ratings_are_said(tmp_path):
     file = tmp_path / "x.parquet"
     frame = pd.DataFrame({"user": [1, 1, 2], "item": [1, 2, 1], "rating": [5.0, np.inf, 1.0]})
     frame.to_parquet(file)
-    found = recognise(file)
-    assert found.unfit == {"rating": "rating"} and "rating" not in found.columns
-    with pytest.raises(DataError, match=r"row 2 .* column 'rating'"):
-        recognise(file, {"rating": "rating"})
+    for given in ({}, {"rating": "rating"}):
+        with pytest.raises(DataError, match=r"row 2 .* column 'rating', as in 1 of 3 rows"):
+            recognise(file, given)
 
 
 def test_columns_of_lists_structs_and_maps_are_left_out(tmp_path):
@@ -289,16 +288,71 @@ def test_what_is_no_table_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("head", "values", "word"),
     [
-        ("rating", ("5", "", "3", "4"), "number"),
-        ("stars", ("5,0", "1,0", "3,5", "4,0"), "decimal point"),
         ("date", ("31/12/2024", "1/1/2025", "2/1/2025", "3/1/2025"), "31.12.2024"),
     ],
 )
 def test_columns_that_are_named_well_and_cannot_be_read_are_said(written, head, values, word):
     rows = [(*row[:2], value) for row, value in zip(RATED, values, strict=True)]
     found = recognise(written(("user", "item", head), rows, ";"))
-    assert list(found.columns) == ["user", "item"] and head in found.unfit.values()
+    assert list(found.columns) == ["user", "item"] and head == found.unfit
     assert any(f"{head!r} is named like" in line and word in line for line in found.lines())
+
+
+@pytest.mark.parametrize(
+    ("values", "number"),
+    [
+        (("5", "", "3", "4"), 1),
+        (("5", "NULL", "3", "-"), 2),
+        (("5,0", "1,0", "3,5", "4,0"), 4),
+        (("like", "dislike", "like", "like"), 4),
+    ],
+)
+def test_ratings_that_are_no_numbers_are_refused_and_can_be_declined(written, values, number):
+    """They do not make every row liked without a word."""
+    rows = [(*row[:2], value) for row, value in zip(RATED, values, strict=True)]
+    file = written(("user", "item", "stars"), rows, ";")
+    with pytest.raises(DataError, match=rf"'stars', as in {number} of 4 rows") as error:
+        recognise(file)
+    assert "decimal point" in error.value.text() and "--no-rating" in error.value.text()
+    assert recognise(file, rated=False).liked == 4
+
+
+SCALES = {
+    "percent": ([*range(101)] * 3, 0, 100),
+    "unit interval": (np.linspace(0, 1, 301).round(3), 0, 1),
+    "one to five": ([1, 2, 3, 4, 5] * 60, 1, 5),
+    "a typing error": ([1, 2, 3, 4, 5] * 60 + [50], 1, 5),
+    "two": ([1, 2, 3, 4, 5] * 60 + [50, 55], 1, 5),
+    "a code": ([1, 2, 3, 4, 5] * 60 + [-99], 1, 5),
+    "both": ([1, 2, 3, 4, 5] * 60 + [-99, 99], 1, 5),
+    "a common code": ([2, 4, 6, 8, 10] * 60 + [-1] * 60, -1, 10),
+    "few likes": ([0] * 300 + [1, 1], 0, 1),
+    "one dislike": ([1] * 300 + [-1], -1, 1),
+    "huge": ([1e30, 2e30, 3e30] * 60, 1e30, 3e30),
+}
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_a_scale_of_ratings_is_any_but_for_rare_values_far_away(written, kind):
+    values, low, high = SCALES[kind]
+    rows = [(f"u{row % 7}", f"i{row % 11}", value) for row, value in enumerate(values)]
+    file = written(("user", "item", "rating"), rows)
+    found = recognise(file)
+    outside = sum(not low <= value <= high for value in values)
+    assert (found.scale, found.beyond) == ((low, high), outside)
+    assert found.positive_above == (low + high) / 2
+    assert found.liked == sum(value > (low + high) / 2 for value in values)
+    said = found.lines()
+    assert f"rating above {(low + high) / 2:g}" in said[0]
+    assert f"a scale of {low:g} to {high:g}" in said[3]
+    assert ("outside" in said[3]) == (outside > 0)
+    given = recognise(file, {"rating": "rating"}, positive_above=low)
+    assert f"rating above {low:g}" in given.lines()[0] and given.positive_above == low
+
+
+def test_ratings_that_are_all_the_same_make_every_row_liked(written):
+    found = recognise(written(("user", "item", "rating"), [(*row[:2], 1) for row in RATED]))
+    assert found.positive_above is None and "all are 1" in found.lines()[3]
 
 
 def test_a_named_rating_column_needs_a_number_in_each_row(written):
