@@ -20,11 +20,12 @@ popularity with the whole budget. What settings take from the table is in
 
 from __future__ import annotations
 
-import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ import numpy as np
 import pandas as pd
 
 from fedrec.components.registry import DATASET
+from fedrec.config import did_you_mean
 from fedrec.data.cache import POPULATIONS
-from fedrec.data.files.recognition import Recognised, recognise
+from fedrec.data.files.recognition import ROLES, Recognised, recognise
 from fedrec.data.population import Population
 from fedrec.data.readers.table import Table
 from fedrec.errors import DataError, ExperimentError
@@ -50,7 +52,10 @@ from simulations.runner import run
 from simulations.tables.private_signal import Signal, signal_of
 from simulations.tables.table_facts import TableFacts, given_threshold
 
-log = logging.getLogger("fedrec.own_data")
+_NO_FEATURES = (
+    "no user or item features: the system learns from interactions only; models that represent"
+    " users by features, such as privrec, would learn nothing here"
+)
 _VALIDATION = 0.1
 _FEWEST_USERS = 20
 _TEST_USERS = 0.2  # default of the split
@@ -101,7 +106,7 @@ def try_table(
     time_format: str | None = None,
     item_vectors: Sequence[str | Path] = (),
     callbacks: Sequence[Callback] = (),
-    **columns: str,
+    **columns: Hashable,
 ) -> Result:
     """What `fedrec try` does, with a table in memory: train a federated recommender on it, and
     compare it with popularity and centralised EASE.
@@ -121,41 +126,88 @@ def try_table(
         columns: names of the columns `user`, `item`, `rating` and `time` that are not recognised.
 
     Returns:
-        The result. How the columns were recognised, and what makes results say little, is logged.
+        The result. How the columns were recognised, and what makes results say little, is printed
+        to standard error, as by the command.
 
     Raises:
-        DataError: columns are not recognised, or no user has two different items.
-        ExperimentError: an override is wrong, epsilon is no number > 0, there are too few users
-            for a private system, or it would depend on a value that is not given, see
-            `simulations.tables.table_facts`.
+        DataError: it is no DataFrame, columns are not recognised, or no user has two different
+            items.
+        ExperimentError: a role of a column or an override is wrong, epsilon is no number > 0, there
+            are too few users for a private system, or it would depend on a value that is not given,
+            see `simulations.tables.table_facts`.
         RunError: the folder is not empty.
     """
+    _require_frame(table)
+    _require_roles(columns)
     folder = Path(output) if output is not None else runs_directory() / f"table-{stamp()}"
     require_new_folder(folder, fix="choose another output")
     file = folder / "table.csv"
     write_atomically(file, table.to_csv(index=False))
-    found = recognise(
+    experiment = own_experiment(
         file,
-        columns,
+        {role: str(name) for role, name in columns.items()},
+        lambda line: print(line, file=sys.stderr),
         rated=not unrated,
+        header=True,
         time_format=time_format,
-        positive_above=given_threshold(overrides),
-    )
-    for line in found.lines():
-        log.info(line)
-    for line in warnings(found):
-        log.warning(line.removeprefix("warning: "))
-    own = own_system(
-        file,
-        found,
         epsilon=epsilon,
         system=system,
         overrides=overrides,
         item_vectors=[Path(path) for path in item_vectors],
     )
+    return run(experiment, output=folder / "run", callbacks=callbacks)
+
+
+def own_experiment(
+    path: Path,
+    columns: Mapping[str, str],
+    tell: Callable[[str], None],
+    *,
+    rated: bool = True,
+    header: bool | None = None,
+    time_format: str | None = None,
+    epsilon: float | None = None,
+    system: str | None = None,
+    overrides: Sequence[str] = (),
+    item_vectors: Sequence[Path] = (),
+) -> Experiment:
+    """The experiment on a table.
+
+    Args:
+        path: the table.
+        columns: by role, the names of columns that are known.
+        tell: gets one line after the other: how columns were recognised, and what will be run.
+        rated: whether a column may be taken for ratings.
+        header: see `recognise`.
+        time_format: form of the dates, as of `strptime`.
+        epsilon: see `own_system`, and so for the others.
+
+    Raises:
+        DataError: see `recognise` and `own_system`.
+        ExperimentError: see `own_system`.
+    """
+    found = recognise(
+        path,
+        columns,
+        rated=rated,
+        header=header,
+        time_format=time_format,
+        positive_above=given_threshold(overrides),
+    )
+    bare = [] if item_vectors else [_NO_FEATURES]
+    for line in [*found.lines(), *bare, *warnings(found)]:
+        tell(line)
+    own = own_system(
+        path,
+        found,
+        epsilon=epsilon,
+        system=system,
+        overrides=overrides,
+        item_vectors=item_vectors,
+    )
     for line in own.lines():
-        log.info(line)
-    return run(own.experiment, output=folder / "run", callbacks=callbacks)
+        tell(line)
+    return own.experiment
 
 
 def own_system(
@@ -183,11 +235,13 @@ def own_system(
         ExperimentError: an override is wrong, or names another dataset; epsilon is no number > 0,
             there are too few users for it, or see `TableFacts.of`.
     """
+    if epsilon is not None:
+        _require_epsilon(epsilon)
     facts = TableFacts.of(found, overrides, private=epsilon is not None)
     table = _experiment(path, found, facts, epsilon, item_vectors)
     signal = None
     if epsilon is not None:
-        _refuse_hopeless(epsilon, facts)
+        _refuse_hopeless(facts)
         held_out = table["split"].get("validation-users", 0.0) + _TEST_USERS
         users = max(int(facts.users * (1 - held_out)), 1)
         signal = signal_of(load(table), users, facts.rows_per_user)
@@ -229,14 +283,48 @@ def _split_line(population: Population) -> str:
     return f"{said}; {validating:,} validate" if validating else said
 
 
-def _refuse_hopeless(epsilon: float, facts: TableFacts) -> None:
-    if not 0 < epsilon < math.inf:
+def _require_frame(table: object) -> None:
+    """The error for a table in memory that is no DataFrame of pandas."""
+    if isinstance(table, pd.DataFrame):
+        return
+    fix = (
+        "pandas.DataFrame(rows, columns=['user', 'item']), or its method to_pandas() if it has one"
+    )
+    if isinstance(table, str | Path):
+        fix = f"pandas.read_csv({str(table)!r}), or on the command line: fedrec try {table}"
+    raise DataError(
+        "the table is no DataFrame",
+        expected="a pandas DataFrame with one interaction per row",
+        got=f"an object of type {type(table).__name__}",
+        fix=fix,
+    )
+
+
+def _require_roles(columns: Mapping[str, Hashable]) -> None:
+    """The error for arguments that are no roles of columns."""
+    for role, name in columns.items():
+        if role not in ROLES:
+            raise ExperimentError(
+                f"there is no argument {role!r}, and no such role of a column",
+                expected=", ".join(ROLES),
+                got=f"{role}={name!r}",
+                fix=did_you_mean(role, ROLES),
+            )
+
+
+def _require_epsilon(epsilon: object) -> None:
+    """The error for a target that no private run has."""
+    number = math.nan if isinstance(epsilon, bool) or not isinstance(epsilon, Real) else epsilon
+    if not 0 < float(number) < math.inf:
         raise ExperimentError(
             "this epsilon is no target of a private run",
             expected="a number > 0, such as 5; smaller is more private",
-            got=f"{epsilon:g}",
+            got=repr(epsilon),
             fix="give another one, or leave it out for a run without privacy",
         )
+
+
+def _refuse_hopeless(facts: TableFacts) -> None:
     if facts.users < _FEWEST_USERS:
         raise ExperimentError(
             "there are too few users for a private system",

@@ -13,7 +13,7 @@ from scipy.stats import norm, wilcoxon
 from typer.testing import CliRunner
 
 from fedrec.data.cache import POPULATIONS
-from fedrec.errors import DataError, ExperimentError
+from fedrec.errors import DataError, ExperimentError, FedrecError
 from fedrec.evaluation.central import settings_that_fit
 from fedrec.evaluation.groups import UNTRAINED_ITEMS
 from fedrec.experiment.loading import load
@@ -210,6 +210,55 @@ def test_both_commands_and_python_run_the_same_private_system(tmp_path):
     assert python.metrics == one.metrics == other.metrics
     with pytest.raises(ExperimentError, match="a number > 0"):
         try_table(frame, epsilon=0.0, output=tmp_path / "none")
+
+
+def frame_of(users=40, each=6):
+    random = np.random.default_rng(0)
+    items = np.concatenate([random.choice(25, each, replace=False) for _ in range(users)])
+    return pd.DataFrame({"user": np.repeat(np.arange(users), each), "item": items})
+
+
+QUICK = {"system": "popularity", "overrides": ["evaluation.baselines=[]"]}
+
+
+@pytest.mark.parametrize("names", [["user", "item"], [0, 1], ["2023", "2024"]])
+def test_the_names_of_a_frame_are_no_row_and_what_is_taken_for_what_is_printed(
+    tmp_path, capsys, names
+):
+    """A frame of an array has the names 0 and 1."""
+    frame = frame_of().set_axis(names, axis=1)
+    result = try_table(frame, output=tmp_path / "run", **QUICK)
+    user, item = map(str, names)
+    said = capsys.readouterr().err
+    assert "240 rows, 40 users, 25 items" in said
+    assert f"user: column {user!r} (by its" in said and f"item: column {item!r} (by its" in said
+    assert POPULATIONS.population(result.experiment).interactions.num_users == 40
+    turned = try_table(frame, output=tmp_path / "turned", user=names[1], item=names[0], **QUICK)
+    assert POPULATIONS.population(turned.experiment).interactions.num_users == 25
+
+
+def test_a_frame_of_an_array_may_hold_ratings(tmp_path, capsys):
+    array = np.column_stack([frame_of().to_numpy(), np.arange(240) % 5 + 1])
+    try_table(pd.DataFrame(array), output=tmp_path / "run", **QUICK)
+    said = capsys.readouterr().err
+    assert "240 rows, 40 users, 25 items; the 96 rows with a rating above 3 in column '2'" in said
+
+
+@pytest.mark.parametrize(
+    ("table", "given", "message"),
+    [
+        ("mine.csv", {}, r"(?s)no DataFrame.*type str.*pandas.read_csv\('mine.csv'\)"),
+        (frame_of().to_numpy(), {}, r"(?s)no DataFrame.*type ndarray.*columns=\['user', 'item'\]"),
+        (None, {}, r"no DataFrame"),
+        (frame_of(), {"usr": "user"}, r"(?s)no argument 'usr'.*did you mean 'user'"),
+        (frame_of(), {"user": "usr"}, r"(?s)no column 'usr'.*did you mean 'user'"),
+        (frame_of(), {"epsilon": "5"}, r"(?s)a number > 0.*got: '5'"),
+        (frame_of(), {"epsilon": True}, r"a number > 0"),
+    ],
+)
+def test_wrong_arguments_in_python_get_an_error_of_fedrec(tmp_path, table, given, message):
+    with pytest.raises(FedrecError, match=message):
+        try_table(table, output=tmp_path / "run", **given)
 
 
 def test_vectors_of_items_serve_items_that_nobody_trained_with(tmp_path):

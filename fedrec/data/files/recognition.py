@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fedrec.config import did_you_mean
 from fedrec.data.files.columns import dates_of, ids_of, numbers_of, typed, whole_numbers
 from fedrec.data.files.indexing import dense_index
 from fedrec.data.files.tables import (
@@ -169,16 +170,19 @@ def recognise(
     given: Mapping[str, str] | None = None,
     *,
     rated: bool = True,
+    header: bool | None = None,
     time_format: str | None = None,
     positive_above: float | None = None,
 ) -> Recognised:
     """Recognise the columns of a table of interactions.
 
     Args:
-        path: a CSV or Parquet file. If all values of the first line are numbers or dates, it is a
-            row, and the first two columns that are not `given` hold the users and the items.
+        path: a CSV or Parquet file. Where all names are numbers or dates, the first two columns
+            that are not `given` hold the users and the items.
         given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
         rated: whether a column may be taken for ratings; otherwise every row counts as liked.
+        header: whether the first line of a CSV file has names; None: if not all of its values are
+            numbers or dates.
         time_format: form of dates, as of `strptime`; None: ISO, or dotted with the day first.
         positive_above: a row is positive when its rating is above this; None: the middle of the
             scale of the ratings, which is from the lowest to the highest, but for the lowest
@@ -189,8 +193,7 @@ def recognise(
             twice, a rating is no number, or the user and item columns are ambiguous.
     """
     given = given or {}
-    layout = _layout(path)
-    header = layout.names == "first line"
+    layout = _layout(path, header)
     nested = (
         [name for name, kind in parquet_columns(path) if kind] if path.suffix in PARQUET else []
     )
@@ -203,8 +206,9 @@ def recognise(
     ids = tuple(name for name, kind in types.items() if kind is str and _is_id(name, given))
     frame = read_table(path, replace(layout, columns=types, ids=ids))
     roles = tuple(role for role in ROLES if rated or role != "rating")
+    telling = layout.names == "first line" and not _are_values(every)
     columns, reasons, rivals = _assigned(
-        path, needed, frame, given, roles, time_format, header=header
+        path, needed, frame, given, roles, time_format, telling=telling
     )
     _require_times(path, columns, time_format)
     ratings = _ratings(frame[columns["rating"]], path) if "rating" in columns else None
@@ -241,7 +245,7 @@ def recognise(
         else next(
             iter(_surest_first("time", [n for n in names if n not in columns.values()])), None
         ),
-        header=header,
+        header=layout.names == "first line",
         time_format=time_format,
         frame=frame,
     )
@@ -298,9 +302,10 @@ def _assigned(
     roles: Sequence[str],
     time_format: str | None,
     *,
-    header: bool,
+    telling: bool,
 ) -> tuple[dict[str, str], dict[str, str], dict[str, tuple[str, ...]]]:
-    """The column of each role, the reason, and others with such a name."""
+    """The column of each role, the reason, and others with such a name; `telling`: whether the
+    names may tell what columns hold."""
     columns: dict[str, str] = {}
     reasons: dict[str, str] = {}
     rivals: dict[str, tuple[str, ...]] = {}
@@ -310,7 +315,7 @@ def _assigned(
                 f"{path} has no column {name!r}",
                 expected=f"one of {', '.join(map(repr, names))}",
                 got=f"--{role} {name}",
-                fix=f"give the name of the column of {role}s",
+                fix=did_you_mean(name, names),
             )
         if name in columns.values():
             raise DataError(
@@ -321,7 +326,7 @@ def _assigned(
             )
         columns[role] = name
         reasons[role] = "as given"
-    for role in () if header else ("user", "item"):
+    for role in () if telling else ("user", "item"):
         free = next((name for name in names if name not in columns.values()), None)
         if role not in columns and free is not None:
             columns[role] = free
@@ -338,7 +343,7 @@ def _assigned(
             columns[role], *others = fitting
             reasons[role] = "by its name"
             rivals[role] = tuple(others)
-    for role in ("time",) if header else (role for role in ("time", "rating") if role in roles):
+    for role in ("time",) if telling else (role for role in ("time", "rating") if role in roles):
         left = [name for name in names if name not in columns.values()]
         found = [
             name for name in left if role not in columns and _looks(role, frame[name], time_format)
@@ -380,13 +385,19 @@ def _by_content(
         reasons[role] = "the only column of ids left" if len(ids) == 1 else "by its place"
 
 
-def _layout(path: Path) -> TableLayout:
+def _layout(path: Path, header: bool | None) -> TableLayout:
     """The layout of a table, with the character that separates its first line into most columns;
-    values in the first line are no names."""
+    values in the first line are no names, if it is not said whether it has names."""
     layouts = [TableLayout.own({}, separator=one) for one in _SEPARATORS]
     layout = max(layouts, key=lambda one: len(column_names(path, one)))
-    values = all(re.fullmatch(_VALUE, name.strip()) for name in column_names(path, layout))
-    return replace(layout, names="places") if values else layout
+    if header is None:
+        header = not _are_values(column_names(path, layout))
+    return layout if header else replace(layout, names="places")
+
+
+def _are_values(names: Sequence[str]) -> bool:
+    """Whether all names of columns are numbers or dates."""
+    return all(re.fullmatch(_VALUE, name.strip()) for name in names)
 
 
 def _types(names: Sequence[str], given: Mapping[str, str]) -> dict[str, type | None]:

@@ -41,10 +41,6 @@ Vectors = Annotated[
     setting_option("item-vectors", of="fedrec.data.readers.table:TableConfig"),
 ]
 _NO_COLUMN = ("", "none")
-_NO_FEATURES = (
-    "no user or item features: the system learns from interactions only; models that represent"
-    " users by features, such as privrec, would learn nothing here"
-)
 
 
 def try_(
@@ -111,9 +107,7 @@ class OwnTable:
                 `simulations.tables.table_facts.TableFacts.of`.
             DataError: see `recognise`.
         """
-        from fedrec.data.files.recognition import recognise
-        from simulations.own_data import own_system, warnings
-        from simulations.tables.table_facts import given_threshold
+        from simulations.own_data import own_experiment
 
         given = {role: name for role, name in self.columns.items() if name is not None}
         rated = not self.unrated and given.get("rating") not in _NO_COLUMN
@@ -121,31 +115,27 @@ class OwnTable:
             raise _two_answers(given["rating"])
         if not rated:
             given.pop("rating", None)
-        found = recognise(
+        tell = _silent if quiet else _printed
+        tell(f"{data}:")
+        return own_experiment(
             data,
             given,
+            lambda line: tell(f"  {line}"),
             rated=rated,
             time_format=self.time_format,
-            positive_above=given_threshold(overrides),
-        )
-        bare = [] if self.item_vectors else [_NO_FEATURES]
-        _tell(quiet, [f"{data}:"])
-        _tell(quiet, [*found.lines(), *bare, *warnings(found)], "  ")
-        own = own_system(
-            data,
-            found,
             epsilon=self.epsilon,
             system=self.system,
             overrides=overrides,
             item_vectors=self.item_vectors,
         )
-        _tell(quiet, own.lines(), "  ")
-        return own.experiment
 
 
-def _tell(quiet: bool, lines: list[str], before: str = "") -> None:
-    for line in () if quiet else lines:
-        typer.echo(before + line, err=True)
+def _printed(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _silent(line: str) -> None:
+    """Prints nothing."""
 
 
 def _two_answers(column: str) -> ExperimentError:
