@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The experiment on a user's own table, and what the commands say of it."""
 
+import json
 import math
 import os
 import re
@@ -12,16 +13,20 @@ from scipy.optimize import brentq
 from scipy.stats import norm, wilcoxon
 from typer.testing import CliRunner
 
+from fedrec.config import Config
 from fedrec.data.cache import POPULATIONS
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Partition, Split
 from fedrec.errors import DataError, ExperimentError, FedrecError
 from fedrec.evaluation.central import settings_that_fit
 from fedrec.evaluation.groups import UNTRAINED_ITEMS
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
+from fedrec.report.comparison import compare
 from fedrec.runs.result import Result
 from simulations.cli import app
 from simulations.cli.experiments.own_data import OwnTable
-from simulations.default_system import TITLES
+from simulations.default_system import LINEAR, TITLES
 from simulations.own_data import fold_in_system, try_table
 from simulations.runner import run
 from simulations.tables.private_signal import signal_of
@@ -259,6 +264,61 @@ def test_a_frame_of_an_array_may_hold_ratings(tmp_path, capsys):
 def test_wrong_arguments_in_python_get_an_error_of_fedrec(tmp_path, table, given, message):
     with pytest.raises(FedrecError, match=message):
         try_table(table, output=tmp_path / "run", **given)
+
+
+class KnownItemsAreTested(Split):
+    """Every user trains; the second of two rows of the same pair is tested."""
+
+    Config = Config
+
+    def split(self, interactions: Interactions) -> Partition:
+        rows = np.arange(len(interactions))
+        later = rows >= len(rows) // 2
+        return Partition(np.arange(interactions.num_users), rows[~later], rows[:0], rows[later])
+
+
+def test_metrics_that_no_user_has_are_null_in_files_and_named_by_compare(tmp_path, recwarn, caplog):
+    """No list has an item that its user knows. JSON has no NaN."""
+    caplog.set_level("INFO")
+    frame = frame_of()
+    pd.concat([frame, frame]).to_csv(tmp_path / "twice.csv", index=False)
+    table = {
+        "name": "known",
+        "dataset": {"name": "table", "path": str(tmp_path / "twice.csv")},
+        "split": {"name": f"{__name__}:KnownItemsAreTested"},
+        **LINEAR,
+        "evaluation": {"ks": [10], "baselines": ["popularity"]},
+    }
+    result = run(table, output=tmp_path / "run")
+    assert not [one for one in recwarn if one.category is RuntimeWarning]
+    assert "240 of 480 rows repeat the user and the item of another row" in caplog.text
+    assert math.isnan(result.metrics["recall@10"])
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    files = list(result.folder.rglob("*.json"))
+    for file in files:
+        json.loads(file.read_text(), parse_constant=refuse)
+    assert {"result.json", "baselines.json"} <= {file.name for file in files}
+    again = Result.load(result.folder)
+    assert again.metrics == pytest.approx(result.metrics, nan_ok=True)
+    assert again.baselines["popularity"] == pytest.approx(
+        result.baselines["popularity"], nan_ok=True
+    )
+    with pytest.raises(ExperimentError, match=r"no test user of .* has a value of recall@10"):
+        compare([again], metric="recall@10")
+
+
+def test_repeated_rows_change_no_private_setting(tmp_path, capsys):
+    """A client uploads each of its items once."""
+    frame = frame_of()
+    tables = []
+    for rows in (frame, pd.concat([frame] * 3)):
+        rows.to_csv(tmp_path / "rows.csv", index=False)
+        tables.append(OwnTable({}, epsilon=5.0).experiment(tmp_path / "rows.csv", [], False))
+    assert tables[0] == tables[1]
+    assert "480 of 720 rows repeat the user and the item of another row" in capsys.readouterr().err
 
 
 def test_vectors_of_items_serve_items_that_nobody_trained_with(tmp_path):

@@ -83,6 +83,7 @@ class Recognised:
             there are no ratings or they are all the same.
         liked: number of positive rows.
         rows: number of rows.
+        repeated: number of rows whose user and item are those of an earlier row.
         users: number of distinct users.
         items: number of distinct items.
         divisible: number of users with at least two different items, of which one can be held out.
@@ -107,6 +108,7 @@ class Recognised:
     positive_above: float | None
     liked: int
     rows: int
+    repeated: int
     users: int
     items: int
     divisible: int
@@ -141,7 +143,8 @@ class Recognised:
         bare = (
             "the first line is a row: columns are named 1, 2, and so on, and the users come first"
         )
-        return [self._taken(), *([] if self.header else [bare]), *said]
+        repeated = [repeated_rows(self.repeated, self.rows)] if self.repeated else []
+        return [self._taken(), *repeated, *([] if self.header else [bare]), *said]
 
     def _scaled(self) -> str:
         """The scale of ratings, and how many are outside."""
@@ -163,6 +166,11 @@ class Recognised:
             f"{counts}; the {self.liked:,} rows with a rating above {self.positive_above:g} in"
             f" column {self.columns['rating']!r} count as liked (with --no-rating every row does)"
         )
+
+
+def repeated_rows(repeated: int, rows: int) -> str:
+    """A sentence on rows of a table that repeat others."""
+    return f"{repeated:,} of {rows:,} rows repeat the user and the item of another row"
 
 
 def recognise(
@@ -234,6 +242,7 @@ def recognise(
         if ratings is None or threshold is None
         else int((ratings.astype(np.float32) > threshold).sum()),
         rows=rows,
+        repeated=rows - len(pairs),
         users=int(users.max()) + 1,
         items=int(items.max()) + 1,
         divisible=int((items_of > 1).sum()),

@@ -8,6 +8,7 @@ such as 26.05.2022), which becomes seconds since 1970 (UTC where no zone is give
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,14 @@ from pydantic import Field
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.files.columns import ids_of, numbers_of, times_of
 from fedrec.data.files.indexing import index_rows
+from fedrec.data.files.recognition import repeated_rows
 from fedrec.data.files.tables import Columns, TableLayout, column_names, columns_of, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.errors import DataError
+from fedrec.runtime.grouping import distinct
+
+log = logging.getLogger("fedrec.data")
 
 
 class TableConfig(ReaderConfig):
@@ -64,7 +69,11 @@ class Table(Reader):
     title = "your own CSV or Parquet file"
 
     def read(self) -> Interactions:
-        return self.interactions(read_table(self._path(), self._layout()))
+        rows = self.interactions(read_table(self._path(), self._layout()))
+        repeated = len(rows) - len(distinct(rows.users * rows.num_items + rows.items))
+        if repeated:
+            log.info("%s: %s", self._path(), repeated_rows(repeated, len(rows)))
+        return rows
 
     def interactions(self, columns: Columns) -> Interactions:
         """The interactions in columns that were read before.

@@ -253,6 +253,8 @@ def test_users_who_can_be_tested_and_items_that_users_share_are_counted(written)
     rows = [("a", "x"), ("a", "x"), ("b", "x"), ("b", "y"), ("c", "z")]
     found = recognise(written(("user", "item"), rows))
     assert (found.users, found.items, found.divisible, found.shared) == (3, 3, 1, 1)
+    assert found.lines()[1] == "1 of 5 rows repeat the user and the item of another row"
+    assert found.items_per_user == 4 / 3
     with pytest.raises(DataError, match=r"row 2 .* column 'item'"):
         recognise(written(("user", "item"), [("a", "x"), ("b", ""), ("b", "y")]))
 
@@ -344,8 +346,9 @@ def test_a_scale_of_ratings_is_any_but_for_rare_values_far_away(written, kind):
     assert found.liked == sum(value > (low + high) / 2 for value in values)
     said = found.lines()
     assert f"rating above {(low + high) / 2:g}" in said[0]
-    assert f"a scale of {low:g} to {high:g}" in said[3]
-    assert ("outside" in said[3]) == (outside > 0)
+    (rated,) = [line for line in said if line.startswith("rating")]
+    assert f"a scale of {low:g} to {high:g}" in rated
+    assert ("outside" in rated) == (outside > 0)
     given = recognise(file, {"rating": "rating"}, positive_above=low)
     assert f"rating above {low:g}" in given.lines()[0] and given.positive_above == low
 
