@@ -50,7 +50,7 @@ from simulations.default_system import LINEAR, MOST_ROWS, SystemChoice, choose, 
 from simulations.expected_traffic import traffic_lines
 from simulations.runner import run
 from simulations.tables.private_signal import Signal, signal_of
-from simulations.tables.table_facts import TableFacts, given_threshold
+from simulations.tables.table_facts import TableFacts, given_threshold, has_private_parts
 
 _NO_FEATURES = (
     "no user or item features: the system learns from interactions only; models that represent"
@@ -237,7 +237,8 @@ def own_system(
     """
     if epsilon is not None:
         _require_epsilon(epsilon)
-    facts = TableFacts.of(found, overrides, private=epsilon is not None)
+    private = epsilon is not None or has_private_parts(overrides)
+    facts = TableFacts.of(found, overrides, private=private)
     table = _experiment(path, found, facts, epsilon, item_vectors)
     signal = None
     if epsilon is not None:
@@ -260,7 +261,10 @@ def own_system(
         POPULATIONS.hold(experiment, Population.of(experiment, rows))
     choice = None
     if epsilon is None and not item_vectors:
-        choice = choose(table, system, overrides, facts.rows)
+        if private and system is None:
+            choice = SystemChoice("linear", {}, "not compared with others under privacy")
+        else:
+            choice = choose(table, system, overrides, facts.rows)
         if choice.system != "linear":
             experiment = load(with_system(table, choice.system), overrides)
     return OwnSystem(experiment, facts, epsilon, signal, choice)

@@ -110,6 +110,19 @@ def given_threshold(overrides: Sequence[str]) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+def has_private_parts(overrides: Sequence[str]) -> bool:
+    """Whether overrides make the system, a baseline or the data private.
+
+    Raises:
+        ExperimentError: an override cannot be read.
+    """
+    table = read({}, overrides)
+    evaluation = table.get("evaluation", {})
+    baselines = evaluation.get("baselines", []) if isinstance(evaluation, dict) else []
+    private = [one for one in baselines if isinstance(one, dict) and "epsilon" in one]
+    return "privacy" in table or "perturb" in table or bool(private)
+
+
 def _refuse_values_as_names(found: Recognised) -> None:
     """The errors for roles of columns that a value of one user would change."""
     guessed = {

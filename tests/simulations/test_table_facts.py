@@ -43,7 +43,15 @@ def honest():
 def private(tmp_path):
     """The experiment on the rows of all users, in one file."""
 
-    def experiment(users, *overrides, unrated=False, head=HEAD, tail=lambda user: "", **columns):
+    def experiment(
+        users,
+        *overrides,
+        unrated=False,
+        head=HEAD,
+        tail=lambda user: "",
+        epsilon: float | None = 50.0,
+        **columns,
+    ):
         lines = [
             f"u{user},i{item:02},{value:g}{tail(user)}"
             for user, own in enumerate(users)
@@ -51,7 +59,7 @@ def private(tmp_path):
         ]
         file = tmp_path / "rows.csv"
         file.write_text("\n".join([head, *lines, ""]))
-        table = OwnTable(columns, unrated, epsilon=50.0)
+        table = OwnTable(columns, unrated, epsilon=epsilon)
         return table.experiment(file, list(overrides), False)
 
     return experiment
@@ -102,6 +110,24 @@ def test_ratings_need_a_threshold_that_is_given_or_none_at_all(private):
         private(honest())
     assert private(honest(), "positive-above=2.5").positive_above == 2.5
     assert private(honest(), unrated=True).positive_above is None
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "privacy={epsilon=50.0, clip-norm=1.0}",
+        "privacy.epsilon=50.0",
+        "evaluation.baselines=[{name='dp-popularity', epsilon=5.0}]",
+        "perturb={name='rnnr', epsilon=1.0}",
+    ],
+)
+def test_privacy_by_overrides_passes_the_same_gate(private, override, capsys):
+    with pytest.raises(ExperimentError, match=r"(?s)positive-above=3.*--no-rating"):
+        private(honest(), override, epsilon=None)
+    if not override.startswith(("privacy.", "perturb")):
+        made = private(honest(), override, "positive-above=3", epsilon=None)
+        assert made.model.name == "item-weights"
+        assert "not compared with others under privacy" in capsys.readouterr().err
 
 
 def test_columns_are_not_recognised_by_their_values(private):
