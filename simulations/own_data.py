@@ -13,17 +13,19 @@ popularity is kept.
 Under privacy, and with dense vectors of the items, the second round is that of `fold-in`: item
 embeddings from the sums, to which each device fits its user's taste. Clip norms follow from the
 mean number of rows per user, as sparse users need less noise; where noise would cover what can be
-learned from products (`simulations.private_signal`), the first round alone is run: private
-popularity with the whole budget. The numbers of users, items and rows are taken as public.
+learned from products (`simulations.tables.private_signal`), the first round alone is run: private
+popularity with the whole budget. What settings take from the table is in
+`simulations.tables.table_facts`.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,9 @@ import numpy as np
 import pandas as pd
 
 from fedrec.components.registry import DATASET
+from fedrec.config import did_you_mean
 from fedrec.data.cache import POPULATIONS
-from fedrec.data.files.recognition import Recognised, recognise
+from fedrec.data.files.recognition import ROLES, Recognised, recognise
 from fedrec.data.population import Population
 from fedrec.data.readers.table import Table
 from fedrec.errors import DataError, ExperimentError
@@ -45,10 +48,14 @@ from fedrec.runtime.new_folders import require_new_folder
 from server.callbacks.base import Callback
 from simulations.default_system import LINEAR, MOST_ROWS, SystemChoice, choose, with_system
 from simulations.expected_traffic import traffic_lines
-from simulations.private_signal import Signal, signal_of
 from simulations.runner import run
+from simulations.tables.private_signal import Signal, signal_of
+from simulations.tables.table_facts import TableFacts, given_threshold, has_private_parts
 
-log = logging.getLogger("fedrec.own_data")
+_NO_FEATURES = (
+    "no user or item features: the system learns from interactions only; models that represent"
+    " users by features, such as privrec, would learn nothing here"
+)
 _VALIDATION = 0.1
 _FEWEST_USERS = 20
 _TEST_USERS = 0.2  # default of the split
@@ -63,27 +70,26 @@ class OwnSystem:
 
     Attributes:
         experiment: the resolved experiment.
-        items: number of items of the table.
-        rows_per_user: mean number of rows of a user.
+        facts: what its settings take from the table.
         epsilon: target of differential privacy; None without privacy.
         signal: what its private model can learn; None without privacy.
         choice: the system that is trained without privacy and item vectors.
     """
 
     experiment: Experiment
-    items: int
-    rows_per_user: float
+    facts: TableFacts
     epsilon: float | None = None
     signal: Signal | None = None
     choice: SystemChoice | None = None
 
     def lines(self) -> list[str]:
-        """Who trains and who is tested, and what devices send; under privacy also what is trained,
-        and why."""
+        """Who trains and who is tested, and what devices send; under privacy also what is public,
+        what is trained, and why."""
         population = POPULATIONS.cached(self.experiment)
         said = [] if population is None else [_split_line(population)]
         said += [] if self.choice is None else [self.choice.line()]
-        said += traffic_lines(self.experiment, self.items, self.rows_per_user)
+        said += traffic_lines(self.experiment, self.facts.items, self.facts.rows_per_user)
+        said += self.facts.lines()
         if self.epsilon is None or self.signal is None:
             return said
         return [*said, *self.signal.lines(self.epsilon)]
@@ -100,7 +106,7 @@ def try_table(
     time_format: str | None = None,
     item_vectors: Sequence[str | Path] = (),
     callbacks: Sequence[Callback] = (),
-    **columns: str,
+    **columns: Hashable,
 ) -> Result:
     """What `fedrec try` does, with a table in memory: train a federated recommender on it, and
     compare it with popularity and centralised EASE.
@@ -120,34 +126,88 @@ def try_table(
         columns: names of the columns `user`, `item`, `rating` and `time` that are not recognised.
 
     Returns:
-        The result. How the columns were recognised, and what makes results say little, is logged.
+        The result. How the columns were recognised, and what makes results say little, is printed
+        to standard error, as by the command.
 
     Raises:
-        DataError: columns are not recognised, or no user has two different items.
-        ExperimentError: an override is wrong, epsilon is no number > 0, or there are too few users
-            for a private system.
+        DataError: it is no DataFrame, columns are not recognised, or no user has two different
+            items.
+        ExperimentError: a role of a column or an override is wrong, epsilon is no number > 0, there
+            are too few users for a private system, or it would depend on a value that is not given,
+            see `simulations.tables.table_facts`.
         RunError: the folder is not empty.
     """
+    _require_frame(table)
+    _require_roles(columns)
     folder = Path(output) if output is not None else runs_directory() / f"table-{stamp()}"
     require_new_folder(folder, fix="choose another output")
     file = folder / "table.csv"
     write_atomically(file, table.to_csv(index=False))
-    found = recognise(file, columns, rated=not unrated, time_format=time_format)
-    for line in found.lines():
-        log.info(line)
-    for line in warnings(found):
-        log.warning(line.removeprefix("warning: "))
-    own = own_system(
+    experiment = own_experiment(
         file,
-        found,
+        {role: str(name) for role, name in columns.items()},
+        lambda line: print(line, file=sys.stderr),
+        rated=not unrated,
+        header=True,
+        time_format=time_format,
         epsilon=epsilon,
         system=system,
         overrides=overrides,
         item_vectors=[Path(path) for path in item_vectors],
     )
+    return run(experiment, output=folder / "run", callbacks=callbacks)
+
+
+def own_experiment(
+    path: Path,
+    columns: Mapping[str, str],
+    tell: Callable[[str], None],
+    *,
+    rated: bool = True,
+    header: bool | None = None,
+    time_format: str | None = None,
+    epsilon: float | None = None,
+    system: str | None = None,
+    overrides: Sequence[str] = (),
+    item_vectors: Sequence[Path] = (),
+) -> Experiment:
+    """The experiment on a table.
+
+    Args:
+        path: the table.
+        columns: by role, the names of columns that are known.
+        tell: gets one line after the other: how columns were recognised, and what will be run.
+        rated: whether a column may be taken for ratings.
+        header: see `recognise`.
+        time_format: form of the dates, as of `strptime`.
+        epsilon: see `own_system`, and so for the others.
+
+    Raises:
+        DataError: see `recognise` and `own_system`.
+        ExperimentError: see `own_system`.
+    """
+    found = recognise(
+        path,
+        columns,
+        rated=rated,
+        header=header,
+        time_format=time_format,
+        positive_above=given_threshold(overrides),
+    )
+    bare = [] if item_vectors else [_NO_FEATURES]
+    for line in [*found.lines(), *bare, *warnings(found)]:
+        tell(line)
+    own = own_system(
+        path,
+        found,
+        epsilon=epsilon,
+        system=system,
+        overrides=overrides,
+        item_vectors=item_vectors,
+    )
     for line in own.lines():
-        log.info(line)
-    return run(own.experiment, output=folder / "run", callbacks=callbacks)
+        tell(line)
+    return own.experiment
 
 
 def own_system(
@@ -173,18 +233,22 @@ def own_system(
     Raises:
         DataError: no user has two different items, or a value of the table is wrong.
         ExperimentError: an override is wrong, or names another dataset; epsilon is no number > 0,
-            or there are too few users for it.
+            there are too few users for it, or see `TableFacts.of`.
     """
-    table = _experiment(path, found, epsilon, item_vectors)
+    if epsilon is not None:
+        _require_epsilon(epsilon)
+    private = epsilon is not None or has_private_parts(overrides)
+    facts = TableFacts.of(found, overrides, private=private)
+    table = _experiment(path, found, facts, epsilon, item_vectors)
     signal = None
     if epsilon is not None:
-        _refuse_hopeless(epsilon, found)
+        _refuse_hopeless(facts)
         held_out = table["split"].get("validation-users", 0.0) + _TEST_USERS
-        users = max(int(found.users * (1 - held_out)), 1)
-        signal = signal_of(load(table), users, found.rows / found.users)
+        users = max(int(facts.users * (1 - held_out)), 1)
+        signal = signal_of(load(table), users, facts.rows_per_user)
     if epsilon is not None and signal is not None and not signal.suffices:
         table = _popularity_alone(table, path, epsilon)
-    elif found.divisible >= _FEWEST_USERS:
+    elif facts.divisible >= _FEWEST_USERS:
         table["early-stopping"] = {}
     experiment = load(table, overrides)
     _refuse_other_data(experiment, table["dataset"])
@@ -197,10 +261,13 @@ def own_system(
         POPULATIONS.hold(experiment, Population.of(experiment, rows))
     choice = None
     if epsilon is None and not item_vectors:
-        choice = choose(table, system, overrides, found.rows)
+        if private and system is None:
+            choice = SystemChoice("linear", {}, "not compared with others under privacy")
+        else:
+            choice = choose(table, system, overrides, facts.rows)
         if choice.system != "linear":
             experiment = load(with_system(table, choice.system), overrides)
-    return OwnSystem(experiment, found.items, found.rows / found.users, epsilon, signal, choice)
+    return OwnSystem(experiment, facts, epsilon, signal, choice)
 
 
 def _split_line(population: Population) -> str:
@@ -220,19 +287,53 @@ def _split_line(population: Population) -> str:
     return f"{said}; {validating:,} validate" if validating else said
 
 
-def _refuse_hopeless(epsilon: float, found: Recognised) -> None:
-    if not 0 < epsilon < math.inf:
+def _require_frame(table: object) -> None:
+    """The error for a table in memory that is no DataFrame of pandas."""
+    if isinstance(table, pd.DataFrame):
+        return
+    fix = (
+        "pandas.DataFrame(rows, columns=['user', 'item']), or its method to_pandas() if it has one"
+    )
+    if isinstance(table, str | Path):
+        fix = f"pandas.read_csv({str(table)!r}), or on the command line: fedrec try {table}"
+    raise DataError(
+        "the table is no DataFrame",
+        expected="a pandas DataFrame with one interaction per row",
+        got=f"an object of type {type(table).__name__}",
+        fix=fix,
+    )
+
+
+def _require_roles(columns: Mapping[str, Hashable]) -> None:
+    """The error for arguments that are no roles of columns."""
+    for role, name in columns.items():
+        if role not in ROLES:
+            raise ExperimentError(
+                f"there is no argument {role!r}, and no such role of a column",
+                expected=", ".join(ROLES),
+                got=f"{role}={name!r}",
+                fix=did_you_mean(role, ROLES),
+            )
+
+
+def _require_epsilon(epsilon: object) -> None:
+    """The error for a target that no private run has."""
+    number = math.nan if isinstance(epsilon, bool) or not isinstance(epsilon, Real) else epsilon
+    if not 0 < float(number) < math.inf:
         raise ExperimentError(
             "this epsilon is no target of a private run",
             expected="a number > 0, such as 5; smaller is more private",
-            got=f"{epsilon:g}",
+            got=repr(epsilon),
             fix="give another one, or leave it out for a run without privacy",
         )
-    if found.divisible < _FEWEST_USERS:
+
+
+def _refuse_hopeless(facts: TableFacts) -> None:
+    if facts.users < _FEWEST_USERS:
         raise ExperimentError(
             "there are too few users for a private system",
-            expected=f"at least {_FEWEST_USERS} users with two different items; hundreds to learn",
-            got=f"{found.divisible:,} of {found.users:,}",
+            expected=f"at least {_FEWEST_USERS} users; hundreds to learn",
+            got=f"{facts.users:,}",
             fix="take data of more users, or leave out epsilon",
         )
 
@@ -264,14 +365,19 @@ def _refuse_other_system(
 
 
 def _experiment(
-    path: Path, found: Recognised, epsilon: float | None, item_vectors: Sequence[Path]
+    path: Path,
+    found: Recognised,
+    facts: TableFacts,
+    epsilon: float | None,
+    item_vectors: Sequence[Path],
 ) -> dict[str, Any]:
-    """The experiment on a table, as a TOML table."""
-    if not found.divisible:
+    """The experiment on a table, as a TOML table. `found` gives the form of the file, `facts` all
+    that depends on its rows."""
+    if not facts.divisible:
         raise DataError(
             f"no user in {path} has two different items",
             expected="users with several items: one half is learned from, the other is held out",
-            got=f"{found.rows:,} rows, {found.users:,} users, one item each",
+            got=f"{facts.rows:,} rows, {facts.users:,} users, one item each",
             fix="name the column of users with --user (not one of orders or sessions), or take data"
             " with more rows per user",
         )
@@ -282,25 +388,27 @@ def _experiment(
         dataset["header"] = False
     if found.time_format is not None:
         dataset["time-format"] = found.time_format
-    if found.positive_above is None:
+    if facts.positive_above is None:
         dataset.pop("rating", None)
     if item_vectors:
         dataset["item-vectors"] = [str(file.resolve()) for file in item_vectors]
-    rows_per_user = found.rows / found.users
     personal = epsilon is not None or bool(item_vectors)
     kind = "fold-in" if personal else "linear item-to-item model"
     return {
         "name": _name(path) + ("" if epsilon is None else "-private"),
         "title": f"Federated {kind} on {path.name}"
         + ("" if epsilon is None else f" at epsilon {epsilon:g}"),
-        **({} if found.positive_above is None else {"positive-above": found.positive_above}),
+        **({} if facts.positive_above is None else {"positive-above": facts.positive_above}),
         "dataset": dataset,
         "split": {"name": "user-holdout", "split-by": "pairs"}
-        | ({"halves": "temporal"} if "time" in found.columns else {})
-        | ({"validation-users": _VALIDATION} if found.divisible >= _FEWEST_USERS else {}),
+        | ({"halves": "temporal"} if facts.timed else {})
+        | ({"validation-users": _VALIDATION} if facts.divisible >= _FEWEST_USERS else {}),
         **(
             fold_in_system(
-                epsilon, found.items, rows_per_user, rated=found.positive_above is not None
+                epsilon,
+                facts.items,
+                facts.rows_per_user,
+                rated=facts.positive_above is not None,
             )
             if personal
             else LINEAR
@@ -308,7 +416,7 @@ def _experiment(
         "evaluation": {
             "every": 0,
             "ks": [10, 20],
-            "baselines": _baselines(epsilon, found),
+            "baselines": _baselines(epsilon, facts),
         },
     }
 
@@ -396,20 +504,20 @@ def warnings(found: Recognised) -> list[str]:
     return said
 
 
-def _baselines(epsilon: float | None, found: Recognised) -> list[Any]:
-    order = ["transitions"] if "time" in found.columns else []
-    plain = ["popularity", *_strongest(found), *order, "random"]
+def _baselines(epsilon: float | None, facts: TableFacts) -> list[Any]:
+    order = ["transitions"] if facts.timed else []
+    plain = ["popularity", *_strongest(facts), *order, "random"]
     if epsilon is None:
         return plain
-    clip = _count_clip(found.rows / found.users)
+    clip = _count_clip(facts.rows_per_user)
     return [{"name": "dp-popularity", "epsilon": epsilon, "clip-norm": clip}, *plain]
 
 
-def _strongest(found: Recognised) -> list[Any]:
+def _strongest(facts: TableFacts) -> list[Any]:
     """EASE; iALS, which stands in for it, for large catalogues; neither of too many rows."""
-    if found.items <= _EASE_ITEMS:
+    if facts.items <= _EASE_ITEMS:
         return ["ease"]
-    return [] if found.rows > MOST_ROWS else [{"name": "ease", "max-items": _EASE_ITEMS}]
+    return [] if facts.rows > MOST_ROWS else [{"name": "ease", "max-items": _EASE_ITEMS}]
 
 
 def _name(path: Path) -> str:

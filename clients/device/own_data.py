@@ -21,6 +21,7 @@ import numpy as np
 
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.files.feature_labels import known_labels
 from fedrec.data.files.tables import Columns, TableLayout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
@@ -30,7 +31,6 @@ from fedrec.experiment.schema import Experiment
 
 log = logging.getLogger("fedrec")
 PARTS = ("train", "tune", "validation", "test")
-SEVERAL = "|"
 
 
 def own_population(
@@ -166,10 +166,17 @@ def _user_features(
             else np.full(users, "")
         )
         place = {category: code for code, category in enumerate(categories)}
-        own = [
-            [place[label] for label in str(text).split(SEVERAL) if label in place]
-            for text in labels
-        ]
+        found = [known_labels(text, place) for text in labels]
+        unknown = [label for _, others in found for label in others]
+        if unknown:
+            log.warning(
+                "%d values of feature %r are no categories of the catalogue and are left out, such"
+                " as %r",
+                len(unknown),
+                name,
+                unknown[0],
+            )
+        own = [[place[label] for label in labels_] for labels_, _ in found]
         offsets = np.concatenate([[0], np.cumsum([len(codes_) for codes_ in own])]).astype(np.int64)
         flat = np.array([code for codes_ in own for code in codes_], dtype=np.int64)
         features.append(Feature(name, categories, offsets, flat))

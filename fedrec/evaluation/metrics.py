@@ -219,7 +219,7 @@ def _at(sums: Mapping[str, np.ndarray], k: int) -> dict[str, np.ndarray]:
 
 def _mean(metric: Metric | None, values: np.ndarray, rows: np.ndarray | None) -> float:
     if not isinstance(metric, RatingMetric) or rows is None:
-        return float(np.nanmean(values))
+        return float("nan" if np.isnan(values).all() else np.nanmean(values))
     judged = np.asarray(rows) > 0
     if not judged.any():
         return float("nan")

@@ -99,6 +99,13 @@ def shipped_experiments() -> dict[str, Path]:
 
 
 def _read(source: str | Path) -> dict[str, Any]:
+    if not isinstance(source, str | Path):
+        raise ExperimentError(
+            "no experiment is given",
+            expected="a TOML file, the name of a shipped experiment, a table, or an Experiment",
+            got=repr(source)[:200],
+            fix="fedrec.run('privrec-synthetic'); for a DataFrame of interactions fedrec.try_table",
+        )
     try:
         path = Path(source).expanduser()
         found = path.is_file()

@@ -9,7 +9,7 @@ the same users of the same data are compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -134,6 +134,7 @@ def compare(
             fix="name more runs, or add evaluation.baselines",
         )
     others = [label for label in systems if label != reference]
+    _require_values(metric, systems.values())
     differences = [_differences(systems[label], systems[reference]) for label in others]
     lower = lower_is_better(metric, results[0].experiment.evaluation)
     samples = [_by_user(values).to_numpy() for values in differences]
@@ -147,6 +148,19 @@ def compare(
         dict(zip(others, over_users, strict=True)),
         dict(zip(others, over_seeds, strict=True)),
     )
+
+
+def _require_values(metric: str, systems: Iterable[ComparedSystem]) -> None:
+    """The error for a metric that no user of a system has."""
+    for system in systems:
+        if system.users.isna().all():
+            raise ExperimentError(
+                f"no test user of {system.label!r} has a value of {metric}",
+                expected="a metric with values: some compare test items that a user does not know",
+                got="none",
+                fix="name another one with --metric, or hold out items that users have no other row"
+                " of",
+            )
 
 
 def _differences(system: ComparedSystem, reference: ComparedSystem) -> pd.Series:

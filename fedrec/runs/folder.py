@@ -50,6 +50,7 @@ from fedrec.runs.result import Result
 from fedrec.runs.tables import UNREADABLE, USER, LaterTables, digests, read_content, table_of
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.new_folders import require_new_folder
+from fedrec.runtime.strict_json import finite
 from fedrec.runtime.text_files import read_json
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ class RunFolder:
         found = self._read_json("baselines.json")
         if not all(_are_metrics(own) for own in found.values()):
             raise self._damaged("baselines.json", "something else than numbers by name")
-        return found
+        return {label: _numbers(own) for label, own in found.items()}
 
     def write_baselines(self, metrics: dict[str, dict[str, float]]) -> None:
         """Store the metrics of the baselines for a resumed run."""
@@ -307,7 +308,7 @@ class RunFolder:
         found = self._read_json(file)
         if not _are_metrics(found.get("metrics")) or not isinstance(found.get("privacy", {}), dict):
             raise self._damaged(file, "no numbers by name under metrics")
-        return found
+        return found | {"metrics": _numbers(found["metrics"])}
 
     def write_baseline(
         self, label: str, found: dict[str, Any], users: ColumnTable, groups: ColumnTable
@@ -418,9 +419,9 @@ class RunFolder:
         return Result(
             experiment=self.experiment,
             folder=self.path,
-            metrics=metrics,  # type: ignore[arg-type]
-            before_fine_tuning=before,  # type: ignore[arg-type]
-            baselines=baselines,
+            metrics=_numbers(metrics),  # type: ignore[arg-type]
+            before_fine_tuning=_numbers(before),  # type: ignore[arg-type]
+            baselines={label: _numbers(own) for label, own in baselines.items()},
             rounds=self._read_table("rounds.csv") if self.experiment.federated else pd.DataFrame(),
             users=self._read_table("users.csv", index=0),
             groups=self._read_table("groups.csv", index=0),
@@ -479,5 +480,10 @@ def _are_metrics(value: object) -> bool:
     )
 
 
+def _numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Metrics as they were before they were written: JSON has null in place of NaN."""
+    return {name: np.nan if value is None else value for name, value in metrics.items()}
+
+
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, sort_keys=False, default=float) + "\n"
+    return json.dumps(finite(value), indent=2, allow_nan=False, default=float) + "\n"

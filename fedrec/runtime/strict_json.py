@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
+
+import numpy as np
 
 
 def finite(value: Any) -> Any:
-    """A JSON value with its numbers that are not finite as text, such as "inf", which `float` reads
-    in most languages."""
+    """A JSON value with infinite numbers as text, such as "inf", which `float` reads in most
+    languages, and None for NaN: what no user has a value of."""
     if isinstance(value, dict):
         return {str(key): finite(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [finite(part) for part in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if not isinstance(value, (float, np.floating)) or np.isfinite(value):
+        return value
+    return None if np.isnan(value) else str(float(value))

@@ -125,7 +125,7 @@ class Guard(RunExtension):
         report = self.phases.report(self.ledger.accountant)
         accountants = self._accountants()
         first, *rest = self.phases.lines(report)
-        words = [first, *accountants, *self._beside, *rest]
+        words = [f"{first}{self._unit()}", *accountants, *self._beside, *rest]
         phases = {f"epsilon of {phase}": value for phase, value in report.phases.items()}
         return words, {
             **finite({"epsilon": report.epsilon, "attack": report.attack, **phases}),
@@ -136,6 +136,15 @@ class Guard(RunExtension):
             "accountants": " ".join(accountants),
             "noise": self._beside,
         }
+
+    def _unit(self) -> str:
+        """Whose data the guarantee is about, where that is a column of the user's own table."""
+        experiment = self.run.experiment
+        if experiment.dataset.name != "table":
+            return ""
+        column = experiment.dataset.options["user"]
+        trained = max(self._populations().values())
+        return f" It is per value of {column}; {trained:,} of them train."
 
     def before_upload(self, round_number: int) -> None:
         """Charge a round before its messages are sent if the clients' replies are the release:

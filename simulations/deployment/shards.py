@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from clients.device.own_data import SEVERAL
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.features import Feature
+from fedrec.data.files.feature_labels import SEVERAL
 from fedrec.data.population import Population
 from fedrec.experiment.schema import Experiment
 from fedrec.runtime.atomic_files import write_atomically

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import platform
 import time
@@ -22,6 +23,7 @@ from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.environment import commit, installed_version
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.strict_json import finite
 from fedrec.runtime.text_files import read_json
 from server.callbacks.base import Callback
 from simulations.study.job import Job
@@ -152,7 +154,8 @@ class TaskJob(Job):
         found = self.task.work(replace(self, callbacks=callbacks))
         seconds = round(time.perf_counter() - started, 1)
         table = {"found": [asdict(one) for one in found], "seconds": seconds, **made()}
-        write_atomically(self.folder / "found.json", json.dumps(table, indent=1) + "\n")
+        text = json.dumps(finite(table), indent=1, allow_nan=False)
+        write_atomically(self.folder / "found.json", text + "\n")
 
     def table(self, source: str | Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
         """The table of an experiment, small if quick. `{data-directory}` and `{seed}` in it are
@@ -180,9 +183,15 @@ class TaskJob(Job):
             return None
         try:
             table = read_json(file)
-            return [Found(**one) for one in table["found"]], float(table.get("seconds", 0.0))
+            found = [Found(**{**one, "value": _number(one["value"])}) for one in table["found"]]
+            return found, float(table.get("seconds", 0.0))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{file} is damaged", got=str(error), fix="remove it") from None
+
+
+def _number(value: float | str | None) -> float:
+    """A number of JSON, which has null in place of NaN and "inf" for infinity."""
+    return math.nan if value is None else float(value)
 
 
 def made() -> dict[str, Any]:

@@ -249,14 +249,14 @@ def values_of(run: RunFolder) -> dict[str, float]:
         ) from None
 
 
-def _numbers(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The metrics.
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics; NaN for those that no user has.
 
     Raises:
         TypeError: one is no number.
     """
-    kinds = (int, float, type(None))  # None: of no user
+    kinds = (int, float, type(None))
     wrong = [name for name, value in metrics.items() if type(value) not in kinds]
     if wrong:
         raise TypeError(f"{wrong[0]} = {metrics[wrong[0]]!r} is no number")
-    return metrics
+    return {name: math.nan if value is None else value for name, value in metrics.items()}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The experiment on a user's own table, and what the commands say of it."""
 
+import json
 import math
 import os
 import re
@@ -12,19 +13,23 @@ from scipy.optimize import brentq
 from scipy.stats import norm, wilcoxon
 from typer.testing import CliRunner
 
+from fedrec.config import Config
 from fedrec.data.cache import POPULATIONS
-from fedrec.errors import DataError, ExperimentError
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Partition, Split
+from fedrec.errors import DataError, ExperimentError, FedrecError
 from fedrec.evaluation.central import settings_that_fit
 from fedrec.evaluation.groups import UNTRAINED_ITEMS
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
+from fedrec.report.comparison import compare
 from fedrec.runs.result import Result
 from simulations.cli import app
 from simulations.cli.experiments.own_data import OwnTable
-from simulations.default_system import TITLES
+from simulations.default_system import LINEAR, TITLES
 from simulations.own_data import fold_in_system, try_table
-from simulations.private_signal import signal_of
 from simulations.runner import run
+from simulations.tables.private_signal import signal_of
 
 COLUMNS = ("user", "item", "rating", "time")
 
@@ -60,6 +65,14 @@ def test_ratings_can_be_declined(tmp_path, declined):
     assert experiment(file)["positive-above"] == 2
     table = experiment(file, rating=declined)
     assert "rating" not in table["dataset"] and "positive-above" not in table
+
+
+def test_the_threshold_that_is_given_is_used_and_printed(tmp_path, capsys):
+    file = written(tmp_path, "Bewertung")
+    assert experiment(file, ["positive-above=1"])["positive-above"] == 1
+    assert "with a rating above 1 in column 'Bewertung'" in capsys.readouterr().err
+    named = experiment(written(tmp_path), ["positive-above=2.5"], rating="Menge")
+    assert (named["positive-above"], named["dataset"]["rating"]) == (2.5, "Menge")
 
 
 @pytest.mark.parametrize("command", [["try"], ["run", "--data"]])
@@ -131,8 +144,8 @@ def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_pa
     needed = int(re.search(r"needs about ([\d,]+) training users", said)[1].replace(",", ""))  # pyright: ignore[reportOptionalSubscript]
     assert needed > 42  # training users of the table
     personal = load({**table, "rounds": 2})
-    assert not signal_of(personal, int(0.95 * needed), 6).suffices
-    assert signal_of(personal, int(1.05 * needed), 6).suffices
+    assert not signal_of(personal, int(0.95 * needed), 8).suffices
+    assert signal_of(personal, int(1.05 * needed), 8).suffices
     assert private(tmp_path, 50.0)["rounds"] == 2
     said = capsys.readouterr().err
     assert "private popularity" not in said and "a personal model is trained (fold-in" in said
@@ -153,14 +166,15 @@ def test_the_signal_is_that_of_its_definition(tmp_path):
     assert found.ratio == pytest.approx(100 * 6 / (30**2 * z), rel=0.01)
 
 
-def test_clip_norms_follow_the_mean_number_of_rows_and_private_popularity_is_beside(tmp_path):
+def test_clip_norms_follow_the_rounded_number_of_rows_and_private_popularity_is_beside(tmp_path):
+    """Of 6 rows each, 8 is the nearest power of two."""
     table = private(tmp_path, 50.0)
     privacy = table["privacy"]
-    assert privacy["clip-norm"] == 6.0
-    assert privacy["phases"]["popularity"]["clip-norm"] == pytest.approx(6**0.5)
+    assert privacy["clip-norm"] == 8.0
+    assert privacy["phases"]["popularity"]["clip-norm"] == pytest.approx(8**0.5)
     beside = table["evaluation"]["baselines"][0]
     assert (beside["name"], beside["epsilon"]) == ("dp-popularity", 50.0)
-    assert beside["clip-norm"] == pytest.approx(6**0.5)
+    assert beside["clip-norm"] == pytest.approx(8**0.5)
     many = fold_in_system(1.0, 5000, 400.0, rated=True)
     assert many["privacy"]["clip-norm"] == 8.0 and many["model"]["items"] == 300
     assert many["privacy"]["phases"]["popularity"]["clip-norm"] == 6.0
@@ -176,7 +190,7 @@ def test_a_wrong_epsilon_is_refused(tmp_path, command, epsilon):
 
 
 def test_a_private_system_of_few_users_is_refused(tmp_path):
-    with pytest.raises(ExperimentError, match=r"(?s)too few users.*at least 20.*got: 12 of 12"):
+    with pytest.raises(ExperimentError, match=r"(?s)too few users.*at least 20.*got: 12"):
         private(tmp_path, 5.0, users=12)
 
 
@@ -201,6 +215,110 @@ def test_both_commands_and_python_run_the_same_private_system(tmp_path):
     assert python.metrics == one.metrics == other.metrics
     with pytest.raises(ExperimentError, match="a number > 0"):
         try_table(frame, epsilon=0.0, output=tmp_path / "none")
+
+
+def frame_of(users=40, each=6):
+    random = np.random.default_rng(0)
+    items = np.concatenate([random.choice(25, each, replace=False) for _ in range(users)])
+    return pd.DataFrame({"user": np.repeat(np.arange(users), each), "item": items})
+
+
+QUICK = {"system": "popularity", "overrides": ["evaluation.baselines=[]"]}
+
+
+@pytest.mark.parametrize("names", [["user", "item"], [0, 1], ["2023", "2024"]])
+def test_the_names_of_a_frame_are_no_row_and_what_is_taken_for_what_is_printed(
+    tmp_path, capsys, names
+):
+    """A frame of an array has the names 0 and 1."""
+    frame = frame_of().set_axis(names, axis=1)
+    result = try_table(frame, output=tmp_path / "run", **QUICK)
+    user, item = map(str, names)
+    said = capsys.readouterr().err
+    assert "240 rows, 40 users, 25 items" in said
+    assert f"user: column {user!r} (by its" in said and f"item: column {item!r} (by its" in said
+    assert POPULATIONS.population(result.experiment).interactions.num_users == 40
+    turned = try_table(frame, output=tmp_path / "turned", user=names[1], item=names[0], **QUICK)
+    assert POPULATIONS.population(turned.experiment).interactions.num_users == 25
+
+
+def test_a_frame_of_an_array_may_hold_ratings(tmp_path, capsys):
+    array = np.column_stack([frame_of().to_numpy(), np.arange(240) % 5 + 1])
+    try_table(pd.DataFrame(array), output=tmp_path / "run", **QUICK)
+    said = capsys.readouterr().err
+    assert "240 rows, 40 users, 25 items; the 96 rows with a rating above 3 in column '2'" in said
+
+
+@pytest.mark.parametrize(
+    ("table", "given", "message"),
+    [
+        ("mine.csv", {}, r"(?s)no DataFrame.*type str.*pandas.read_csv\('mine.csv'\)"),
+        (frame_of().to_numpy(), {}, r"(?s)no DataFrame.*type ndarray.*columns=\['user', 'item'\]"),
+        (None, {}, r"no DataFrame"),
+        (frame_of(), {"usr": "user"}, r"(?s)no argument 'usr'.*did you mean 'user'"),
+        (frame_of(), {"user": "usr"}, r"(?s)no column 'usr'.*did you mean 'user'"),
+        (frame_of(), {"epsilon": "5"}, r"(?s)a number > 0.*got: '5'"),
+        (frame_of(), {"epsilon": True}, r"a number > 0"),
+    ],
+)
+def test_wrong_arguments_in_python_get_an_error_of_fedrec(tmp_path, table, given, message):
+    with pytest.raises(FedrecError, match=message):
+        try_table(table, output=tmp_path / "run", **given)
+
+
+class KnownItemsAreTested(Split):
+    """Every user trains; the second of two rows of the same pair is tested."""
+
+    Config = Config
+
+    def split(self, interactions: Interactions) -> Partition:
+        rows = np.arange(len(interactions))
+        later = rows >= len(rows) // 2
+        return Partition(np.arange(interactions.num_users), rows[~later], rows[:0], rows[later])
+
+
+def test_metrics_that_no_user_has_are_null_in_files_and_named_by_compare(tmp_path, recwarn, caplog):
+    """No list has an item that its user knows. JSON has no NaN."""
+    caplog.set_level("INFO")
+    frame = frame_of()
+    pd.concat([frame, frame]).to_csv(tmp_path / "twice.csv", index=False)
+    table = {
+        "name": "known",
+        "dataset": {"name": "table", "path": str(tmp_path / "twice.csv")},
+        "split": {"name": f"{__name__}:KnownItemsAreTested"},
+        **LINEAR,
+        "evaluation": {"ks": [10], "baselines": ["popularity"]},
+    }
+    result = run(table, output=tmp_path / "run")
+    assert not [one for one in recwarn if one.category is RuntimeWarning]
+    assert "240 of 480 rows repeat the user and the item of another row" in caplog.text
+    assert math.isnan(result.metrics["recall@10"])
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    files = list(result.folder.rglob("*.json"))
+    for file in files:
+        json.loads(file.read_text(), parse_constant=refuse)
+    assert {"result.json", "baselines.json"} <= {file.name for file in files}
+    again = Result.load(result.folder)
+    assert again.metrics == pytest.approx(result.metrics, nan_ok=True)
+    assert again.baselines["popularity"] == pytest.approx(
+        result.baselines["popularity"], nan_ok=True
+    )
+    with pytest.raises(ExperimentError, match=r"no test user of .* has a value of recall@10"):
+        compare([again], metric="recall@10")
+
+
+def test_repeated_rows_change_no_private_setting(tmp_path, capsys):
+    """A client uploads each of its items once."""
+    frame = frame_of()
+    tables = []
+    for rows in (frame, pd.concat([frame] * 3)):
+        rows.to_csv(tmp_path / "rows.csv", index=False)
+        tables.append(OwnTable({}, epsilon=5.0).experiment(tmp_path / "rows.csv", [], False))
+    assert tables[0] == tables[1]
+    assert "480 of 720 rows repeat the user and the item of another row" in capsys.readouterr().err
 
 
 def test_vectors_of_items_serve_items_that_nobody_trained_with(tmp_path):
@@ -234,6 +352,8 @@ def test_a_run_of_private_popularity_states_the_level_of_chance_and_no_prose(tmp
     chance = result.baselines["random"]["hits@10"]
     told = " ".join(done.output.split())
     assert f"lists at random have {chance:.4f}" in told and "random (not private)" not in told
+    assert "It is per value of Kunde; 28 of them train" in told  # of 40, 8 tested, 4 validating
+    assert "the guarantee is per value of Kunde, 40 of them" in told
     for prose in ("strong guarantee", "model.items", "not better than", "Neighbours differ"):
         assert prose not in told
     assert "is in the report" in told and any("strong guarantee" in line for line in result.privacy)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fedrec.config import did_you_mean
 from fedrec.data.files.columns import dates_of, ids_of, numbers_of, typed, whole_numbers
 from fedrec.data.files.indexing import dense_index
 from fedrec.data.files.tables import (
@@ -29,7 +30,7 @@ from fedrec.runtime.grouping import distinct
 
 ROLES = ("user", "item", "rating", "time")
 _UNFIT = {
-    "rating": "not every row has a number there (with a decimal point)",
+    "rating": "no row has a number there",
     "time": "not every row has a number or a date (2024-12-31 or 31.12.2024) there; if all dates"
     " have another form, say which (--time-format '%m/%d/%Y')",
 }
@@ -38,30 +39,31 @@ _TIMES_USED = (
     " (--set split.halves=random holds out a random half)"
 )
 _NAMES = {
-    "user": "kunde kundin kundenid kundennr kundennummer nutzer benutzer kaufer kaeufer "
-    "utilisateur acheteur cliente usuario utente klant gebruiker "
-    "user users userid uid u customer customerid client clientid buyer buyerid member "
-    "memberid visitor visitorid person reviewer reviewerid account accountid session "
-    "sessionid author",
-    "item": "artikel artikelid artikelnr artikelnummer produkt produktid produktnr "
-    "produit producto articulo prodotto articolo "
-    "item items itemid iid i product productid movie movieid film book bookid isbn track "
-    "trackid song songid artist artistid asin sku article articleid place placeid poi venue "
-    "venueid location locationid game gameid app appid parentasin content contentid stockcode url",
-    "rating": "rating ratings rate score stars star overall reviewoverall bookrating grade "
-    "userrating reviewrating ratingscore reviewscore bewertung bewertungen sterne wertung "
+    "user": "userid uid user users u nutzer benutzer usuario utilisateur utente gebruiker "
+    "personid person customerid customer kundenid kundennr kundennummer kunde kundin cliente klant "
+    "buyerid buyer kaufer kaeufer acheteur memberid member reviewerid reviewer "
+    "author clientid client accountid account visitorid visitor sessionid session",
+    "item": "itemid iid item items i productid product artikelid artikelnr artikelnummer artikel "
+    "produktid produktnr produkt produit producto articulo prodotto articolo "
+    "movieid movie film bookid isbn book trackid track songid song gameid game appid app "
+    "articleid article asin parentasin sku stockcode contentid content poi placeid place "
+    "venueid venue locationid location artistid artist url",
+    "rating": "rating ratings userrating bookrating reviewrating ratingscore overall reviewoverall "
+    "stars star reviewscore score rate grade bewertung bewertungen sterne wertung "
     "valoracion calificacion puntuacion etoiles voto valutazione avaliacao note",
-    "time": "time timestamp ts date datetime day unixreviewtime reviewtime created createdat "
-    "ratedat when eventtime orderdate invoicedate purchasedate timestampms "
-    "datum zeit zeitpunkt bestelldatum kaufdatum rechnungsdatum fecha "
-    "bestellzeit bestellzeitpunkt fechahora horodatage tijd data",
+    "time": "timestamp timestampms ts eventtime time datetime unixreviewtime reviewtime ratedat "
+    "purchasedate orderdate invoicedate zeitpunkt zeit bestellzeitpunkt bestellzeit bestelldatum "
+    "kaufdatum rechnungsdatum fechahora horodatage tijd when date datum fecha data day "
+    "createdat created",
 }
+"""Names of each role, the surest first: where several columns fit, an account may be of several
+people, a session is part of what one does, and an account may be created long before it is used."""
 _SEPARATORS = (",", "\t", ";", "|")
 _DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
 _VALUE = rf"-?\d+(\.\d+)?|({_DATE}).*"  # numbers and dates are values, not names
-_SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
-_TOP = 100.0
+_RARE = 0.01  # share of the rows that may be beyond the scale of ratings
 _SCALES = (5.0, 10.0)  # best ratings of the usual scales, for columns without a name
+_MOST_OF_A_USER = 100
 _FIRST_ROWS = 1000  # by which a column shows that it holds no times
 _FIRST_TIME = 3e8  # seconds since 1970; earlier times than 1979 are more likely to be counts
 
@@ -74,15 +76,24 @@ class Recognised:
         separator: of a CSV file.
         columns: name of the column of each role; `rating` and `time` only if there is one.
         reasons: the reason, by role.
-        positive_above: a row is positive when its rating is above this; None: every row is.
+        rivals: role -> other columns with a name of that role, which fit as well.
+        scale: lowest and highest rating, without rare ones far from all others; None without
+            ratings.
+        beyond: number of rows with a rating outside the scale.
+        positive_above: a row is positive when its rating is above this; None: every row is, as
+            there are no ratings or they are all the same.
         liked: number of positive rows.
         rows: number of rows.
+        repeated: number of rows whose user and item are those of an earlier row.
         users: number of distinct users.
         items: number of distinct items.
         divisible: number of users with at least two different items, of which one can be held out.
         shared: number of items with at least two users.
+        items_per_user: mean number of different items of a user, where a user counts as having at
+            most 100, so that one user changes it little.
         ignored: the other columns.
-        unfit: role -> column with a name of that role, whose values cannot be read as such.
+        unfit: role -> column that is named like ratings or times and has values that cannot be
+            read as such, if no column holds them.
         header: whether the first line of a CSV file has names; otherwise columns are named by their
             positions.
         time_format: form of dates, as given.
@@ -92,13 +103,18 @@ class Recognised:
     separator: str
     columns: dict[str, str]
     reasons: dict[str, str]
+    rivals: dict[str, tuple[str, ...]]
+    scale: tuple[float, float] | None
+    beyond: int
     positive_above: float | None
     liked: int
     rows: int
+    repeated: int
     users: int
     items: int
     divisible: int
     shared: int
+    items_per_user: float
     ignored: tuple[str, ...]
     unfit: dict[str, str]
     header: bool = True
@@ -108,8 +124,12 @@ class Recognised:
     def lines(self) -> list[str]:
         """The result as text, one finding per line."""
         said = [
-            f"{role}: column {self.columns[role]!r} ({self.reasons[role]})"
-            + (_TIMES_USED if role == "time" else "")
+            f"{role}: column {self.columns[role]!r} ({self.reasons[role]}"
+            + "".join(
+                f"; {name!r} fits as well: --{role} {name}" for name in self.rivals.get(role, ())
+            )
+            + (self._scaled() if role == "rating" else "")
+            + (f"){_TIMES_USED}" if role == "time" else ")")
             for role in ROLES
             if role in self.columns
         ]
@@ -117,14 +137,23 @@ class Recognised:
         if self.ignored:
             said.append(f"not used: {', '.join(map(repr, self.ignored))}")
         said += [
-            f"{column!r} is named like a column of {role}s, but {_UNFIT[role]}; to use it, correct"
+            f"{name!r} is named like a column of {role}s, but {_UNFIT[role]}; to use it, correct"
             " these rows, or leave them out"
-            for role, column in self.unfit.items()
+            for role, name in self.unfit.items()
         ]
         bare = (
             "the first line is a row: columns are named 1, 2, and so on, and the users come first"
         )
-        return [self._taken(), *([] if self.header else [bare]), *said]
+        repeated = [repeated_rows(self.repeated, self.rows)] if self.repeated else []
+        return [self._taken(), *repeated, *([] if self.header else [bare]), *said]
+
+    def _scaled(self) -> str:
+        """The scale of ratings, and how many are outside."""
+        low, high = self.scale or (0.0, 0.0)
+        said = f"; a scale of {low:g} to {high:g}" if low < high else f"; all are {low:g}"
+        if not self.beyond:
+            return said
+        return f"{said}, {self.beyond:,} row{'s are' if self.beyond > 1 else ' is'} outside"
 
     def _taken(self) -> str:
         """The size of the table and which rows count as liked."""
@@ -140,30 +169,40 @@ class Recognised:
         )
 
 
+def repeated_rows(repeated: int, rows: int) -> str:
+    """A sentence on rows of a table that repeat others."""
+    return f"{repeated:,} of {rows:,} rows repeat the user and the item of another row"
+
+
 def recognise(
     path: Path,
     given: Mapping[str, str] | None = None,
     *,
     rated: bool = True,
+    header: bool | None = None,
     time_format: str | None = None,
+    positive_above: float | None = None,
 ) -> Recognised:
     """Recognise the columns of a table of interactions.
 
     Args:
-        path: a CSV or Parquet file. If all values of the first line are numbers or dates, it is a
-            row, and the first two columns that are not `given` hold the users and the items.
+        path: a CSV or Parquet file. Where all names are numbers or dates, the first two columns
+            that are not `given` hold the users and the items.
         given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
         rated: whether a column may be taken for ratings; otherwise every row counts as liked.
+        header: whether the first line of a CSV file has names; None: if not all of its values are
+            numbers or dates.
         time_format: form of dates, as of `strptime`; None: ISO, or dotted with the day first.
+        positive_above: a row is positive when its rating is above this; None: the middle of the
+            scale of the ratings, which is from the lowest to the highest, but for the lowest
+            and highest hundredth of the rows where these are farther away than the others are wide.
 
     Raises:
-        DataError: there is no such file, an id is missing, a named column is missing, named twice
-            or, for ratings, without a number in a row, a rating is not finite in 32 bits, or the
-            user and item columns are ambiguous.
+        DataError: there is no such file, an id is missing, a named column is missing or named
+            twice, a rating is no number, or the user and item columns are ambiguous.
     """
     given = given or {}
-    layout = _layout(path)
-    header = layout.names == "first line"
+    layout = _layout(path, header)
     nested = (
         [name for name, kind in parquet_columns(path) if kind] if path.suffix in PARQUET else []
     )
@@ -176,31 +215,48 @@ def recognise(
     ids = tuple(name for name, kind in types.items() if kind is str and _is_id(name, given))
     frame = read_table(path, replace(layout, columns=types, ids=ids))
     roles = tuple(role for role in ROLES if rated or role != "rating")
-    columns, reasons = _assigned(path, needed, frame, given, roles, time_format, header=header)
+    telling = layout.names == "first line" and not _are_values(every)
+    columns, reasons, rivals = _assigned(
+        path, needed, frame, given, roles, time_format, telling=telling
+    )
     _require_times(path, columns, time_format)
-    rating = columns.get("rating")
-    if rating is not None:
-        numbers_of(frame[rating], path)
-    threshold = None if rating is None else _threshold(typed(frame[rating]))
+    ratings = _ratings(frame[columns["rating"]], path) if "rating" in columns else None
+    scale = None if ratings is None else _scale(ratings)
+    threshold = None if scale is None else positive_above
+    if threshold is None and scale is not None and scale[0] < scale[1]:
+        threshold = (scale[0] + scale[1]) / 2
     users, items = (_codes(frame[columns[role]], path) for role in ("user", "item"))
     pairs = distinct(users * (items.max() + 1) + items)
+    items_of = np.bincount(pairs // (items.max() + 1))
     rows = len(users)
+    unused = [name for name in names if name not in columns.values()]
     return Recognised(
         separator=layout.separator,
         columns={role: columns[role] for role in ROLES if role in columns},
         reasons=reasons,
+        rivals=rivals,
+        scale=scale,
+        beyond=0
+        if ratings is None or scale is None
+        else int(((ratings < scale[0]) | (ratings > scale[1])).sum()),
         positive_above=threshold,
         liked=rows
-        if rating is None or threshold is None
-        else int((numbers_of(frame[rating], path) > threshold).sum()),
+        if ratings is None or threshold is None
+        else int((ratings.astype(np.float32) > threshold).sum()),
         rows=rows,
+        repeated=rows - len(pairs),
         users=int(users.max()) + 1,
         items=int(items.max()) + 1,
-        divisible=_at_least_twice(pairs // (items.max() + 1)),
-        shared=_at_least_twice(pairs % (items.max() + 1)),
+        divisible=int((items_of > 1).sum()),
+        shared=int((np.bincount(pairs % (items.max() + 1)) > 1).sum()),
+        items_per_user=float(np.minimum(items_of, _MOST_OF_A_USER).mean()),
         ignored=tuple(name for name in every if name not in columns.values()),
-        unfit=_unfit(names, columns, roles),
-        header=header,
+        unfit={
+            role: surest[0]
+            for role in ("rating", "time")
+            if role in roles and role not in columns and (surest := _surest_first(role, unused))
+        },
+        header=layout.names == "first line",
         time_format=time_format,
         frame=frame,
     )
@@ -249,10 +305,6 @@ def _codes(column: pd.Series, path: Path) -> np.ndarray:
     return codes
 
 
-def _at_least_twice(numbers: np.ndarray) -> int:
-    return int((np.bincount(numbers) > 1).sum())
-
-
 def _assigned(
     path: Path,
     names: list[str],
@@ -261,18 +313,20 @@ def _assigned(
     roles: Sequence[str],
     time_format: str | None,
     *,
-    header: bool,
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The column of each role, and the reason."""
+    telling: bool,
+) -> tuple[dict[str, str], dict[str, str], dict[str, tuple[str, ...]]]:
+    """The column of each role, the reason, and others with such a name; `telling`: whether the
+    names may tell what columns hold."""
     columns: dict[str, str] = {}
     reasons: dict[str, str] = {}
+    rivals: dict[str, tuple[str, ...]] = {}
     for role, name in given.items():
         if name not in names:
             raise DataError(
                 f"{path} has no column {name!r}",
                 expected=f"one of {', '.join(map(repr, names))}",
                 got=f"--{role} {name}",
-                fix=f"give the name of the column of {role}s",
+                fix=did_you_mean(name, names),
             )
         if name in columns.values():
             raise DataError(
@@ -283,19 +337,25 @@ def _assigned(
             )
         columns[role] = name
         reasons[role] = "as given"
-    for role in () if header else ("user", "item"):
+    for role in () if telling else ("user", "item"):
         free = next((name for name in names if name not in columns.values()), None)
         if role not in columns and free is not None:
             columns[role] = free
             reasons[role] = "by its place"
     for role in roles:
-        for name in names:
-            if role not in columns and name not in columns.values() and _named(role, name):
-                if role in ("rating", "time") and not _fits(role, frame[name], time_format):
-                    continue
-                columns[role] = name
-                reasons[role] = "by its name"
-    for role in ("time",) if header else (role for role in ("time", "rating") if role in roles):
+        fitting = [
+            name
+            for name in _surest_first(role, names)
+            if role not in columns
+            and name not in columns.values()
+            and (role != "time" or _are_times(frame[name], time_format))
+            and (role != "rating" or not _are_texts(frame[name]))
+        ]
+        if fitting:
+            columns[role], *others = fitting
+            reasons[role] = "by its name"
+            rivals[role] = tuple(others)
+    for role in ("time",) if telling else (role for role in ("time", "rating") if role in roles):
         left = [name for name in names if name not in columns.values()]
         found = [
             name for name in left if role not in columns and _looks(role, frame[name], time_format)
@@ -304,7 +364,7 @@ def _assigned(
             columns[role] = found[0]
             reasons[role] = f"its values look like {role}s"
     _by_content(path, names, frame, columns, reasons)
-    return columns, reasons
+    return columns, reasons, rivals
 
 
 def _by_content(
@@ -337,13 +397,19 @@ def _by_content(
         reasons[role] = "the only column of ids left" if len(ids) == 1 else "by its place"
 
 
-def _layout(path: Path) -> TableLayout:
+def _layout(path: Path, header: bool | None) -> TableLayout:
     """The layout of a table, with the character that separates its first line into most columns;
-    values in the first line are no names."""
+    values in the first line are no names, if it is not said whether it has names."""
     layouts = [TableLayout.own({}, separator=one) for one in _SEPARATORS]
     layout = max(layouts, key=lambda one: len(column_names(path, one)))
-    values = all(re.fullmatch(_VALUE, name.strip()) for name in column_names(path, layout))
-    return replace(layout, names="places") if values else layout
+    if header is None:
+        header = not _are_values(column_names(path, layout))
+    return layout if header else replace(layout, names="places")
+
+
+def _are_values(names: Sequence[str]) -> bool:
+    """Whether all names of columns are numbers or dates."""
+    return all(re.fullmatch(_VALUE, name.strip()) for name in names)
 
 
 def _types(names: Sequence[str], given: Mapping[str, str]) -> dict[str, type | None]:
@@ -370,28 +436,43 @@ def _require_two(path: Path, names: list[str]) -> None:
         )
 
 
-def _unfit(names: list[str], columns: Mapping[str, str], roles: Sequence[str]) -> dict[str, str]:
-    """Columns that are named like ratings or times and are not used, for roles without a column."""
-    left = [name for name in names if name not in columns.values()]
-    return {
-        role: next(name for name in left if _named(role, name))
-        for role in ("rating", "time")
-        if role in roles and role not in columns and any(_named(role, name) for name in left)
-    }
-
-
 def _named(role: str, name: str) -> bool:
-    plain = unicodedata.normalize("NFKD", name.lower())  # accents become letters of their own
-    return re.sub(r"[^a-z]", "", plain) in _NAMES[role].split()
+    return _plain(name) in _NAMES[role].split()
 
 
-def _fits(role: str, column: pd.Series, time_format: str | None) -> bool:
-    """Whether a column with that name can be read in that role."""
+def _surest_first(role: str, names: Sequence[str]) -> list[str]:
+    """The columns with a name of a role."""
+    known = _NAMES[role].split()
+    return sorted(
+        (name for name in names if _named(role, name)), key=lambda n: known.index(_plain(n))
+    )
+
+
+def _plain(name: str) -> str:
+    """A name in small letters without accents, spaces, digits and signs."""
+    return re.sub(r"[^a-z]", "", unicodedata.normalize("NFKD", name.lower()))
+
+
+def _are_times(column: pd.Series, time_format: str | None) -> bool:
+    """Whether a column with the name of times can be read as such."""
     column = typed(column)
-    numeric = pd.api.types.is_numeric_dtype(column) and bool(column.notna().all())
-    if role == "time" and time_format is not None:
+    if time_format is not None:
         return _dates(column, time_format)
-    return numeric or (role == "time" and _dates(column))
+    return _numeric(column) or _dates(column)
+
+
+def _are_texts(column: pd.Series) -> bool:
+    """Whether a column with the name of ratings, such as "note", has texts: no numbers, and more
+    different values than a scale."""
+    numbers = pd.to_numeric(column, errors="coerce")
+    return not numbers.notna().any() and column.nunique() > _SCALE
+
+
+def _numeric(column: pd.Series) -> bool:
+    """Whether each row has a finite number."""
+    return pd.api.types.is_numeric_dtype(column) and bool(
+        np.isfinite(column.to_numpy(dtype=np.float64, na_value=np.nan)).all()
+    )
 
 
 def _looks(role: str, column: pd.Series, time_format: str | None) -> bool:
@@ -400,7 +481,7 @@ def _looks(role: str, column: pd.Series, time_format: str | None) -> bool:
     likely to be quantities."""
     column = typed(column)
     if role == "rating":
-        if not _fits(role, column, None) or _threshold(column) is None:
+        if not _numeric(column) or not 0 <= column.min() < column.max():
             return False
         return float(column.max()) in _SCALES and bool((column.astype(float) * 2 % 1 == 0).all())
     if time_format is not None:
@@ -426,10 +507,39 @@ def _whole(column: pd.Series) -> bool:
     return not pd.api.types.is_float_dtype(column) or bool((column.dropna() % 1 == 0).all())
 
 
-def _threshold(ratings: pd.Series) -> float | None:
-    """The middle of a rating scale; None if the values are not ratings but constant, counts or
-    prices."""
-    values = np.sort(pd.unique(ratings.to_numpy(dtype=np.float64)))
-    if not 1 < len(values) <= _SCALE or values[0] < -_TOP or values[-1] > _TOP:
-        return None
-    return float((values[0] + values[-1]) / 2)
+def _ratings(column: pd.Series, path: Path) -> np.ndarray:
+    """Ratings, `float64 [rows]`.
+
+    Raises:
+        DataError: a row has none.
+    """
+    try:
+        numbers_of(column, path)
+        return typed(column).to_numpy(dtype=np.float64)
+    except DataError:
+        numbers = pd.Series(pd.to_numeric(column, errors="coerce"))
+        missing = ~np.isfinite(numbers.to_numpy(dtype=np.float32, na_value=np.nan))
+        first = int(missing.argmax())
+        value = column.iloc[first]
+        raise DataError(
+            f"{path}, row {first + 1:,} (line {first + 2:,} of a CSV file): no rating in column"
+            f" {column.name!r}, as in {int(missing.sum()):,} of {len(column):,} rows",
+            expected="a finite number with a decimal point in each row",
+            got="nothing" if pd.isna(value) else repr(value),
+            fix="correct these rows or leave them out, or --no-rating: every row counts as liked",
+        ) from None
+
+
+def _scale(ratings: np.ndarray) -> tuple[float, float]:
+    """The lowest and the highest rating, without rare ones beyond a gap that is wider than the
+    range of all others: typing errors and codes such as -99."""
+    values = np.unique(ratings)
+    low = np.quantile(ratings, _RARE, method="lower")
+    high = np.quantile(ratings, 1 - _RARE, method="higher")
+    if low == high:  # nearly all are the same: the others are the other end of the scale
+        return float(values[0]), float(values[-1])
+    bottom, top = (
+        ends[np.argmax(np.append(np.abs(np.diff(ends)) > high - low, True))]
+        for ends in (values[values <= low][::-1], values[values >= high])
+    )
+    return float(bottom), float(top)

@@ -8,6 +8,7 @@ such as 26.05.2022), which becomes seconds since 1970 (UTC where no zone is give
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,16 @@ from pydantic import Field
 from fedrec.config import did_you_mean
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.files.columns import ids_of, numbers_of, times_of
+from fedrec.data.files.feature_labels import labelled
 from fedrec.data.files.indexing import index_rows
+from fedrec.data.files.recognition import repeated_rows
 from fedrec.data.files.tables import Columns, TableLayout, column_names, columns_of, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.errors import DataError
+from fedrec.runtime.grouping import distinct
+
+log = logging.getLogger("fedrec.data")
 
 OTHER = "other"
 """Category of users whose own is not among the declared ones."""
@@ -59,7 +65,8 @@ class TableConfig(ReaderConfig):
     user has each; models that use them are then refused under privacy."""
     item_features: tuple[str, ...] = ()
     """Names of columns that are constant per item, or files of additional tables with the item
-    column and one row per item."""
+    column and one row per item. As in those of users, a value may be a list (books|food, or with
+    semicolons), and more than 20 different prices or other amounts are put in bands (10 to 20)."""
     item_texts: tuple[str, ...] = ()
     """Names of columns of these tables that hold a text, such as a title, instead of a category."""
 
@@ -72,7 +79,11 @@ class Table(Reader):
     title = "your own CSV or Parquet file"
 
     def read(self) -> Interactions:
-        return self.interactions(read_table(self._path(), self._layout()))
+        rows = self.interactions(read_table(self._path(), self._layout()))
+        repeated = len(rows) - len(distinct(rows.users * rows.num_items + rows.items))
+        if repeated:
+            log.warning("%s: %s", self._path(), repeated_rows(repeated, len(rows)))
+        return rows
 
     def interactions(self, columns: Columns) -> Interactions:
         """The interactions in columns that were read before.
@@ -219,10 +230,21 @@ class Table(Reader):
         for name in names:
             extra = self._extra(name, self._path())
             if extra is None:
-                features.append(_constant(name, frame[name], owner, ids))
+                features.append(self._feature(name, frame[name], owner, ids))
             else:
                 features += self._from_extra(extra, key, ids)
         return FeatureTable(len(ids), tuple(features))
+
+    def _feature(self, name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) -> Feature:
+        """A column as a feature; what its values are taken for is told, if that is not one
+        category each."""
+        values = _constant(name, labels, owner, ids)
+        if name in self.config.item_texts:
+            return Feature.words(name, [value or "" for value in values])
+        feature, taken = labelled(name, values)
+        if taken:
+            log.warning("feature %r is taken for %s", name, taken)
+        return feature
 
     def _from_extra(self, path: Path, key: str, ids: np.ndarray) -> list[Feature]:
         layout = TableLayout.own({}, separator=self.config.separator)
@@ -234,7 +256,7 @@ class Table(Reader):
         )
         known = place >= 0
         return [
-            _constant(name, pd.Series(labels[known]), place[known], ids)
+            self._feature(name, pd.Series(labels[known]), place[known], ids)
             for name, labels in frame.items()
             if name != key
         ]
@@ -256,23 +278,15 @@ def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Inter
 
 
 def _with_texts(table: FeatureTable, names: Sequence[str]) -> FeatureTable:
-    """A table of which the features of some names are texts, by their words."""
-    texts = [_words(one) for one in table.features if one.name in names]
+    """A table of which the features of some names, by their words, are texts."""
+    texts = [one for one in table.features if one.name in names]
     return replace(
         table, features=table.only(set(table.names) - set(names)).features, texts=tuple(texts)
     )
 
 
-def _words(feature: Feature) -> Feature:
-    labels = feature.padded()[:, 0]
-    return Feature.words(
-        feature.name, [feature.categories[code] if code >= 0 else "" for code in labels]
-    )
-
-
-def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) -> Feature:
-    """A feature from labels that are repeated in every row of their owner; a missing label means no
-    category.
+def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) -> list[str | None]:
+    """The value of each owner, which is repeated in every row; None where it is missing.
 
     Raises:
         DataError: one owner has two labels.
@@ -286,9 +300,10 @@ def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) 
             f"feature {name!r} is not constant",
             expected=f"one value for {ids[first]!r} in all its rows",
             got=" and ".join(repr(value) for value in shown),
-            fix="name only columns that belong to the user (or to the item)",
+            fix="name only columns that belong to the user (or to the item); write several values"
+            " in one field: books|food",
         )
-    own: list[list[object]] = [[] for _ in ids]
+    values: list[str | None] = [None] * len(ids)
     for place, label in frame.itertuples(index=False):
-        own[place].append(label)
-    return Feature.multiple(name, own)
+        values[place] = str(label)
+    return values

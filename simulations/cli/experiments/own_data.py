@@ -24,7 +24,10 @@ Unrated = Annotated[
 ]
 Epsilon = Annotated[
     float | None,
-    typer.Option(help="Target epsilon of user-level differential privacy; default: no privacy."),
+    typer.Option(
+        help="Target epsilon of user-level differential privacy; default: no privacy. With ratings,"
+        " --set positive-above=... or --no-rating says which are liked."
+    ),
 ]
 System = Annotated[
     str | None,
@@ -38,10 +41,6 @@ Vectors = Annotated[
     setting_option("item-vectors", of="fedrec.data.readers.table:TableConfig"),
 ]
 _NO_COLUMN = ("", "none")
-_NO_FEATURES = (
-    "no user or item features: the system learns from interactions only; models that represent"
-    " users by features, such as privrec, would learn nothing here"
-)
 
 
 def try_(
@@ -104,11 +103,11 @@ class OwnTable:
 
         Raises:
             ExperimentError: a column of ratings is named, and `unrated` is set; an override names
-                another dataset; or epsilon is no number > 0, or there are too few users for it.
+                another dataset; epsilon is no number > 0, there are too few users for it, or see
+                `simulations.tables.table_facts.TableFacts.of`.
             DataError: see `recognise`.
         """
-        from fedrec.data.files.recognition import recognise
-        from simulations.own_data import own_system, warnings
+        from simulations.own_data import own_experiment
 
         given = {role: name for role, name in self.columns.items() if name is not None}
         rated = not self.unrated and given.get("rating") not in _NO_COLUMN
@@ -116,25 +115,27 @@ class OwnTable:
             raise _two_answers(given["rating"])
         if not rated:
             given.pop("rating", None)
-        found = recognise(data, given, rated=rated, time_format=self.time_format)
-        bare = [] if self.item_vectors else [_NO_FEATURES]
-        _tell(quiet, [f"{data}:"])
-        _tell(quiet, [*found.lines(), *bare, *warnings(found)], "  ")
-        own = own_system(
+        tell = _silent if quiet else _printed
+        tell(f"{data}:")
+        return own_experiment(
             data,
-            found,
+            given,
+            lambda line: tell(f"  {line}"),
+            rated=rated,
+            time_format=self.time_format,
             epsilon=self.epsilon,
             system=self.system,
             overrides=overrides,
             item_vectors=self.item_vectors,
         )
-        _tell(quiet, own.lines(), "  ")
-        return own.experiment
 
 
-def _tell(quiet: bool, lines: list[str], before: str = "") -> None:
-    for line in () if quiet else lines:
-        typer.echo(before + line, err=True)
+def _printed(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _silent(line: str) -> None:
+    """Prints nothing."""
 
 
 def _two_answers(column: str) -> ExperimentError:

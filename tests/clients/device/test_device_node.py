@@ -12,12 +12,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
 from clients.app import app
 from clients.device.device_node import DeviceNode, own_node
+from clients.device.own_data import read_own
 from clients.device.policy import Policy
 from clients.evaluation import evaluate_clients
 from clients.hosting.node import Node
@@ -195,6 +197,20 @@ def test_the_catalogue_contains_nothing_of_users(load_tiny, shards):
     (shards[0] / "catalogue.json").write_text('{"items": 3}')
     with pytest.raises(DataError, match="not a catalogue"):
         Catalogue.read(shards[0] / "catalogue.json")
+
+
+def test_categories_that_the_catalogue_lacks_are_told(shards, caplog):
+    data = shards[0] / "data.csv"
+    frame = pd.read_csv(data, dtype=str)
+    (name, categories), *_ = Catalogue.read(shards[0] / "catalogue.json").user_features
+    first = frame["user"].iloc[0]
+    frame.loc[frame["user"] == first, name] = f"nowhere|{categories[-1]}"
+    frame.to_csv(data, index=False)
+    interactions, names, _ = read_own(data, shards[0] / "catalogue.json")
+    row = interactions.user_features[name].padded()[names.index(first)]
+    assert [code for code in row.tolist() if code >= 0] == [len(categories) - 1]
+    assert f"1 values of feature {name!r} are no categories" in caplog.text
+    assert "'nowhere'" in caplog.text
 
 
 def test_users_go_by_random_numbers_that_survive_a_restart(load_tiny, shards):

@@ -174,6 +174,23 @@ def test_features_from_a_further_table(tmp_path):
     )
 
 
+def test_lists_and_prices_in_fields_are_told(tmp_path, caplog):
+    """In a column of the table, and in a further one."""
+    tags = ["books|food", "food", "toys|food", ""]
+    rows = [f"u{n % 5},i{n},{tags[n % 4]},{n + 0.25}" for n in range(40)]
+    path = write(tmp_path, "\n".join(["user,item,tags,price", *rows, ""]))
+    own = read(path, item_features=["tags", "price"])
+    extra = "\n".join(["item,tags,price", *(row.split(",", 1)[1] for row in rows), ""])
+    write(tmp_path, extra, "items.csv")
+    for data in (own, read(path, item_features=["items.csv"])):
+        assert data.item_features["tags"].categories == ("books", "food", "toys")
+        place = data.item_ids.tolist().index("i12")
+        assert label(data.item_features["price"], place) == ["10 to 20"]
+        assert label(data.item_features["tags"], place) == ["books", "food"]
+    assert caplog.text.count("feature 'tags' is taken for lists of 3 categories") == 2
+    assert caplog.text.count("feature 'price' is taken for 40 numbers in") == 2
+
+
 TITLED = "who,what,name\nu2,x,Red Shoes\nu1,y,\nu2,y,red  hat\n"
 
 

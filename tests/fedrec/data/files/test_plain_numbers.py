@@ -12,12 +12,12 @@ from fedrec.data.readers.table import Table
 
 PLAIN = {
     "plain": "user,item,rating\n1,20,3.5\n0,7,05\n",
-    "quoted": 'user,item,rating\n"1","20",3\n2,7,"a ""b"", 007"\n',
+    "quoted": 'user,item,text\n"1","20",3\n2,7,"a ""b"", 007"\n',
     "windows": "user,item\r\n1,20\r\n2,7\r\n",
     "no last line end": "user,item\n1,20\n2,7",
     "empty lines": "user,item\n\n1,20\n\n2,7\n",
     "negative": "user,item\n-1,20\n2,7\n",
-    "a break within quotes": 'user,item,note\n1,20,"x\n007,y"\n2,7,z\n',
+    "a break within quotes": 'user,item,text\n1,20,"x\n007,y"\n2,7,z\n',
     "18 digits": "user,item\n999999999999999999,20\n2,7\n",
 }
 OTHERS = {

@@ -45,6 +45,37 @@ def test_columns_are_found_by_their_names(written, heads):
     assert (found.rows, found.users, found.items) == (4, 2, 3)
 
 
+@pytest.mark.parametrize(
+    ("role", "surest", "other"),
+    [
+        ("user", "user_id", "session_id"),
+        ("user", "user_id", "account_id"),
+        ("user", "user_id", "client_id"),
+        ("user", "customer", "visitor id"),
+        ("item", "track", "artist"),
+        ("item", "item_id", "location"),
+        ("time", "event_time", "created_at"),
+        ("rating", "rating", "score"),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_two_columns_that_fit_the_surer_name_is_taken_wherever_it_stands(
+    written, role, surest, other, turned
+):
+    """And the other one is said."""
+    heads = {"user": "user", "item": "item", "rating": "rating", "time": "time", role: surest}
+    places = {"user": 0, "item": 1, "rating": 2, "time": 3}
+    rows = [(*row, row[places[role]]) for row in RATED]
+    names = [*heads.values(), other]
+    if turned:
+        names, rows = names[::-1], [row[::-1] for row in rows]
+    found = recognise(written(names, rows))
+    assert found.columns == heads and found.rivals[role] == (other,)
+    assert f"{other!r} fits as well: --{role} {other}" in "".join(found.lines())
+    named = recognise(written(names, rows), {role: other})
+    assert named.columns[role] == other and "fits as well" not in "".join(named.lines())
+
+
 def test_times_are_found_by_what_is_in_them_and_ratings_by_their_name_only(written):
     found = recognise(written(("user", "item", "a", "b")))
     assert found.columns == {"user": "user", "item": "item", "time": "b"}
@@ -70,6 +101,14 @@ def test_ratings_are_found_by_their_names_in_other_languages_and_can_be_declined
     declined = recognise(written(("user", "item", head), rows), rated=False)
     assert (declined.positive_above, declined.liked) == (None, 4)
     assert declined.ignored == (head,) and not declined.unfit
+
+
+def test_texts_in_a_column_with_a_name_of_ratings_are_no_ratings(written):
+    """ "note" is a rating in French and a text in English."""
+    rows = [(f"u{row % 5}", f"i{row % 7}", f"text {row}") for row in range(40)]
+    found = recognise(written(("user", "item", "note"), rows))
+    assert list(found.columns) == ["user", "item"] and found.unfit == {"rating": "note"}
+    assert "named like a column of ratings, but no row has a number" in "".join(found.lines())
 
 
 def test_small_quantities_without_names_are_no_ratings(written):
@@ -226,6 +265,8 @@ def test_users_who_can_be_tested_and_items_that_users_share_are_counted(written)
     rows = [("a", "x"), ("a", "x"), ("b", "x"), ("b", "y"), ("c", "z")]
     found = recognise(written(("user", "item"), rows))
     assert (found.users, found.items, found.divisible, found.shared) == (3, 3, 1, 1)
+    assert found.lines()[1] == "1 of 5 rows repeat the user and the item of another row"
+    assert found.items_per_user == 4 / 3
     with pytest.raises(DataError, match=r"row 2 .* column 'item'"):
         recognise(written(("user", "item"), [("a", "x"), ("b", ""), ("b", "y")]))
 
@@ -263,16 +304,72 @@ def test_what_is_no_table_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("head", "values", "word"),
     [
-        ("rating", ("5", "", "3", "4"), "number"),
-        ("stars", ("5,0", "1,0", "3,5", "4,0"), "decimal point"),
         ("date", ("31/12/2024", "1/1/2025", "2/1/2025", "3/1/2025"), "31.12.2024"),
     ],
 )
 def test_columns_that_are_named_well_and_cannot_be_read_are_said(written, head, values, word):
     rows = [(*row[:2], value) for row, value in zip(RATED, values, strict=True)]
     found = recognise(written(("user", "item", head), rows, ";"))
-    assert list(found.columns) == ["user", "item"] and head in found.unfit.values()
+    assert list(found.columns) == ["user", "item"] and found.unfit == {"time": head}
     assert any(f"{head!r} is named like" in line and word in line for line in found.lines())
+
+
+@pytest.mark.parametrize(
+    ("values", "number"),
+    [
+        (("5", "", "3", "4"), 1),
+        (("5", "NULL", "3", "-"), 2),
+        (("5,0", "1,0", "3,5", "4,0"), 4),
+        (("like", "dislike", "like", "like"), 4),
+    ],
+)
+def test_ratings_that_are_no_numbers_are_refused_and_can_be_declined(written, values, number):
+    """They do not make every row liked without a word."""
+    rows = [(*row[:2], value) for row, value in zip(RATED, values, strict=True)]
+    file = written(("user", "item", "stars"), rows, ";")
+    with pytest.raises(DataError, match=rf"'stars', as in {number} of 4 rows") as error:
+        recognise(file)
+    assert "decimal point" in error.value.text() and "--no-rating" in error.value.text()
+    assert recognise(file, rated=False).liked == 4
+
+
+SCALES = {
+    "percent": ([*range(101)] * 3, 0, 100),
+    "unit interval": (np.linspace(0, 1, 301).round(3), 0, 1),
+    "one to five": ([1, 2, 3, 4, 5] * 60, 1, 5),
+    "a typing error": ([1, 2, 3, 4, 5] * 60 + [50], 1, 5),
+    "two": ([1, 2, 3, 4, 5] * 60 + [50, 55], 1, 5),
+    "a code": ([1, 2, 3, 4, 5] * 60 + [-99], 1, 5),
+    "both": ([1, 2, 3, 4, 5] * 60 + [-99, 99], 1, 5),
+    "a common code": ([2, 4, 6, 8, 10] * 60 + [-1] * 60, -1, 10),
+    "few likes": ([0] * 300 + [1, 1], 0, 1),
+    "one dislike": ([1] * 300 + [-1], -1, 1),
+    "huge": ([1e30, 2e30, 3e30] * 60, 1e30, 3e30),
+}
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_a_scale_of_ratings_is_any_but_for_rare_values_far_away(written, kind):
+    values, low, high = SCALES[kind]
+    rows = [(f"u{row % 7}", f"i{row % 11}", value) for row, value in enumerate(values)]
+    file = written(("user", "item", "rating"), rows)
+    found = recognise(file)
+    outside = sum(not low <= value <= high for value in values)
+    assert (found.scale, found.beyond) == ((low, high), outside)
+    assert found.positive_above == (low + high) / 2
+    assert found.liked == sum(value > (low + high) / 2 for value in values)
+    said = found.lines()
+    assert f"rating above {(low + high) / 2:g}" in said[0]
+    (rated,) = [line for line in said if line.startswith("rating")]
+    assert f"a scale of {low:g} to {high:g}" in rated
+    assert ("outside" in rated) == (outside > 0)
+    given = recognise(file, {"rating": "rating"}, positive_above=low)
+    assert f"rating above {low:g}" in given.lines()[0] and given.positive_above == low
+
+
+def test_ratings_that_are_all_the_same_make_every_row_liked(written):
+    found = recognise(written(("user", "item", "rating"), [(*row[:2], 1) for row in RATED]))
+    assert found.positive_above is None and "all are 1" in found.lines()[3]
 
 
 def test_a_named_rating_column_needs_a_number_in_each_row(written):

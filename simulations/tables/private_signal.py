@@ -50,8 +50,7 @@ class Signal:
         given = f"epsilon {epsilon:g} with {self.clients:,} training users: "
         measured = (
             f"sums of products of {self.items:,} items are about {self.ratio:.2g} times their noise"
-            f" ({LEAST:g} is needed), by the numbers of users, items and rows, which are taken as"
-            " public"
+            f" ({LEAST:g} is needed)"
         )
         if self.suffices:
             return [
