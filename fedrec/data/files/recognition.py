@@ -62,6 +62,7 @@ _SEPARATORS = (",", "\t", ";", "|")
 _DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
 _VALUE = rf"-?\d+(\.\d+)?|({_DATE}).*"  # numbers and dates are values, not names
 _RARE = 0.01  # share of the rows that may be beyond the scale of ratings
+_SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
 _SCALES = (5.0, 10.0)  # best ratings of the usual scales, for columns without a name
 _MOST_OF_A_USER = 100
 _FIRST_ROWS = 1000  # by which a column shows that it holds no times
