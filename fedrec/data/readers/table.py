@@ -2,8 +2,9 @@
 """A user's own table: CSV (any separator) or Parquet, one interaction per row.
 
 Ids may be text or numbers; a column of ids that are all plain whole numbers is sorted as numbers,
-any other as text. A time may be a number, which is kept (fractions dropped), or a date (ISO, or
-such as 26.05.2022), which becomes seconds since 1970 (UTC where no zone is given).
+any other as text. A time may be a number (of seconds, milliseconds, microseconds or nanoseconds
+since 1970, or any other that orders rows) or a date (ISO, or such as 26.05.2022; in UTC where no
+zone is given). Interactions have times in nanoseconds, so that fractions of seconds count.
 """
 
 from __future__ import annotations

@@ -336,8 +336,8 @@ def test_dates_of_another_form_are_read_by_a_given_one(written):
     assert found.columns["time"] == "Datum"
     unnamed = recognise(written(("Kunde", "Artikel", "x"), rows, ";"), time_format="%m/%d/%Y %H:%M")
     assert unnamed.columns["time"] == "x"
-    seconds = times_of(found.frame["Datum"], file, "%m/%d/%Y %H:%M")
-    assert seconds.tolist() == [second for _, second in AMERICAN]
+    times = times_of(found.frame["Datum"], file, "%m/%d/%Y %H:%M")
+    assert times.tolist() == [second * 10**9 for _, second in AMERICAN]
     with pytest.raises(DataError, match="no column of times of the form"):
         recognise(file, time_format="%d.%m.%y")
     with pytest.raises(DataError, match=r"a date of the form '%d/%m/%Y"):
