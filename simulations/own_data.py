@@ -132,7 +132,7 @@ def try_table(
     require_new_folder(folder, fix="choose another output")
     file = folder / "table.csv"
     write_atomically(file, table.to_csv(index=False))
-    found = recognise(file, columns, rated=not unrated, time_format=time_format)
+    found = recognise(file, columns, rated=not unrated, time_format=time_format, header=True)
     for line in found.lines():
         log.info(line)
     for line in warnings(found):

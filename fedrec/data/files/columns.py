@@ -141,8 +141,8 @@ def _require_all(column: pd.Series, good: np.ndarray, path: Path, expected: str)
     row = int((~good).argmax())
     value = column.iloc[row]
     raise DataError(
-        f"{path}, row {row + 1:,} (line {row + 2:,} of a CSV file): wrong value in column"
-        f" {column.name!r}",
+        f"{path}, row {row + 1:,} (line {row + 2:,} of a CSV file with one line of names): wrong"
+        f" value in column {column.name!r}",
         expected=expected,
         got="nothing" if pd.isna(value) else repr(getattr(value, "item", lambda: value)()),
         fix="correct that row, or leave it out",

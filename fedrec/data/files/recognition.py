@@ -15,13 +15,14 @@ import numpy as np
 import pandas as pd
 
 from fedrec.data.files.columns import dates_of, ids_of, numbers_of, typed, whole_numbers
+from fedrec.data.files.first_lines import DATE, first_line_is_row, separator_of
 from fedrec.data.files.indexing import dense_index
 from fedrec.data.files.tables import (
-    PARQUET,
     Columns,
     TableLayout,
     column_names,
-    parquet_columns,
+    is_text,
+    nested_columns,
     read_table,
 )
 from fedrec.errors import DataError
@@ -56,9 +57,6 @@ _NAMES = {
     "datum zeit zeitpunkt bestelldatum kaufdatum rechnungsdatum fecha "
     "bestellzeit bestellzeitpunkt fechahora horodatage tijd data",
 }
-_SEPARATORS = (",", "\t", ";", "|")
-_DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
-_VALUE = rf"-?\d+(\.\d+)?|({_DATE}).*"  # numbers and dates are values, not names
 _SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
 _TOP = 100.0
 _SCALES = (5.0, 10.0)  # best ratings of the usual scales, for columns without a name
@@ -146,15 +144,18 @@ def recognise(
     *,
     rated: bool = True,
     time_format: str | None = None,
+    header: bool | None = None,
 ) -> Recognised:
     """Recognise the columns of a table of interactions.
 
     Args:
-        path: a CSV or Parquet file. If all values of the first line are numbers or dates, it is a
-            row, and the first two columns that are not `given` hold the users and the items.
+        path: a CSV, Parquet or JSON file. If its first line is a row, the first two columns that
+            are not `given` hold the users and the items.
         given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
         rated: whether a column may be taken for ratings; otherwise every row counts as liked.
         time_format: form of dates, as of `strptime`; None: ISO, or dotted with the day first.
+        header: whether the first line of text has names; None: this is recognised, see
+            `first_line_is_row`.
 
     Raises:
         DataError: there is no such file, an id is missing, a named column is missing, named twice
@@ -162,11 +163,9 @@ def recognise(
             ambiguous.
     """
     given = given or {}
-    layout = _layout(path)
+    layout = _layout(path, header)
     header = layout.names == "first line"
-    nested = (
-        [name for name, kind in parquet_columns(path) if kind] if path.suffix in PARQUET else []
-    )
+    nested = nested_columns(path, layout)
     every = column_names(path, layout)
     # a column without a name cannot be asked for
     names = [name for name in every if name and name not in nested]
@@ -272,7 +271,10 @@ def _assigned(
                 f"{path} has no column {name!r}",
                 expected=f"one of {', '.join(map(repr, names))}",
                 got=f"--{role} {name}",
-                fix=f"give the name of the column of {role}s",
+                fix=f"give the name of the column of {role}s"
+                if header
+                else "the first line is a row: name columns by their places, such as --user 1"
+                " --item 2; if it has names, add --header",
             )
         if name in columns.values():
             raise DataError(
@@ -337,13 +339,16 @@ def _by_content(
         reasons[role] = "the only column of ids left" if len(ids) == 1 else "by its place"
 
 
-def _layout(path: Path) -> TableLayout:
-    """The layout of a table, with the character that separates its first line into most columns;
-    values in the first line are no names."""
-    layouts = [TableLayout.own({}, separator=one) for one in _SEPARATORS]
-    layout = max(layouts, key=lambda one: len(column_names(path, one)))
-    values = all(re.fullmatch(_VALUE, name.strip()) for name in column_names(path, layout))
-    return replace(layout, names="places") if values else layout
+def _layout(path: Path, header: bool | None) -> TableLayout:
+    """The layout of a table, with its separator. Its first line has names if it is said to, or if
+    one of them is that of a role, or if nothing tells that it is a row."""
+    if not is_text(path):
+        return TableLayout.own({})
+    layout = TableLayout.own({}, separator=separator_of(path))
+    if header is None:
+        named = any(_named(role, name) for role in ROLES for name in column_names(path, layout))
+        header = named or not first_line_is_row(path, layout)
+    return layout if header else replace(layout, names="places")
 
 
 def _types(names: Sequence[str], given: Mapping[str, str]) -> dict[str, type | None]:
@@ -418,7 +423,7 @@ def _dates(column: pd.Series, time_format: str | None = None) -> bool:
     if pd.api.types.is_datetime64_any_dtype(column):
         return True
     some = column.dropna().head(_FIRST_ROWS).astype(str)
-    if some.empty or not some.str.match(_DATE).all():
+    if some.empty or not some.str.match(DATE).all():
         return False
     return bool(dates_of(some).notna().all())
 

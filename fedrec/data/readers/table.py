@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own table: CSV (any separator) or Parquet, one interaction per row.
+"""A user's own table with one interaction per row: CSV (any separator), Parquet or JSON objects.
 
 Ids may be text or numbers; a column of ids that are all plain whole numbers is sorted as numbers,
 any other as text. A time may be a number (of seconds, milliseconds, microseconds or nanoseconds
@@ -42,8 +42,9 @@ class TableConfig(ReaderConfig):
     time_format: str | None = None
     """Form of the dates in the column of times, as of `strptime`, such as "%m/%d/%Y %H:%M"; ISO
     dates, dotted dates with the day first and numbers need none."""
-    separator: str = Field(",", min_length=1, max_length=1)
-    """Character between two values of a CSV file, such as "," or "\\t"."""
+    separator: str = Field(",", pattern="^(.|::)$")
+    """What is between two values of a CSV file: a character, such as "," or "\\t", or "::"; " " is
+    any number of spaces."""
     header: bool = True
     """Whether the first line of a CSV file has the names of the columns; otherwise they are named
     by their positions, "1", "2" and so on."""
@@ -62,7 +63,7 @@ class Table(Reader):
 
     Config: ClassVar[type[ReaderConfig]] = TableConfig
     config: TableConfig
-    title = "your own CSV or Parquet file"
+    title = "your own CSV, Parquet or JSON file"
 
     def read(self) -> Interactions:
         return self.interactions(read_table(self._path(), self._layout()))

@@ -313,9 +313,10 @@ def test_path_is_needed(tmp_path):
         read(tmp_path)
 
 
-def test_separator_of_two_characters_is_refused():
+@pytest.mark.parametrize("separator", ["", ",,", "\n", ":::"])
+def test_other_separators_are_refused(separator):
     with pytest.raises(ExperimentError, match=r"dataset\.separator"):
-        Table.Config.parse({"separator": "::"}, at="dataset")
+        Table.Config.parse({"separator": separator}, at="dataset")
 
 
 @pytest.mark.parametrize(
