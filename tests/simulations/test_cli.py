@@ -141,6 +141,13 @@ def test_an_output_that_no_system_allows_is_refused(fedrec, experiment, tmp_path
     assert code in (3, 4) and words in err and "Traceback" not in out + err
 
 
+@pytest.mark.parametrize("command", [("run", "x"), ("try", "x"), ("data", "split", "x")])
+def test_an_empty_output_is_not_the_current_folder(fedrec, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = fedrec(*command, "--output", "")
+    assert code == 2 and "the path of --output is empty" in err and not [*tmp_path.iterdir()]
+
+
 def test_no_such_experiment_offers_the_near_one(fedrec):
     code, _, err = fedrec("run", "privrec-ml1")
     assert code == 2 and "did you mean 'privrec-ml1m'" in err
