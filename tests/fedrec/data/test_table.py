@@ -53,6 +53,8 @@ def test_a_file_without_a_line_of_names_has_columns_named_by_their_places(tmp_pa
     assert data.user_features["5"].categories == named.user_features["city"].categories
     with pytest.raises(DataError, match="no column 'who'"):
         read(path, header=False, user="who", item="2")
+    with pytest.raises(DataError, match=r"dataset\.header = false"):
+        read(path, user="who", item="2")
 
 
 def test_rating_and_time_are_optional(tmp_path):
