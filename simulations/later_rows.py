@@ -35,7 +35,7 @@ def read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> I
     missing.
 
     Args:
-        source: the rows, or their file (CSV or Parquet).
+        source: the rows, or their file (CSV, Parquet or JSON).
         experiment: of the run.
 
     Raises:

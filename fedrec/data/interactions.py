@@ -36,8 +36,8 @@ class Interactions:
         user_features: side features, one row per user.
         item_features: side features, one row per item.
         ratings: `float32 [rows]`, finite, or None when the source has no ratings.
-        times: `int64 [rows]`, seconds since 1970 or any number that orders a user's interactions,
-            or None.
+        times: `int64 [rows]`, numbers that order a user's interactions (seconds since 1970 of the
+            built-in datasets, nanoseconds of a user's own table), or None.
         published_test: `bool [rows]`, the rows that the publisher holds out for testing, or None
             where it has no such file.
 

@@ -18,7 +18,9 @@ are of these and nothing is left to chance.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
+from functools import cache
 
 import torch
 from pydantic import Field
@@ -27,6 +29,8 @@ from torch import Tensor
 from fedrec.config import Config
 from fedrec.metrics.base import UserMetric
 from fedrec.metrics.block import RankedBlock
+
+_LOG = logging.getLogger("fedrec")
 
 
 class SampledListsConfig(Config):
@@ -51,6 +55,9 @@ class SampledMetric(UserMetric):
         """`float64 [users]`."""
         users, _, weight = block.positives
         drawn = self.config.items
+        catalogue = block.scores.shape[1]
+        if catalogue <= drawn:
+            _tell_short(f"{self.name}-{drawn + 1}", catalogue)
         chances = block.once(("sampled", drawn), lambda: _chances(block, drawn))
         gain = self.gain(block, chances[:, :k])
         return block.sum_by_user(weight * gain, users) / block.total_weight
@@ -79,6 +86,17 @@ class NdcgOf(SampledMetric):
     def gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
         """1 / log2(rank + 1) for each of the first k ranks."""
         return chances @ block.gains(chances.shape[1])
+
+
+@cache
+def _tell_short(metric: str, catalogue: int) -> None:
+    """Once: the lists of a metric are shorter than its name says."""
+    _LOG.warning(
+        "%s ranks among fewer items than its name says: the catalogue has %d; sample fewer"
+        " (evaluation.sampled-items) to compare it with other data",
+        metric,
+        catalogue,
+    )
 
 
 def _competitors(block: RankedBlock) -> tuple[Tensor, Tensor, Tensor]:

@@ -31,7 +31,20 @@ def overrides(about: str = "Override a key of the experiment.") -> Any:
 
 def output(about: str) -> Any:
     """`--output`, with a help text."""
-    return typer.Option("--output", "-o", help=about)
+    return typer.Option("--output", "-o", help=about, parser=_path_of, metavar="PATH")
+
+
+def _path_of(text: str) -> Path:
+    from fedrec.errors import ExperimentError
+
+    if not text:  # as an empty variable of a shell; a path of it is the current folder
+        raise ExperimentError(
+            "the path of --output is empty",
+            expected="a path, such as runs/films, or . for the current folder",
+            got="an empty text",
+            fix="give a path, or leave out --output",
+        )
+    return Path(text)
 
 
 def quiet(about: str) -> Any:

@@ -172,6 +172,13 @@ def test_a_deployment_without_its_files_names_the_first(fedrec, tmp_path):
     assert code == 4 and "ca.crt" in err and "fix:" in err and "Traceback" not in out + err
 
 
+@pytest.mark.parametrize("command", [("run", "x"), ("try", "x"), ("data", "split", "x")])
+def test_an_empty_output_is_not_the_current_folder(fedrec, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = fedrec(*command, "--output", "")
+    assert code == 2 and "the path of --output is empty" in err and not [*tmp_path.iterdir()]
+
+
 def test_no_such_experiment_offers_the_near_one(fedrec):
     code, _, err = fedrec("run", "privrec-ml1")
     assert code == 2 and "did you mean 'privrec-ml1m'" in err

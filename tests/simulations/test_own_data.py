@@ -84,6 +84,27 @@ def test_the_commands_have_a_switch_against_ratings(tmp_path, command):
     assert "every row counts as liked" in CliRunner().invoke(app, only).output
 
 
+def test_a_table_without_a_line_of_names_is_one_whether_seen_or_said(tmp_path):
+    file = written(tmp_path)
+    rows = file.read_text().split("\n", 1)[1]
+    file.write_text(rows)
+    seen = experiment(file)["dataset"]
+    assert (seen["header"], seen["user"], seen["item"]) == (False, "1", "2")
+    assert experiment(file, ["dataset.header=false"], user="1", item="2")["dataset"] == seen
+    file.write_text("user;item;n\n" + rows)  # known names, which the user says are none
+    assert experiment(file, ["dataset.header=false"], item="2")["dataset"] == seen
+    columns = dict.fromkeys(COLUMNS)
+    said = OwnTable(columns, system="linear", header=False).experiment(file, [], True)
+    assert said.table()["dataset"] == seen
+
+
+@pytest.mark.parametrize("command", [["try"], ["run", "--data"]])
+def test_the_commands_have_a_switch_for_the_line_of_names(tmp_path, command):
+    file = written(tmp_path)
+    done = CliRunner().invoke(app, [*command, str(file), "--no-header", "--user", "Kunde"])
+    assert "no column 'Kunde'" in str(done.exception) and "--header" in str(done.exception)
+
+
 @pytest.mark.parametrize("command", [["try"], ["run", "--data"]])
 @pytest.mark.parametrize("override", ["dataset.name=ml-1m", "dataset.path=other.csv"])
 def test_a_table_and_another_dataset_are_refused(tmp_path, command, override):

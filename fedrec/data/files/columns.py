@@ -12,6 +12,8 @@ import pandas as pd
 from fedrec.errors import DataError
 
 _DOTTED = re.compile(r"^\s*(\d{1,2})\.(\d{1,2})\.(\d{4})(?=$|[ T])")  # day, month, year
+_UNITS = (10**9, 10**6, 10**3)  # nanoseconds of a second, millisecond and microsecond
+_LARGEST_SECOND = 9 * 10**9  # as nanoseconds it fits into 63 bits
 _TIME = "a number or a date, such as 2022-05-26 or 26.05.2022 (others with a time format)"
 
 
@@ -60,9 +62,11 @@ def numbers_of(column: pd.Series, path: Path) -> np.ndarray:
 
 
 def times_of(column: pd.Series, path: Path, form: str | None = None) -> np.ndarray:
-    """Times, `int64 [rows]`, one per row: numbers unchanged, dates as seconds since 1970. A date
-    is in ISO format (2022-05-26) or dotted with the day first (26.05.2022), each with or without a
-    time of day; or of the given form, such as `"%d/%m/%Y %H:%M"`.
+    """Times, `int64 [rows]`, one per row, in nanoseconds since 1970. Numbers are seconds,
+    milliseconds, microseconds or nanoseconds, by the size of the largest. A date is in ISO format
+    (2022-05-26) or dotted with the day first (26.05.2022), each with or without a time of day; or
+    of the given form, such as `"%d/%m/%Y %H:%M"`. Dates before 1685 or after 2255, which databases
+    write for "never", become these limits.
 
     A column must not contain both: among dates, "1005" might be a year or a number of seconds.
 
@@ -73,7 +77,7 @@ def times_of(column: pd.Series, path: Path, form: str | None = None) -> np.ndarr
     if form is not None:
         dates = dates_of(column, form)
         _require_all(column, np.asarray(dates.notna()), path, f"a date of the form {form!r}")
-        return _seconds(dates)
+        return _nanoseconds(dates)
     if pd.api.types.is_bool_dtype(column):
         _require_all(column, np.zeros(len(column), dtype=bool), path, _TIME)
     if pd.api.types.is_numeric_dtype(column):
@@ -87,7 +91,7 @@ def times_of(column: pd.Series, path: Path, form: str | None = None) -> np.ndarr
     dates = dates_of(column)
     _require_all(column, numeric | np.asarray(dates.notna()), path, _TIME)
     _require_all(column, ~numeric, path, "a date, as other rows have dates")
-    return _seconds(dates)
+    return _nanoseconds(dates)
 
 
 def dates_of(column: pd.Series, form: str | None = None) -> pd.Series:
@@ -104,8 +108,10 @@ def dates_of(column: pd.Series, form: str | None = None) -> pd.Series:
     return pd.Series(pd.to_datetime(column, utc=True, errors="coerce", format="ISO8601"))
 
 
-def _seconds(dates: pd.Series) -> np.ndarray:
-    return np.asarray(dates.dt.tz_localize(None), dtype="datetime64[s]").astype(np.int64)
+def _nanoseconds(dates: pd.Series) -> np.ndarray:
+    times = np.asarray(dates.dt.tz_localize(None))
+    limits = np.array([-_LARGEST_SECOND, _LARGEST_SECOND], dtype="datetime64[s]")
+    return times.clip(*limits).astype("datetime64[ns]").astype(np.int64)
 
 
 def _day_last(found: re.Match[str]) -> str:
@@ -114,14 +120,19 @@ def _day_last(found: re.Match[str]) -> str:
 
 
 def _numeric_times(column: pd.Series, path: Path) -> np.ndarray:
-    """Whole numbers do not pass through float64, which holds only 53 bits of them."""
+    """Whole numbers do not pass through float64, which holds only 53 bits of them; nor do numbers
+    of nanoseconds, of which a float64 is a multiple of some hundreds."""
     values = np.asarray(column, dtype=np.float64)
     whole = pd.api.types.is_integer_dtype(column)
     fits = np.isfinite(values) & (whole | (np.abs(values) < 2.0**63))
     if whole:
         fits &= np.asarray((column <= np.iinfo(np.int64).max).fillna(False), dtype=bool)
     _require_all(column, fits, path, "a time of at most 63 bits")
-    return np.asarray(column if whole else values, dtype=np.int64)
+    numbers = np.asarray(column if whole else np.floor(values), dtype=np.int64)
+    largest = float(np.abs(values).max(initial=0))
+    unit = next((unit for unit in _UNITS if largest * unit <= _LARGEST_SECOND * 10**9), 1)
+    times = numbers * unit
+    return times if whole else times + np.rint((values - numbers) * unit).astype(np.int64)
 
 
 def _require_all(column: pd.Series, good: np.ndarray, path: Path, expected: str) -> None:
@@ -130,8 +141,8 @@ def _require_all(column: pd.Series, good: np.ndarray, path: Path, expected: str)
     row = int((~good).argmax())
     value = column.iloc[row]
     raise DataError(
-        f"{path}, row {row + 1:,} (line {row + 2:,} of a CSV file): wrong value in column"
-        f" {column.name!r}",
+        f"{path}, row {row + 1:,} (line {row + 2:,} of a CSV file with one line of names): wrong"
+        f" value in column {column.name!r}",
         expected=expected,
         got="nothing" if pd.isna(value) else repr(getattr(value, "item", lambda: value)()),
         fix="correct that row, or leave it out",

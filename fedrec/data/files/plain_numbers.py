@@ -34,6 +34,8 @@ def all_plain(
     start = 0
     while header and start < len(text) and text[start] != _LINE:
         start += 1
+    if header and start == len(text):
+        return False  # lines end in another way
     return bool(plain_values(text, start + header, ord(separator), wanted, quoted))
 
 

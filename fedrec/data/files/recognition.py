@@ -16,13 +16,14 @@ import pandas as pd
 
 from fedrec.config import did_you_mean
 from fedrec.data.files.columns import dates_of, ids_of, numbers_of, typed, whole_numbers
+from fedrec.data.files.first_lines import DATE, are_values, first_line_is_row, separator_of
 from fedrec.data.files.indexing import dense_index
 from fedrec.data.files.tables import (
-    PARQUET,
     Columns,
     TableLayout,
     column_names,
-    parquet_columns,
+    is_text,
+    nested_columns,
     read_table,
 )
 from fedrec.errors import DataError
@@ -58,9 +59,6 @@ _NAMES = {
 }
 """Names of each role, the surest first: where several columns fit, an account may be of several
 people, a session is part of what one does, and an account may be created long before it is used."""
-_SEPARATORS = (",", "\t", ";", "|")
-_DATE = r"\d{4}-\d{2}|\d{1,2}\.\d{1,2}\.\d{4}"
-_VALUE = rf"-?\d+(\.\d+)?|({_DATE}).*"  # numbers and dates are values, not names
 _RARE = 0.01  # share of the rows that may be beyond the scale of ratings
 _SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
 _SCALES = (5.0, 10.0)  # best ratings of the usual scales, for columns without a name
@@ -187,12 +185,12 @@ def recognise(
     """Recognise the columns of a table of interactions.
 
     Args:
-        path: a CSV or Parquet file. Where all names are numbers or dates, the first two columns
-            that are not `given` hold the users and the items.
+        path: a CSV, Parquet or JSON file. If its first line is a row, or all names are numbers or
+            dates, the first two columns that are not `given` hold the users and the items.
         given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
         rated: whether a column may be taken for ratings; otherwise every row counts as liked.
-        header: whether the first line of a CSV file has names; None: if not all of its values are
-            numbers or dates.
+        header: whether the first line of text has names; None: this is recognised, see
+            `first_line_is_row`.
         time_format: form of dates, as of `strptime`; None: ISO, or dotted with the day first.
         positive_above: a row is positive when its rating is above this; None: the middle of the
             scale of the ratings, which is from the lowest to the highest, but for the lowest
@@ -204,9 +202,7 @@ def recognise(
     """
     given = given or {}
     layout = _layout(path, header)
-    nested = (
-        [name for name, kind in parquet_columns(path) if kind] if path.suffix in PARQUET else []
-    )
+    nested = nested_columns(path, layout)
     every = column_names(path, layout)
     # a column without a name cannot be asked for
     names = [name for name in every if name and name not in nested]
@@ -216,7 +212,7 @@ def recognise(
     ids = tuple(name for name, kind in types.items() if kind is str and _is_id(name, given))
     frame = read_table(path, replace(layout, columns=types, ids=ids))
     roles = tuple(role for role in ROLES if rated or role != "rating")
-    telling = layout.names == "first line" and not _are_values(every)
+    telling = layout.names == "first line" and not are_values(every).all()
     columns, reasons, rivals = _assigned(
         path, needed, frame, given, roles, time_format, telling=telling
     )
@@ -327,7 +323,10 @@ def _assigned(
                 f"{path} has no column {name!r}",
                 expected=f"one of {', '.join(map(repr, names))}",
                 got=f"--{role} {name}",
-                fix=did_you_mean(name, names),
+                fix=did_you_mean(name, names)
+                if telling
+                else "the first line is a row: name columns by their places, such as --user 1"
+                " --item 2; if it has names, add --header",
             )
         if name in columns.values():
             raise DataError(
@@ -399,18 +398,15 @@ def _by_content(
 
 
 def _layout(path: Path, header: bool | None) -> TableLayout:
-    """The layout of a table, with the character that separates its first line into most columns;
-    values in the first line are no names, if it is not said whether it has names."""
-    layouts = [TableLayout.own({}, separator=one) for one in _SEPARATORS]
-    layout = max(layouts, key=lambda one: len(column_names(path, one)))
+    """The layout of a table, with its separator. Its first line has names if it is said to, or if
+    one of them is that of a role, or if nothing tells that it is a row."""
+    if not is_text(path):
+        return TableLayout.own({})
+    layout = TableLayout.own({}, separator=separator_of(path))
     if header is None:
-        header = not _are_values(column_names(path, layout))
+        named = any(_named(role, name) for role in ROLES for name in column_names(path, layout))
+        header = named or not first_line_is_row(path, layout)
     return layout if header else replace(layout, names="places")
-
-
-def _are_values(names: Sequence[str]) -> bool:
-    """Whether all names of columns are numbers or dates."""
-    return all(re.fullmatch(_VALUE, name.strip()) for name in names)
 
 
 def _types(names: Sequence[str], given: Mapping[str, str]) -> dict[str, type | None]:
@@ -465,7 +461,7 @@ def _are_times(column: pd.Series, time_format: str | None) -> bool:
 def _are_texts(column: pd.Series) -> bool:
     """Whether a column with the name of ratings, such as "note", has texts: no numbers, and more
     different values than a scale."""
-    numbers = pd.to_numeric(column, errors="coerce")
+    numbers = pd.Series(pd.to_numeric(column, errors="coerce"))
     return not numbers.notna().any() and column.nunique() > _SCALE
 
 
@@ -498,7 +494,7 @@ def _dates(column: pd.Series, time_format: str | None = None) -> bool:
     if pd.api.types.is_datetime64_any_dtype(column):
         return True
     some = column.dropna().head(_FIRST_ROWS).astype(str)
-    if some.empty or not some.str.match(_DATE).all():
+    if some.empty or not some.str.match(DATE).all():
         return False
     return bool(dates_of(some).notna().all())
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of all tables: delimited text and Parquet. Text is parsed fast; a line that does not
-fit is found and named."""
+"""The reader of all tables: delimited text, Parquet and JSON. Text is parsed fast; a line that does
+not fit is found and named."""
 
 from __future__ import annotations
 
@@ -11,12 +11,22 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from fedrec.config import did_you_mean
+from fedrec.data.files.text_files import (
+    DAMAGED,
+    encoding_of,
+    first_rows,
+    is_json,
+    is_packed,
+    open_text,
+    what_it_is,
+)
 from fedrec.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,14 +35,10 @@ if TYPE_CHECKING:
 Types: TypeAlias = Mapping[str, type | None]
 Columns: TypeAlias = "Mapping[str, pd.Series]"
 """Columns of a table, `[rows]` each, by name."""
-PARQUET = (".parquet", ".pq")
+_PARQUET = (".parquet", ".pq")
 _SHOWN = 200
-_CONVERSIONS = {
-    b"PK": "spreadsheets and zip archives are not read: export the table as CSV, or unpack it",
-    b"\x1f\x8b": "unpack it: gunzip FILE",
-    b"PAR1": "a Parquet file needs the ending .parquet",
-}
-"""First bytes of other files, and what to do with these."""
+_NO_NAMES = "; if the first line of a CSV file is a row, set dataset.header = false"
+_FIRST_OBJECTS = 1000  # by which the columns of JSON are known
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,8 @@ class TableLayout:
             None for numbers if all values are, else text.
         optional: likewise, columns that may be missing.
         settings: name -> the setting that names a column, for errors.
-        separator: between two values; `"::"` is allowed.
+        separator: between two values; `"::"` is allowed. In a user's own table a space is any
+            number of spaces.
         names: where the names of the columns come from: the first line; `columns`, which are all of
             them, in order; or their places, "1", "2" and so on.
         quoted: whether values may stand in double quotes.
@@ -73,7 +80,8 @@ class TableLayout:
         separator: str = ",",
         header: bool = True,
     ) -> TableLayout:
-        """The layout of a user's own table: CSV whose values may be quoted or missing."""
+        """The layout of a user's own table: CSV whose values may be quoted or missing, in UTF-8 or
+        UTF-16, packed by gzip or not, with empty lines, titles and comments above."""
         names = "first line" if header else "places"
         return cls(
             columns, optional or {}, settings or {}, separator, names, quoted=True, gaps=True
@@ -87,21 +95,14 @@ def column_names(path: Path, layout: TableLayout) -> list[str]:
         DataError: there is no such file, it is empty or not readable, or pyarrow is needed and
             missing.
     """
-    if not path.is_file():
-        raise DataError(
-            f"there is no table {path}",
-            expected="a CSV or Parquet file",
-            got=_what(path),
-            fix="give the path of the file itself",
-        )
-    if path.suffix in PARQUET:
+    _require_file(path)
+    if is_parquet(path):
         return [name for name, _ in parquet_columns(path)]
     if layout.names == "columns":
         return list(layout.columns)
-    try:
-        names = next(_rows(path, layout), [])
-    except (csv.Error, UnicodeDecodeError, OSError) as error:
-        raise _unreadable(path, error) from None
+    if _is_json(path, layout):
+        return list(_read_json(path, _FIRST_OBJECTS))
+    names = next(iter(table_start(path, layout)[1]), [])
     if not names:
         raise DataError(
             f"{path} is empty",
@@ -110,6 +111,53 @@ def column_names(path: Path, layout: TableLayout) -> list[str]:
             fix="write the table again",
         )
     return names if layout.names == "first line" else [str(n + 1) for n in range(len(names))]
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file is Parquet, by its ending or its content."""
+    if path.suffix.lower() in _PARQUET or not path.is_file():
+        return path.suffix.lower() in _PARQUET
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def is_text(path: Path) -> bool:
+    """Whether a user's own table is delimited text: neither Parquet nor JSON.
+
+    Raises:
+        DataError: there is no such file, or it has another form.
+    """
+    _require_file(path)
+    return not (is_parquet(path) or is_json(path))
+
+
+def nested_columns(path: Path, layout: TableLayout) -> list[str]:
+    """Names of the columns whose rows have lists, structs or maps.
+
+    Raises:
+        DataError: the file is damaged, or pyarrow is missing.
+    """
+    if is_parquet(path):
+        return [name for name, kind in parquet_columns(path) if kind]
+    if not _is_json(path, layout):
+        return []
+    frame = _read_json(path, _FIRST_OBJECTS)
+    return [name for name in frame if any(isinstance(one, (list, dict)) for one in frame[name])]
+
+
+def table_start(path: Path, layout: TableLayout) -> tuple[int, list[list[str]]]:
+    """The number of rows above a user's own table in a text file, 0 of others, and the first rows
+    of the table, `[rows][values]`.
+
+    Raises:
+        DataError: the file is not readable.
+    """
+    try:
+        if layout.gaps:
+            return first_rows(_rows(path, layout))
+        return 0, list(islice(_rows(path, layout), 1))
+    except (csv.Error, UnicodeDecodeError, *DAMAGED) as error:
+        raise _unreadable(path, error) from None
 
 
 def parquet_columns(path: Path) -> list[tuple[str, str]]:
@@ -129,7 +177,7 @@ def read_table(path: Path, layout: TableLayout, rows: int | None = None) -> Colu
     """The columns of a layout, and no others of a Parquet file; text is of type object.
 
     Args:
-        path: a `.parquet` file, or any other for delimited text.
+        path: a file of Parquet, of delimited text, or of JSON objects in a user's own table.
         layout: the columns, and the format of text.
         rows: how many of the first rows; None: all.
 
@@ -140,8 +188,10 @@ def read_table(path: Path, layout: TableLayout, rows: int | None = None) -> Colu
     """
     names = column_names(path, layout)
     wanted = _wanted(str(path), layout, names)
-    if path.suffix in PARQUET:
+    if is_parquet(path):
         frame = _read_parquet(path, list(wanted), rows)
+    elif _is_json(path, layout):
+        frame = _read_json(path, rows)
     else:
         frame = _read_text(path, layout, names, wanted, rows)
     return columns_of(str(path), frame, layout)
@@ -176,7 +226,8 @@ def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str
                 f"{table} has no column {column!r}",
                 expected=f"a column {column!r}" + (f" ({setting})" if setting else ""),
                 got="columns " + ", ".join(repr(name) for name in present),
-                fix=did_you_mean(column, present),
+                fix=did_you_mean(column, present)
+                + (_NO_NAMES if layout.gaps and layout.names == "first line" else ""),
             )
     optional = {name: kind for name, kind in layout.optional.items() if name in present}
     for column in (wanted := {**layout.columns, **optional}):
@@ -255,6 +306,40 @@ def _parquet(path: Path):
         ) from None
 
 
+def _is_json(path: Path, layout: TableLayout) -> bool:
+    return layout.gaps and is_json(path)
+
+
+def _read_json(path: Path, rows: int | None) -> pd.DataFrame:
+    """Objects as rows: one per line, or all in a list. Texts stay texts.
+
+    Raises:
+        DataError: the file is damaged, or has another form.
+    """
+    import pandas as pd
+
+    encoding = encoding_of(path)
+    try:
+        with open_text(path, encoding) as file:
+            lines = file.read(1_000).lstrip().startswith("{")
+            file.seek(0)
+            return pd.read_json(
+                file,
+                orient="records",
+                lines=lines,
+                nrows=rows if lines else None,
+                dtype=False,  # pyright: ignore[reportArgumentType]
+                precise_float=True,
+            )
+    except (ValueError, OverflowError, *DAMAGED) as error:
+        raise DataError(
+            f"{path} cannot be read as a table",
+            expected="JSON with one object per line, or a list of objects",
+            got=str(error),
+            fix="write one object per row, or save the table as CSV",
+        ) from None
+
+
 def _read_text(
     path: Path, layout: TableLayout, names: list[str], wanted: Types, rows: int | None
 ) -> pd.DataFrame:
@@ -269,6 +354,7 @@ def _read_text(
     ]
     if rows is None and _plain_ids(path, layout, names):
         kinds |= dict.fromkeys(layout.ids, np.int64)
+    above = table_start(path, layout)[0] if layout.gaps else 0
     # If columns are selected, the parser accepts lines with too many values, so this is done only
     # if it saves memory.
     some = list(wanted) if set(names) != set(wanted) else None
@@ -278,13 +364,16 @@ def _read_text(
             warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(
                 _opened(path, layout),
-                sep=_single(layout),
+                sep=r"\s+" if layout.gaps and layout.separator == " " else _single(layout),
+                skipinitialspace=layout.gaps,
+                skiprows=above,
+                compression="gzip" if is_packed(path) and len(layout.separator) == 1 else None,
                 header=0 if layout.names == "first line" else None,
                 names=unique,
                 usecols=some,  # pyright: ignore[reportArgumentType]
                 dtype=kinds,
                 # the parser leaves out the mark itself, from bytes and not from decoded text
-                encoding=layout.encoding.removesuffix("-sig"),
+                encoding=_encoding(path, layout).removesuffix("-sig"),
                 keep_default_na=False,
                 na_values=[""] if layout.gaps else None,
                 na_filter=layout.gaps,
@@ -293,21 +382,39 @@ def _read_text(
                 quoting=_quoting(layout),
                 nrows=rows,
             )
-    except (UnicodeDecodeError, OSError) as error:
+    except (UnicodeDecodeError, *DAMAGED) as error:
         raise _unreadable(path, error) from None
     except (ValueError, OverflowError, pd.errors.ParserWarning) as error:
         raise _first_fault(path, layout, names, error) from None
 
 
 def _plain_ids(path: Path, layout: TableLayout, names: list[str]) -> bool:
-    """Whether numbers are as good as the texts of all columns of ids."""
-    if not layout.ids or not layout.separator.isascii() or not path.stat().st_size:
+    """Whether numbers are as good as the texts of all columns of ids; a plain file is looked at."""
+    plain = layout.separator.isascii() and len(layout.separator) == 1 and layout.separator != " "
+    if not (layout.ids and plain and path.stat().st_size) or is_packed(path):
+        return False
+    if _encoding(path, layout) == "utf-16" or table_start(path, layout)[0]:
         return False
     from fedrec.data.files.plain_numbers import all_plain  # imports Numba
 
     header = layout.names == "first line"
     places = [names.index(name) for name in layout.ids]
     return all_plain(path, layout.separator, places, header=header, quoted=layout.quoted)
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise DataError(
+            f"there is no table {path}",
+            expected="a CSV, Parquet or JSON file",
+            got=_what(path),
+            fix="give the path of the file itself",
+        )
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise _unreadable(path, error) from None
 
 
 def _what(path: Path) -> str:
@@ -325,27 +432,43 @@ def _quoting(layout: TableLayout) -> Literal[0, 3]:
     return csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
 
 
-def _opened(path: Path, layout: TableLayout) -> Path | io.BytesIO:
+def _encoding(path: Path, layout: TableLayout) -> str:
+    return encoding_of(path) if layout.gaps else layout.encoding
+
+
+def _opened(path: Path, layout: TableLayout) -> Path | io.BytesIO | io.StringIO:
     # The fast parser knows separators of one character only; replacing them costs a few hundredths
     # of a second.
     if len(layout.separator) == 1:
         return path
+    if is_packed(path) or _encoding(path, layout) == "utf-16":
+        with open_text(path, _encoding(path, layout)) as file:
+            return io.StringIO(file.read().replace(layout.separator, _single(layout)))
     return io.BytesIO(
         path.read_bytes().replace(layout.separator.encode(), _single(layout).encode())
     )
 
 
 def _rows(path: Path, layout: TableLayout, errors: str = "strict") -> Iterator[list[str]]:
-    with path.open(encoding=layout.encoding, errors=errors, newline="") as file:
+    with open_text(path, _encoding(path, layout), errors) as file:
         lines = (line.replace(layout.separator, _single(layout)) for line in file)
-        yield from csv.reader(lines, delimiter=_single(layout), quoting=_quoting(layout))
+        if layout.gaps and layout.separator == " ":
+            lines = (line.strip() for line in file)
+        reader = csv.reader(
+            lines,
+            delimiter=_single(layout),
+            quoting=_quoting(layout),
+            skipinitialspace=layout.gaps,
+        )
+        yield from reader
 
 
 def _first_fault(path: Path, layout: TableLayout, names: list[str], error: Exception) -> DataError:
     """Find the first bad line, slowly: the fast parser does not say which one it was."""
+    above = table_start(path, layout)[0] + (layout.names == "first line")
     with suppress(csv.Error):  # a value of more than 128 KiB, as after an open quote
         for number, row in enumerate(_rows(path, layout, "replace"), start=1):
-            if not row or (layout.names == "first line" and number == 1):
+            if not row or number <= above:
                 continue
             expected = _fault(row, layout, names)
             if expected:
@@ -381,14 +504,15 @@ def _converts(text: str, dtype: type) -> bool:
 def _unreadable(path: Path, error: Exception) -> DataError:
     """The error for a file that is no text, or whose lines cannot be told apart."""
     if isinstance(error, UnicodeDecodeError):
-        with path.open("rb") as file:
-            start = file.read(4)
-        known = (fix for first, fix in _CONVERSIONS.items() if start.startswith(first))
+        what, fix = what_it_is(path) or (
+            str(error),
+            "save it as UTF-8: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE",
+        )
         return DataError(
-            f"{path} is not UTF-8 text",
-            expected="a CSV file in UTF-8, or a Parquet file",
-            got=str(error),
-            fix=next(known, "save it as UTF-8: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE"),
+            f"{path} is no text in UTF-8 or UTF-16",
+            expected="a table as CSV, Parquet, or JSON with one object per line",
+            got=what,
+            fix=fix,
         )
     return DataError(
         f"{path} cannot be read as a table",

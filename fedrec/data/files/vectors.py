@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrec.data.features import Vectors
-from fedrec.data.files.tables import PARQUET, read_parquet
+from fedrec.data.files.tables import is_parquet, read_parquet
 from fedrec.errors import DataError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _npy(path: Path) -> tuple[pd.Index, np.ndarray]:
 def _parquet(path: Path) -> tuple[pd.Index, np.ndarray]:
     import pandas as pd
 
-    if path.suffix not in PARQUET:
+    if not is_parquet(path):
         raise _wrong(path, "a file .npy or .parquet", f"{path.suffix!r}", "save it as one of these")
     frame = read_parquet(path)
     ids, *columns = (frame[name] for name in frame)

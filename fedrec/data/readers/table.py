@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own table: CSV (any separator) or Parquet, one interaction per row.
+"""A user's own table with one interaction per row: CSV (any separator), Parquet or JSON objects.
 
 Ids may be text or numbers; a column of ids that are all plain whole numbers is sorted as numbers,
-any other as text. A time may be a number, which is kept (fractions dropped), or a date (ISO, or
-such as 26.05.2022), which becomes seconds since 1970 (UTC where no zone is given).
+any other as text. A time may be a number (of seconds, milliseconds, microseconds or nanoseconds
+since 1970, or any other that orders rows) or a date (ISO, or such as 26.05.2022; in UTC where no
+zone is given). Interactions have times in nanoseconds, so that fractions of seconds count.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class TableConfig(ReaderConfig):
     time_format: str | None = None
     """Form of the dates in the column of times, as of `strptime`, such as "%m/%d/%Y %H:%M"; ISO
     dates, dotted dates with the day first and numbers need none."""
-    separator: str = Field(",", min_length=1, max_length=1)
-    """Character between two values of a CSV file, such as "," or "\\t"."""
+    separator: str = Field(",", pattern="^(.|::)$")
+    """What is between two values of a CSV file: a character, such as "," or "\\t", or "::"; " " is
+    any number of spaces."""
     header: bool = True
     """Whether the first line of a CSV file has the names of the columns; otherwise they are named
     by their positions, "1", "2" and so on."""
@@ -76,7 +78,7 @@ class Table(Reader):
 
     Config: ClassVar[type[ReaderConfig]] = TableConfig
     config: TableConfig
-    title = "your own CSV or Parquet file"
+    title = "your own CSV, Parquet or JSON file"
 
     def read(self) -> Interactions:
         rows = self.interactions(read_table(self._path(), self._layout()))

@@ -90,11 +90,18 @@ def _order(users: np.ndarray, key: np.ndarray) -> np.ndarray:
     """`int64 [rows]`: rows by user, then by key, then as they are."""
     least = int(key.min(initial=0))
     span = int(key.max(initial=0)) - least + 1
-    if int(users.max(initial=0)) + 1 > np.iinfo(np.int64).max // span:
+    most = np.iinfo(np.int64).max
+    # whole seconds, as nanoseconds, are counted as seconds
+    unit = max(int(np.gcd.reduce(key - least)), 1) if span <= most else 1
+    span = (span - 1) // unit + 1
+    if int(users.max(initial=0)) + 1 > most // span:
         return np.lexsort((key, users))
     # One sort of one number: rows are mostly grouped by user already, which makes it some twenty
     # times as fast as one by each of the two.
     number = users * span
+    if unit > 1:
+        key = (key - least) // unit
+        least = 0
     number += key
     number -= least
     return np.argsort(number, kind="stable")

@@ -49,14 +49,14 @@ def calibrate(
         return spent(multiplier) <= epsilon
 
     if not keeps(_MOST):
+        tightest = accountant is backend_of("pld")
+        orders = "Rényi orders up to 64 prove none below about 0.1 at delta 1e-5"
         raise ExperimentError(
             "this accountant cannot prove that epsilon for any noise",
-            expected=(
-                "a target that can be proven: Rényi orders up to 64 prove none below about 0.1 at"
-                " delta 1e-5"
-            ),
+            expected=f"a target that noise of up to {_MOST:,.0f} sensitivities reaches"
+            + ("" if tightest else f": {orders}"),
             got=f"epsilon {epsilon:g} at delta {delta:g}",
-            fix="raise epsilon or delta, or use the backend pld",
+            fix="raise epsilon or delta" + ("" if tightest else ", or use the backend pld"),
         )
     low, high = _bracket(keeps)
     below, above = _secant(spent, epsilon, (low, high), tolerance / 16)

@@ -22,6 +22,13 @@ Column = Annotated[str | None, typer.Option(help="Name of the column, if it is n
 Unrated = Annotated[
     bool, typer.Option("--no-rating", help="No column holds ratings: every row counts as liked.")
 ]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        help="Whether the first line of a CSV file has the names of the columns; without them they"
+        " are named 1, 2 and so on. Default: as it looks."
+    ),
+]
 Epsilon = Annotated[
     float | None,
     typer.Option(
@@ -44,13 +51,16 @@ _NO_COLUMN = ("", "none")
 
 
 def try_(
-    data: Annotated[Path, typer.Argument(help="CSV or Parquet file with one interaction per row.")],
+    data: Annotated[
+        Path, typer.Argument(help="CSV, Parquet or JSON file with one interaction per row.")
+    ],
     user: Column = None,
     item: Column = None,
     rating: Column = None,
     time: Column = None,
     time_format: TimeFormat = None,
     no_rating: Unrated = False,
+    header: Header = None,
     epsilon: Epsilon = None,
     system: System = None,
     item_vectors: Vectors = None,
@@ -62,7 +72,9 @@ def try_(
     """Train a federated recommender on your own table, and compare it with popularity and
     centralised EASE."""
     columns = {"user": user, "item": item, "rating": rating, "time": time}
-    table = OwnTable(columns, no_rating, time_format, epsilon, system, tuple(item_vectors or ()))
+    table = OwnTable(
+        columns, no_rating, time_format, epsilon, system, tuple(item_vectors or ()), header
+    )
     given = [*(overrides or []), *overrides_of({"seed": seed})]
     finish(table.experiment(data, given, quiet), output, quiet)
 
@@ -79,6 +91,7 @@ class OwnTable:
         epsilon: target of user-level differential privacy, > 0; None: no privacy.
         system: see `simulations.own_data.try_table`.
         item_vectors: files of dense vectors of the items.
+        header: whether the first line has names; None: as it looks.
     """
 
     columns: Mapping[str, str | None]
@@ -87,10 +100,11 @@ class OwnTable:
     epsilon: float | None = None
     system: str | None = None
     item_vectors: tuple[Path, ...] = ()
+    header: bool | None = None
 
     def is_empty(self) -> bool:
         """Whether nothing is said."""
-        named = (self.time_format, self.system, self.epsilon, *self.columns.values())
+        named = (self.time_format, self.system, self.epsilon, self.header, *self.columns.values())
         return not (self.unrated or self.item_vectors) and all(one is None for one in named)
 
     def experiment(self, data: Path, overrides: list[str], quiet: bool) -> Experiment:
@@ -107,6 +121,7 @@ class OwnTable:
                 `simulations.tables.table_facts.TableFacts.of`.
             DataError: see `recognise`.
         """
+        from fedrec.experiment.loading import read
         from simulations.own_data import own_experiment
 
         given = {role: name for role, name in self.columns.items() if name is not None}
@@ -115,6 +130,8 @@ class OwnTable:
             raise _two_answers(given["rating"])
         if not rated:
             given.pop("rating", None)
+        dataset = read({}, overrides).get("dataset")
+        said = dataset.get("header") if isinstance(dataset, dict) else None
         tell = _silent if quiet else _printed
         tell(f"{data}:")
         return own_experiment(
@@ -122,6 +139,7 @@ class OwnTable:
             given,
             lambda line: tell(f"  {line}"),
             rated=rated,
+            header=self.header if said is None else said,
             time_format=self.time_format,
             epsilon=self.epsilon,
             system=self.system,

@@ -13,6 +13,7 @@ from simulations.cli.experiments.finishing import finish, watched
 from simulations.cli.experiments.own_data import (
     Column,
     Epsilon,
+    Header,
     OwnTable,
     System,
     TimeFormat,
@@ -51,7 +52,7 @@ def run(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Your own CSV or Parquet file instead of an experiment, see `fedrec try`."
+            help="Your own CSV, Parquet or JSON file instead of an experiment, see `fedrec try`."
         ),
     ] = None,
     user: Column = None,
@@ -60,6 +61,7 @@ def run(
     time: Column = None,
     time_format: TimeFormat = None,
     no_rating: Unrated = False,
+    header: Header = None,
     epsilon: Epsilon = None,
     system: System = None,
     item_vectors: Vectors = None,
@@ -81,7 +83,9 @@ def run(
     }
     settings = [*(overrides or []), *overrides_of(flags)]
     columns = {"user": user, "item": item, "rating": rating, "time": time}
-    table = OwnTable(columns, no_rating, time_format, epsilon, system, tuple(item_vectors or ()))
+    table = OwnTable(
+        columns, no_rating, time_format, epsilon, system, tuple(item_vectors or ()), header
+    )
     wanted = _wanted(experiment, data, table, settings, quiet)
     finish(wanted, output, quiet, go_on=go_on, overwrite=overwrite)
 
@@ -100,7 +104,7 @@ def _wanted(
     raise ExperimentError(
         "the experiment to run is not clear",
         expected="an experiment, or a table with --data (and --user, --item, --rating, --time,"
-        " --time-format, --system, --epsilon, --item-vectors)",
+        " --time-format, --header, --system, --epsilon, --item-vectors)",
         got="neither"
         if experiment is None and data is None
         else "both, or options of a table without one",

@@ -2,7 +2,9 @@
 """A user's own tables."""
 
 import sys
+from fractions import Fraction
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -11,6 +13,7 @@ from fedrec.data.readers.table import Table
 from fedrec.errors import DataError, ExperimentError
 
 CSV = "who,what,stars,when,city,kind\nu2,x,5,10,Rome,a\nu1,y,2.5,20,,b\nu2,y,1,30,Rome,b\n"
+SECOND = 10**9  # nanoseconds
 COLUMNS = {"user": "who", "item": "what", "rating": "stars", "time": "when"}
 
 
@@ -35,7 +38,7 @@ def test_reads_the_named_columns(tmp_path):
     assert data.users.tolist() == [1, 0, 1]
     assert data.items.tolist() == [0, 1, 1]
     assert data.ratings.tolist() == [5.0, 2.5, 1.0]
-    assert data.times.tolist() == [10, 20, 30]
+    assert data.times.tolist() == [10 * SECOND, 20 * SECOND, 30 * SECOND]
 
 
 def test_a_file_without_a_line_of_names_has_columns_named_by_their_places(tmp_path):
@@ -50,6 +53,8 @@ def test_a_file_without_a_line_of_names_has_columns_named_by_their_places(tmp_pa
     assert data.user_features["5"].categories == named.user_features["city"].categories
     with pytest.raises(DataError, match="no column 'who'"):
         read(path, header=False, user="who", item="2")
+    with pytest.raises(DataError, match=r"dataset\.header = false"):
+        read(path, user="who", item="2")
 
 
 def test_rating_and_time_are_optional(tmp_path):
@@ -122,16 +127,59 @@ def test_other_ids_stay_text(tmp_path, ids):
     [
         (["1970-01-02", "1970-01-01"], [86400, 0]),
         (["1970-01-01T00:01:00Z", "1970-01-01T01:00:00+01:00"], [60, 0]),
-        (["1970-01-01 00:00:07.9", "1970-01-02"], [7, 86400]),
-        (["9007199254740993", "5"], [9007199254740993, 5]),
-        (["12.75", "3"], [12, 3]),
+        (["1970-01-01 00:00:07.9", "1970-01-02"], [7.9, 86400]),
+        (["1970-01-01 00:00:07.000000001", "1970-01-02"], [7.000000001, 86400]),
+        (["9007199254740993", "5"], [Fraction(9007199254740993, 10**9), Fraction(5, 10**9)]),
+        (["1700000000.25", "1700000000"], [1700000000.25, 1700000000]),
+        (["1700000000250", "1700000000000.5"], [1700000000.25, 1700000000.0005]),
+        (["1700000000250001", "1700000000250000"], [1700000000.250001, 1700000000.25]),
+        (["1700000000250000001"], [Fraction(1700000000250000001, 10**9)]),
+        (["12.75", "3"], [12.75, 3]),
+        (["-0.75", "3"], [-0.75, 3]),
         (["02.01.1970", "1.1.1970 00:01"], [86400, 60]),
         (["02.01.1970", "1970-01-01"], [86400, 0]),
     ],
 )
-def test_times_are_numbers_or_iso_dates(tmp_path, times, expected):
-    text = "user,item,t\n" + "".join(f"u,{place},{time}\n" for place, time in enumerate(times))
-    assert read(write(tmp_path, text), time="t").times.tolist() == expected
+def test_times_are_numbers_or_iso_dates_to_the_nanosecond(tmp_path, times, expected):
+    text = "user,item,t\n" + "".join(f'u,{place},"{time}"\n' for place, time in enumerate(times))
+    wanted = [round(Fraction(str(seconds)) * SECOND) for seconds in expected]
+    assert read(write(tmp_path, text), time="t").times.tolist() == wanted
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_the_last_row_of_a_user_is_the_last_in_fractions_of_a_second(tmp_path, unit):
+    """Whatever the form of the times: the oracle is the order in which the rows were drawn."""
+    order = np.random.default_rng(0).permutation(30)
+    stamps = np.datetime64("2024-05-01T12:00:00", "ms") + order
+    forms = {
+        "dates": stamps.astype(str),
+        "floats": stamps.astype(np.int64) / 1000,
+        "numbers": stamps.astype("datetime64[ms]").astype(np.int64),
+        "stamps": stamps.astype(f"datetime64[{'ms' if unit == 's' else unit}]"),
+    }
+    for form, times in forms.items():
+        frame = pd.DataFrame({"user": "u", "item": np.arange(30), "t": times})
+        frame.to_parquet(tmp_path / "t.parquet")
+        frame.to_csv(tmp_path / "t.csv", index=False)
+        for name in ("t.parquet", "t.csv"):
+            found = read(tmp_path / name, time="t").times
+            assert np.argsort(found, kind="stable").tolist() == np.argsort(order).tolist(), form
+
+
+def test_times_of_two_files_of_one_experiment_can_be_compared(tmp_path):
+    """A file whose dates happen to be whole days has the unit of one with milliseconds."""
+    early, late = ["2024-05-01T12:00:00.250", "2024-05-01 12:00"], ["2024-06-01", "2024-06-02"]
+    times = [times_of(pd.Series(values, name="when"), tmp_path) for values in (early, late)]
+    assert times[0].max() < times[1].min()
+    numbers = [[1714564800.25, 1714564801.5], [1717200000, 1717286400]]
+    times = [times_of(pd.Series(values, name="when"), tmp_path) for values in numbers]
+    assert times[0].max() < times[1].min()
+
+
+def test_dates_beyond_all_nanoseconds_are_first_and_last(tmp_path):
+    dates = ["9999-12-31", "2024-01-01", "0001-01-01"]
+    times = times_of(pd.Series(dates, name="when"), tmp_path)
+    assert np.argsort(times).tolist() == [2, 1, 0] and times[1] == 1704067200 * SECOND
 
 
 def test_bytes_of_parquet_are_text(tmp_path):
@@ -148,7 +196,7 @@ def test_dates_of_parquet(tmp_path):
         {"user": ["u"], "item": ["i"], "t": pd.to_datetime(["1970-01-02 00:00:01"])}
     )
     frame.to_parquet(tmp_path / "t.parquet")
-    assert read(tmp_path / "t.parquet", time="t").times.tolist() == [86401]
+    assert read(tmp_path / "t.parquet", time="t").times.tolist() == [86401 * SECOND]
 
 
 def test_features_from_columns(tmp_path):
@@ -285,9 +333,10 @@ def test_path_is_needed(tmp_path):
         read(tmp_path)
 
 
-def test_separator_of_two_characters_is_refused():
+@pytest.mark.parametrize("separator", ["", ",,", "\n", ":::"])
+def test_other_separators_are_refused(separator):
     with pytest.raises(ExperimentError, match=r"dataset\.separator"):
-        Table.Config.parse({"separator": "::"}, at="dataset")
+        Table.Config.parse({"separator": separator}, at="dataset")
 
 
 @pytest.mark.parametrize(
@@ -307,10 +356,10 @@ def test_times_of_two_kinds_or_out_of_range_are_refused(values, row, tmp_path):
         times_of(pd.Series(values, name="when"), tmp_path)
 
 
-def test_times_are_numbers_as_they_are_or_dates_in_seconds(tmp_path):
+def test_times_are_numbers_or_dates_in_nanoseconds(tmp_path):
     for values, wanted in (
         ([2**63 - 1, -5], [2**63 - 1, -5]),
-        (["1005", "7"], [1005, 7]),
-        (["1970-01-02", "1970-01-01T00:00:01Z"], [86400, 1]),
+        (["1005", "7"], [1005 * SECOND, 7 * SECOND]),
+        (["1970-01-02", "1970-01-01T00:00:01Z"], [86400 * SECOND, SECOND]),
     ):
         assert times_of(pd.Series(values, name="when"), tmp_path).tolist() == wanted

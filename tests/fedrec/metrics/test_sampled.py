@@ -69,3 +69,13 @@ def test_a_constant_score_is_chance_and_all_items_are_the_full_ranking(lists):
     full = ranking_metrics(**lists, ks=(3,), sampled_items=ITEMS)
     np.testing.assert_allclose(full[f"hits-of-{ITEMS + 1}@3"], full["hits@3"])
     np.testing.assert_allclose(full[f"ndcg-of-{ITEMS + 1}@3"], full["ndcg@3"])
+
+
+def test_a_catalogue_that_is_short_for_the_name_is_told_once(lists, caplog):
+    items = ITEMS + 60
+    for _ in range(2):
+        ranking_metrics(**lists, ks=(3, 5), sampled_items=items)
+    told = [line for line in caplog.messages if f"hits-of-{items + 1} " in line]
+    assert len(told) == 1 and f"the catalogue has {ITEMS}" in told[0]
+    ranking_metrics(**lists, ks=(3,), sampled_items=SAMPLED)
+    assert "hits-of-10 " not in caplog.text

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recognition of columns, and errors if it is ambiguous."""
 
+import gzip
+import json
 import os
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 from fedrec.data.files.columns import times_of
 from fedrec.data.files.recognition import recognise
 from fedrec.data.files.tables import TableLayout, read_table
+from fedrec.data.readers.table import Table
 from fedrec.errors import DataError
 
 RATED = [(1, 10, 5, 978300760), (1, 11, 1, 978300761), (2, 10, 3, 978300762), (2, 12, 4, 978300763)]
@@ -297,7 +301,7 @@ def test_what_is_no_table_is_refused(tmp_path):
         recognise(Path("/proc/self/mem"))
     file = tmp_path / "x.csv"
     file.write_bytes(b"\xff\xfe\x00user")
-    with pytest.raises(DataError, match="not UTF-8 text"):
+    with pytest.raises(DataError, match="no text in UTF-8 or UTF-16"):
         recognise(file)
 
 
@@ -384,27 +388,173 @@ def test_one_column_for_two_roles_is_refused(written):
 
 
 @pytest.mark.parametrize(
-    ("content", "word"),
+    ("content", "what", "fix"),
     [
-        (b"PK\x03\x04\xff\xfe", "export"),
-        (b"\x1f\x8b\x08\x00\xff", "gunzip"),
-        (b"PAR1\x15\xff", ".parquet"),
-        ("user,item\nJ\u00fcrgen,1\nu,2\n".encode("latin-1").replace(b"user", b"\xfcser"), "iconv"),
+        (b"PK\x03\x04\xff\xfe", "a spreadsheet or an archive", "export the table as CSV"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1", "a spreadsheet or an archive", "export the table as CSV"),
+        (b"ARROW1\0\0\xff", "an Arrow (Feather) file", "read_feather"),
+        (b"SQLite format 3\0", "an SQLite database", "sqlite3"),
+        (b"\x80\x04\x95\0", "a pickle", "if you trust"),
+        (b"BZh91AY&SY\xff", "packed by bzip2", "bunzip2"),
+        (gzip.compress(tarfile.TarInfo("a.csv").tobuf()), "a spreadsheet or an archive", "unpack"),
+        (b"user,item\nu\0,1\n", "zero bytes", "UTF-8"),
+        ("user,item\nJ\u00fcrgen,1\nu,2\n".encode("latin-1"), "can't decode", "iconv"),
     ],
 )
-def test_other_files_are_told_how_to_become_a_table(tmp_path, content, word):
+def test_other_files_are_told_what_they_are_and_how_to_become_a_table(tmp_path, content, what, fix):
     file = tmp_path / "x.csv"
     file.write_bytes(content)
-    with pytest.raises(DataError, match="not UTF-8 text") as error:
+    with pytest.raises(DataError, match="is no text") as error:
         recognise(file)
-    assert word in error.value.text()
+    assert what in str(error.value.got) and fix in str(error.value.fix)
+
+
+def test_damaged_packed_files_are_told(tmp_path):
+    file = tmp_path / "x.csv.gz"
+    whole = gzip.compress(TEXT.encode() * 400)
+    for content in (whole[:60], b"\x1f\x8b\x08\x00\xff", whole[:-9] + b"\0" * 9):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=r"cannot be (unpacked|read as a table)"):
+            recognise(file)
+
+
+ROWS = [(f"u{row % 9}", f"i{row % 7}", 1 + row % 5, f"2024-01-0{1 + row % 9}") for row in range(60)]
+TEXT = "user_id,item_id,rating,day\n" + "".join(f"{a},{b},{c},{d}\n" for a, b, c, d in ROWS)
+JSON = [dict(zip(("user_id", "item_id", "rating", "day"), row, strict=True)) for row in ROWS]
+LINES = "\n".join(json.dumps(one) for one in JSON)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(TEXT.encode(), id="plain"),
+        pytest.param(gzip.compress(TEXT.encode()), id="gzip"),
+        pytest.param(TEXT.encode("utf-16"), id="UTF-16"),
+        pytest.param(gzip.compress(TEXT.encode("utf-16")), id="UTF-16 in gzip"),
+        pytest.param(LINES.encode(), id="JSON lines"),
+        pytest.param(gzip.compress(LINES.encode("utf-8-sig")), id="JSON lines in gzip"),
+        pytest.param(json.dumps(JSON, indent=2).encode(), id="JSON list"),
+        pytest.param(("sep=;\n" + TEXT.replace(",", ";")).encode(), id="line of Excel"),
+        pytest.param(("# by J. Doe, May 1, at 5\n# all\n" + TEXT).encode(), id="comments"),
+        pytest.param(("Ratings export,,,\n\n" + TEXT).encode(), id="title with separators"),
+        pytest.param(("Ratings of the year\n" + TEXT).encode("utf-8-sig"), id="title"),
+        pytest.param(("\n\r\n" + TEXT).encode(), id="empty lines"),
+        pytest.param(('"by J.\nDoe"\n' + TEXT).encode(), id="title of two lines"),
+        pytest.param(TEXT.replace("\n", "\r").encode(), id="CR"),
+        pytest.param(TEXT.replace("\n", "\r\n").encode("utf-8-sig"), id="CR LF and a mark"),
+        pytest.param(TEXT.replace(",", ", ").encode(), id="comma and space"),
+        pytest.param(TEXT.replace(",", "::").encode(), id="two colons"),
+        pytest.param(TEXT.replace(",", "::").encode("utf-16"), id="two colons in UTF-16"),
+        pytest.param(TEXT.replace(",", " ").encode(), id="space"),
+        pytest.param(TEXT.replace(",", "   ").encode(), id="spaces"),
+    ],
+)
+def test_one_table_in_many_forms(tmp_path, content):
+    """The oracle are the rows that were written."""
+    file = tmp_path / "table"
+    file.write_bytes(content)
+    found = recognise(file)
+    assert found.columns == {
+        "user": "user_id",
+        "item": "item_id",
+        "rating": "rating",
+        "time": "day",
+    }
+    options = {**found.columns, "separator": found.separator, "path": file}
+    data = Table("table", Table.Config.parse(options, at="dataset")).read()
+    days = [int(day[-2:]) - 1 for *_, day in ROWS]
+    users, items = data.user_ids[data.users], data.item_ids[data.items]
+    read = zip(users, items, data.ratings, data.times, strict=True)
+    first = np.datetime64("2024-01-01", "ns").astype(int)
+    assert [(a, b, c, (t - first) // (86_400 * 10**9)) for a, b, c, t in read] == [
+        (*row[:3], day) for row, day in zip(ROWS, days, strict=True)
+    ]
+
+
+def test_whole_number_ids_of_lines_that_end_with_cr(written):
+    file = written(("user", "item"), [(1, 10), (2, 11), (1, 11)])
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r"))
+    assert recognise(file).frame["user"].tolist() == ["1", "2", "1"]
+
+
+def test_parquet_is_known_by_its_content(tmp_path):
+    frame = pd.DataFrame(JSON)
+    for name in ("x.PARQUET", "x", "x.csv"):
+        frame.to_parquet(tmp_path / "made.parquet")
+        (tmp_path / "made.parquet").rename(tmp_path / name)
+        assert recognise(tmp_path / name).rows == len(ROWS)
+
+
+def test_json_of_another_form_is_refused(tmp_path):
+    file = tmp_path / "x.json"
+    nested = "\n".join(json.dumps({**one, "votes": [1, 2]}) for one in JSON)
+    file.write_text(nested, encoding="utf-8")
+    assert recognise(file).ignored == ("votes",)
+    for text in (LINES + "\n{'a': 1}", '{"user": [1, 2],\n"item": [1, 2]}'):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(DataError, match="cannot be read as a table") as error:
+            recognise(file)
+        assert "one object per line" in str(error.value.expected)
+
+
+def test_titles_with_commas_do_not_make_a_comma_the_separator(written):
+    rows = [(f"u{n % 5}", "The Thing, 1982" if n % 3 else "Alien, Aliens") for n in range(30)]
+    found = recognise(written(("user", "film"), rows, "\t"))
+    assert (found.separator, found.items) == ("\t", 2)
+
+
+BARE = [(f"A{row % 9}X", f"B{row % 7}", 1.0 + row % 5, 1_400_000_000 + row) for row in range(60)]
+
+
+@pytest.mark.parametrize("columns", [(0, 1), (0, 1, 2), (0, 1, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("separator", [",", "\t", "::", " "])
+def test_a_first_line_of_text_ids_is_a_row_if_its_values_recur(written, columns, separator):
+    rows = [tuple(row[column] for column in columns) for row in BARE]
+    found = recognise(written(rows[0], rows[1:], separator))
+    roles = dict(zip(columns, ("1", "2", "3", "4"), strict=False))
+    names = ("user", "item", "rating", "time")
+    assert found.columns == {names[column]: place for column, place in roles.items()}
+    assert (found.header, found.rows, found.users, found.items) == (False, 60, 9, 7)
+
+
+def test_a_value_that_recurs_in_the_last_line_makes_the_first_a_row(written):
+    rows = [(f"p{n}", f"q{n % 70}") for n in range(1, 5000)]
+    found = recognise(written(("p0", "q!"), [*rows, ("p0", "q1")]))
+    assert (found.header, found.rows) == (False, 5001)
+    assert recognise(written(("p0", "q!"), rows)).header
+
+
+def test_names_of_roles_and_texts_above_numbers_are_names(written):
+    assert recognise(
+        written(("a", "b", "Preis"), [("x", "y", 3), ("x", "z", 4)]), {"user": "a", "item": "b"}
+    ).header
+    concatenated = [("u", "x"), ("user", "item"), ("u", "y")]
+    assert recognise(written(("user", "item"), concatenated)).header
+
+
+def test_who_knows_better_says_whether_the_first_line_has_names(written):
+    file = written(BARE[0], BARE[1:])
+    with pytest.raises(DataError, match="no column 'A0X'") as error:
+        recognise(file, {"user": "A0X"})
+    assert "--user 1" in str(error.value.fix) and "--header" in str(error.value.fix)
+    named = recognise(file, {"user": "A0X", "item": "B0"}, header=True)
+    assert (named.rows, named.columns["user"]) == (59, "A0X")
+    unlike = written(("x", "y"), [("a", "b"), ("a", "c")])
+    assert (recognise(unlike).rows, recognise(unlike, header=False).rows) == (2, 3)
+
+
+@pytest.mark.real_data
+def test_the_published_ratings_of_amazon_are_read_as_they_are():
+    found = recognise(Path(os.environ["FEDREC_DATA"]) / "amazon-video" / "ratings.dat")
+    assert found.columns == {"user": "1", "item": "2", "rating": "3", "time": "4"}
+    assert (found.rows, found.users, found.items) == (63_836, 8_072, 11_830)
 
 
 def test_a_letter_of_another_encoding_far_down_is_told_too(tmp_path):
     file = tmp_path / "x.csv"
     rows = "".join(f"u{n},i{n % 9}\n" for n in range(20_000))
     file.write_bytes(f"user,item\n{rows}J\u00fcrgen,i1\n".encode("latin-1"))
-    with pytest.raises(DataError, match="not UTF-8 text") as error:
+    with pytest.raises(DataError, match="no text in UTF-8") as error:
         recognise(file)
     assert "iconv" in error.value.text()
 
@@ -438,8 +588,8 @@ def test_dates_of_another_form_are_read_by_a_given_one(written):
     assert found.columns["time"] == "Datum"
     unnamed = recognise(written(("Kunde", "Artikel", "x"), rows, ";"), time_format="%m/%d/%Y %H:%M")
     assert unnamed.columns["time"] == "x"
-    seconds = times_of(found.frame["Datum"], file, "%m/%d/%Y %H:%M")
-    assert seconds.tolist() == [second for _, second in AMERICAN]
+    times = times_of(found.frame["Datum"], file, "%m/%d/%Y %H:%M")
+    assert times.tolist() == [second * 10**9 for _, second in AMERICAN]
     with pytest.raises(DataError, match="no column of times of the form"):
         recognise(file, time_format="%d.%m.%y")
     with pytest.raises(DataError, match=r"a date of the form '%d/%m/%Y"):
