@@ -120,7 +120,7 @@ class Privrec(Baseline):
         histories: Histories,
         randoms: list[np.random.Generator],
         item_rate: float,
-    ) -> list[dict[str, Tensor]]:
+    ) -> list[Mapping[str, Tensor]]:
         """The fine-tuned parameters of each user, `[1, ...]` each, in the order of the users."""
         config = self.config
         rates = {name: _LAYER_RATE for name in theta if name.startswith("layer")} | {
