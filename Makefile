@@ -78,6 +78,8 @@ bench-costs: $(VENV)/.installed-test  ## What is not training, what privacy cost
 	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run privrec-synthetic $(MILLION)
 	$(BIN)/python benchmarks/large_table.py /tmp/rows-20m
 	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run --data /tmp/rows-20m.csv
+	$(BIN)/python benchmarks/large_table.py /tmp/shop --rows 34500 --users 5000 --items 6200 --likes
+	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run --data /tmp/shop.csv --system als
 
 benchmark-venvs: benchmarks/.venvs/pfl/.installed benchmarks/.venvs/fedjax/.installed  ## Environments of other simulators, for benchmarks
 

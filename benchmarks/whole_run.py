@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wall time and peak memory of a command with everything it starts (Ray's processes too).
+"""Wall time, processor time and peak memory of a command with everything it starts (Ray's too).
 
     python benchmarks/whole_run.py fedrec run privrec-ml1m --output /tmp/run
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -80,10 +81,13 @@ def main() -> None:
                 if size >= 5
             }
         time.sleep(0.5)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     report = {
         "command": sys.argv[1:],
         "exit": process.returncode,
         "seconds": round(time.perf_counter() - started, 1),
+        "user_seconds": round(used.ru_utime, 1),
+        "system_seconds": round(used.ru_stime, 1),
     }
     biggest = dict(sorted(parts.items(), key=lambda item: -item[1]))
     print(json.dumps({**report, "peak_pss_mib": round(peak), "at_peak_mib": biggest}, indent=2))

@@ -30,7 +30,7 @@ from fedrec.evaluation.lists import HeldOutLists
 from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.sections import Section
 from fedrec.metrics.rated import RatedBlock
-from fedrec.models.base import HistoryModel
+from fedrec.models.base import HistoryModel, Parameters
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart
 from fedrec.runtime.heap import reused_heap
@@ -38,7 +38,7 @@ from fedrec.runtime.heap import reused_heap
 _CELLS_PER_BLOCK = (
     1_000_000  # users times items whose masks and scores are in memory at a time, about 20 MiB
 )
-_PRIVATE_TOGETHER = 16  # users whose private parameters are in memory at a time
+_PRIVATE_TOGETHER = 16  # users whose private parameters are in memory at a time, without tables
 _LEAST = 16  # users per block, who share the reading of a long catalogue
 _CELLS_KEPT = 4_000_000  # users times items whose shared scores are kept, 16 MiB
 _SCORED_AT_ONCE = (
@@ -131,13 +131,14 @@ def client_scorer(
     """Scores of the catalogue for clients, `float32 [clients, items]` of `int64 [clients]`, each
     with its own fine-tuned parameters. What clients share is computed once."""
     private = step.private_names(list(parameters))
-    if step.config.epochs or set(private) & set(node.model.item_tables):
+    if step.config.epochs:
         return partial(_tuned_scores, node, step, parameters, round_)
     if not private:
         return _shared_scorer(node, parameters)
+    together = 1 if set(private) & set(node.model.item_tables) else _PRIVATE_TOGETHER
 
     def scores(clients: np.ndarray) -> Tensor:
-        parts = np.array_split(clients, max(1, -(-len(clients) // _PRIVATE_TOGETHER)))
+        parts = np.array_split(clients, max(1, -(-len(clients) // together)))
         found = [_own_scores(node, step, parameters, p, round_ + 1) for p in parts]
         return torch.cat(found) if len(found) > 1 else found[0]
 
@@ -266,7 +267,7 @@ def _own_scores(
 
 def _fine_tuned(
     node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
-) -> Iterator[tuple[int, tuple[Tensor, ...], dict[str, Tensor]]]:
+) -> Iterator[tuple[int, tuple[Tensor, ...], Parameters]]:
     """Each client's place in `clients`, features `[1, width]`, and parameters after fine-tuning
     `[1, ...]`."""
     codes = [
@@ -323,7 +324,7 @@ def _rated(
 
 @torch.no_grad()
 def _predictions(
-    node: Node, parameters: dict[str, Tensor], users: tuple[Tensor, ...], items: np.ndarray
+    node: Node, parameters: Parameters, users: tuple[Tensor, ...], items: np.ndarray
 ) -> np.ndarray:
     """Predicted ratings of one client, `float32 [n]`, for items `int64 [n]`."""
     asked = torch.from_numpy(items).to(node.device).unsqueeze(0)

@@ -56,6 +56,21 @@ def takes_compiled(values: Tensor) -> bool:
     return several and values.is_cpu and values.dtype == torch.float32
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Context with one PyTorch thread, for many small operations.
+
+    After each, several threads wait for the last of them; on a busy machine that takes many times
+    as long as the operation. The division of sums over threads also changes their last digits.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def on_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """An array or a tensor of the processor, `[...]`, as a tensor on a device; a copy to a GPU is
     queued behind its work, which the processor does not wait for."""

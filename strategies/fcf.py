@@ -104,7 +104,9 @@ def summed(
 ) -> dict[str, np.ndarray]:
     """The cohort's sums scaled up to all clients, float64."""
     scale = everybody / aggregate.clients
-    return {name: scale * value for name, value in aggregate.total(theta).items()}
+    total = aggregate.total(theta)
+    # moments of a large catalogue are not copied where everybody took part
+    return total if scale == 1 else {name: scale * value for name, value in total.items()}
 
 
 def with_factors(theta: dict[str, np.ndarray], factors: np.ndarray) -> dict[str, np.ndarray]:

@@ -27,7 +27,7 @@ from fedrec.factors.packed import unpacked
 from strategies.base import Aggregate, CohortStrategy
 from strategies.fcf import GRAM, MOMENTS, RIGHT, refuse_other_models, summed, with_factors
 
-_NUMBERS_AT_ONCE = 4_000_000  # numbers in the items' matrices that are solved at once
+_NUMBERS_AT_ONCE = 250_000  # numbers in the items' matrices that are solved at once, in the cache
 
 
 class FedAlsConfig(Config):
@@ -70,7 +70,7 @@ class FedAls(CohortStrategy):
             moments = unpacked(sums[MOMENTS][part])
             if noisy:
                 moments = semi_definite(moments)
-            matrix = gram + (self.config.weight - 1) * moments
+            matrix = moments.mul_(self.config.weight - 1).add_(gram)
             matrix.diagonal(dim1=1, dim2=2).add_(self.config.regularisation)
             right = self.config.weight * sums[RIGHT][part].unsqueeze(-1)
             found.append(torch.cholesky_solve(right, torch.linalg.cholesky(matrix)).squeeze(-1))

@@ -75,16 +75,14 @@ class Updates(Outcome):
     def changed_rows(self, name: str) -> np.ndarray | None:
         return self.block.changed_rows(name in self.changes, name in self.item_tables)
 
-    def parameters_of(self, place: int) -> dict[str, Tensor]:
-        found = {}
-        for name, value in self.start.items():
-            before = self.own[name][place] if name in self.own else value
-            change = self.changes[name][place] if name in self.changes else 0.0
-            found[name] = (before + change).unsqueeze(0)
-        for name, value in self.rows.items():
+    def parameter_of(self, name: str, place: int) -> Tensor:
+        if name in self.rows:
             whole = self._table(name, place).dense(self.start[name].numpy(force=True))
-            found[name] = torch.from_numpy(whole).to(value).unsqueeze(0)
-        return found
+            return torch.from_numpy(whole).to(self.rows[name]).unsqueeze(0)
+        before = self.own[name][place] if name in self.own else self.start[name]
+        if name in self.changes:
+            before = before + self.changes[name][place]
+        return before.unsqueeze(0)
 
     def changes_of(self, place: int) -> dict[str, Tensor]:
         still = {n: torch.zeros_like(v) for n, v in self.start.items() if n not in self.changes}
@@ -211,11 +209,12 @@ class PartialUpdates(Outcome):
         own = [len(parts[name].rows) if name in parts else 0 for parts in self.changes]
         return np.array(own, dtype=np.int64)
 
-    def parameters_of(self, place: int) -> dict[str, Tensor]:
-        own = {name: value.clone() for name, value in self.start.items()}
-        for name, part in self.changes[place].items():
-            part.add_to(own[name], 1.0)
-        return {name: value.unsqueeze(0) for name, value in own.items()}
+    def parameter_of(self, name: str, place: int) -> Tensor:
+        value = self.start[name]
+        if name in self.changes[place]:
+            value = value.clone()
+            self.changes[place][name].add_to(value, 1.0)
+        return value.unsqueeze(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,14 +261,14 @@ class FactoredUpdates(Outcome):
             if f"{layer}.bias" in totals:
                 totals[f"{layer}.bias"].add_(weighted.sum(0))
 
-    def parameters_of(self, place: int) -> dict[str, Tensor]:
-        own = {name: value.unsqueeze(0) for name, value in self.start.items()}
-        for layer, (inputs, outputs) in self.factors.items():
-            weight = f"{layer}.weight"
-            bias = f"{layer}.bias"
-            own[weight] = own[weight] + torch.outer(inputs[place], outputs[place])
-            own[bias] = own[bias] + outputs[place]
-        return own
+    def parameter_of(self, name: str, place: int) -> Tensor:
+        layer, _, part = name.rpartition(".")
+        value = self.start[name].unsqueeze(0)
+        if layer not in self.factors:
+            return value
+        inputs, outputs = self.factors[layer]
+        change = outputs[place]
+        return value + (torch.outer(inputs[place], change) if part == "weight" else change)
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +288,7 @@ class SummedNoiseUpdates(FactoredUpdates):
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
         raise self._no_single_update()
 
-    def parameters_of(self, place: int) -> dict[str, Tensor]:
+    def parameter_of(self, name: str, place: int) -> Tensor:
         raise self._no_single_update()
 
     def _no_single_update(self) -> ExperimentError:

@@ -107,12 +107,12 @@ class VectorUpdates(Outcome):
         rows = self.changed_rows(name)
         return int(bytes_of_triangle(rows, number, self.start[name].nbytes).sum())
 
-    def parameters_of(self, place: int) -> dict[str, Tensor]:
-        found = {name: value.unsqueeze(0) for name, value in self.start.items()}
+    def parameter_of(self, name: str, place: int) -> Tensor:
+        if name != self.name:
+            return self.start[name].unsqueeze(0)
         own = slice(*self.offsets[place : place + 2].tolist())
         given = self.rows[own], self.values[own], self.outer
-        found[self.name] = changed(self.start[self.name], *given).unsqueeze(0)
-        return found
+        return changed(self.start[name], *given).unsqueeze(0)
 
     @cached_property
     def _places(self) -> np.ndarray:

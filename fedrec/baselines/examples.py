@@ -22,6 +22,7 @@ from fedrec.baselines.base import Histories
 from fedrec.baselines.training import HELD_OUT, PatienceConfig, train
 from fedrec.baselines.triples import Triples
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig, own_seed
+from fedrec.device import one_thread
 from fedrec.nn.optimisers import Adam
 from fedrec.rng import stream
 
@@ -146,6 +147,7 @@ class ExamplesBaseline(UserRowsBaseline):
         return self.descended(counts > 0, histories.numbers, lambda: self._own_examples(histories))
 
     @torch.enable_grad()
+    @one_thread()
     def descended(
         self,
         able: np.ndarray,

@@ -16,6 +16,8 @@ from fedrec.data.time_weighting import last_items
 from fedrec.models.base import HistoryModel
 from fedrec.rng import stream, torch_stream
 
+_MANY = 1e9  # multiplications of a step that takes tenths of a second
+
 
 class HistoriesConfig(PatienceConfig):
     """Settings of the training of models of histories."""
@@ -57,6 +59,7 @@ def train_histories(
         held_out = users[torch.from_numpy(out)]
         users = users[torch.from_numpy(~out)]
     steps = -(-len(users) // config.batch_size)
+    numbers = sum(value.numel() for value in values)
 
     def loss(
         values: Sequence[Tensor], some: Tensor, source: torch.Generator, beta: float
@@ -86,6 +89,7 @@ def train_histories(
         fused=fused,
         patience=config.patience,
         held_out=measured if len(held_out) else None,
+        long_steps=numbers * config.batch_size * (model.longest or 1) >= _MANY,
     )
     return dict(zip(drawn, last, strict=True))
 

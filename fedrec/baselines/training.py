@@ -4,6 +4,7 @@ stopping."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -11,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config
+from fedrec.device import one_thread
 from fedrec.nn.optimisers import SGD, Adam
 
 HELD_OUT = 0.1
@@ -54,8 +56,9 @@ def train(
     fused: bool = True,
     patience: int | None = None,
     held_out: Callable[[Sequence[Tensor]], float] | None = None,
+    long_steps: bool = False,
 ) -> list[Tensor]:
-    """Train leaf tensors.
+    """Train leaf tensors, on a processor with one thread unless steps are long.
 
     Args:
         tensors: `float32 [...]` of any shapes, trained in place; with an average or early stopping
@@ -69,6 +72,8 @@ def train(
         patience: training stops after so many epochs in a row without a smaller loss on the
             held-out examples, and the parameters of the smallest loss are used; None: never.
         held_out: loss of values of the tensors on the held-out examples; needed for `patience`.
+        long_steps: whether a step takes tenths of a second, for which several threads are worth
+            their waiting for each other.
 
     Returns:
         The trained values `float32 [...]`, detached, in the order of the tensors.
@@ -79,16 +84,17 @@ def train(
     )
     mean = MovingAverage(tensors, config.average)
     best = BestValues(patience)
-    for number in range(config.epochs):
-        for batch in epoch(number):
-            optimiser.zero_grad()
-            backward(batch)
-            optimiser.step()
-            falling.step()
-            mean.add(tensors)
-        values = mean.values or tensors
-        if held_out is not None and best.reached(held_out(values), values):
-            break
+    with nullcontext() if long_steps else one_thread():
+        for number in range(config.epochs):
+            for batch in epoch(number):
+                optimiser.zero_grad()
+                backward(batch)
+                optimiser.step()
+                falling.step()
+                mean.add(tensors)
+            values = mean.values or tensors
+            if held_out is not None and best.reached(held_out(values), values):
+                break
     return [value.detach() for value in best.values or mean.values or tensors]
 
 

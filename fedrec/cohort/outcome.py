@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -85,13 +85,20 @@ class Outcome(ABC):
                 total.add(change.rows, share * change.values.astype(np.float64))
 
     @abstractmethod
-    def parameters_of(self, place: int) -> dict[str, Tensor]:
-        """One client's whole parameters, `[1, ...]` each, item tables at full size."""
+    def parameter_of(self, name: str, place: int) -> Tensor:
+        """One client's value of a parameter of `start`, `[1, ...]`, an item table at full size; a
+        view of the shared value where the client did not change it."""
+
+    def parameters_of(self, place: int) -> Mapping[str, Tensor]:
+        """One client's whole parameters, `[1, ...]` each, item tables at full size. Each is made
+        when it is first read, as tables that nobody reads may be much larger than the others."""
+        return _OneClient(self, place)
 
     def changes_of(self, place: int) -> dict[str, Tensor]:
         """One client's update, whole arrays."""
-        own = self.parameters_of(place)
-        return {name: own[name][0] - value for name, value in self.start.items()}
+        return {
+            name: self.parameter_of(name, place)[0] - value for name, value in self.start.items()
+        }
 
     @property
     def names(self) -> list[str]:
@@ -129,3 +136,23 @@ class Outcome(ABC):
         """The block without the named private parameters, and their new values, `[C, ...]` each, or
         for each client those of a table's rows that are not zero; by default there are none."""
         return self, {}
+
+
+class _OneClient(Mapping[str, Tensor]):
+    """See `Outcome.parameters_of`."""
+
+    def __init__(self, outcome: Outcome, place: int) -> None:
+        self._outcome = outcome
+        self._place = place
+        self._read: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._read:
+            self._read[name] = self._outcome.parameter_of(name, self._place)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._outcome.start)
+
+    def __len__(self) -> int:
+        return len(self._outcome.start)

@@ -112,23 +112,17 @@ class Trained(Outcome):
     def changed_rows(self, name: str) -> np.ndarray | None:
         return self.block.changed_rows(name in self.values, name in self.item_tables)
 
-    def parameters_of(self, place: int) -> dict[str, Tensor]:
-        own = {
-            name: value.unsqueeze(0)
-            for name, value in self.start.items()
-            if name not in self.values
-        }
-        own |= {
-            name: value[place : place + 1]
-            for name, value in self.values.items()
-            if name not in self.item_tables
-        }
+    def parameter_of(self, name: str, place: int) -> Tensor:
+        if name not in self.values:
+            return self.start[name].unsqueeze(0)
+        if name not in self.item_tables:
+            return self.values[name][place : place + 1]
         count = self.block.touched_counts[place]
-        for name in self.item_tables:
-            table = self.start[name] * self.untouched[place]
-            table[self.block.touched[place, :count]] = self.values[name][place, :count]
-            own[name] = table.unsqueeze(0)
-        return own
+        if not count and self.untouched[place] == 1:
+            return self.start[name].unsqueeze(0)
+        table = self.start[name] * self.untouched[place]
+        table[self.block.touched[place, :count]] = self.values[name][place, :count]
+        return table.unsqueeze(0)
 
     def each(
         self, clients: Sequence[int], names: Collection[str], tables: Collection[str]

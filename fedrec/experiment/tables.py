@@ -230,7 +230,8 @@ class EngineConfig(Config):
     threads: int | None = Field(default=None, ge=1)
     """CPU threads per node; default: 1, because the batches of one client are too small for several
     threads, or more if the trial for `nodes` shows that they are faster. With centralised systems
-    only, the default is one per core, at most OMP_NUM_THREADS."""
+    only, the default is one per core, at most OMP_NUM_THREADS; their gradient steps take one,
+    unless each is very large."""
     path: Literal["auto", "kernel", "blocks", "reference"] = "auto"
     """Training path; results are equal up to rounding. `kernel`: native code, an error if step or
     model do not support it; `blocks`: many clients at once by autograd; `reference`: one client at

@@ -29,10 +29,10 @@ def unpacked(vectors: Tensor) -> Tensor:
     if width * (width + 1) // 2 != count:
         raise ValueError(f"Expected d (d + 1) / 2 numbers, got {count}.")
     rows, columns, scale = _places(width, vectors)
-    found = vectors.new_zeros(*vectors.shape[:-1], width, width)
-    found[..., rows, columns] = vectors / scale
-    found[..., columns, rows] = vectors / scale
-    return found
+    numbers = torch.empty(width, width, dtype=torch.int64, device=vectors.device)
+    numbers[rows, columns] = numbers[columns, rows] = torch.arange(count, device=vectors.device)
+    entries = (vectors / scale).index_select(-1, numbers.flatten())
+    return entries.unflatten(-1, (width, width))
 
 
 def _places(width: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

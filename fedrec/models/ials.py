@@ -103,3 +103,8 @@ class Ials(Model):
         rows = items if rows is None else rows
         own = parameters["user.factors"].unsqueeze(-1)
         return torch.bmm(gather_rows(parameters["item.factors"], rows), own).squeeze(-1)
+
+    def scores(self, parameters: Parameters, users: Users) -> Tensor:
+        """Scores of the whole catalogue, `[C, num_items]`, without a copy of the item factors."""
+        own = parameters["user.factors"].unsqueeze(-1)
+        return torch.bmm(parameters["item.factors"], own).squeeze(-1)

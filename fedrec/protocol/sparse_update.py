@@ -166,7 +166,7 @@ class SparseAccumulator:
         if self.drift:
             return self.total().dense(table).astype(table.dtype)
         whole = np.zeros(self.shape, dtype=table.dtype)
-        whole[self.rows[: self.used]] = self.values[: self.used].astype(table.dtype)
+        whole[self.rows[: self.used]] = self.values[: self.used]  # in the table's type
         return whole
 
     def reserve(self, more: int) -> None:

@@ -4,6 +4,8 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from clients.evaluation import client_scorer, evaluate_clients, mean_metrics
 from clients.hosting.node import Node
@@ -15,6 +17,14 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.rng import stream
+from tests import systems
+
+_ALS = (
+    "model={name='ials', factors=5, moments=true}",
+    "step={name='als'}",
+    "strategy={name='fed-als'}",
+    "evaluation.fine-tune={epochs=1}",
+)
 
 
 @pytest.fixture
@@ -192,3 +202,56 @@ def test_equal_features_are_scored_once(node, monkeypatch):
         )
         torch.testing.assert_close(scores_of(clients), wanted)
     assert sum(rows) == 3
+
+
+class _Largest(TorchDispatchMode):
+    """Size of the largest tensor that an operation makes, views of its arguments aside."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        memory = {one.untyped_storage().data_ptr() for one in given}
+        found = func(*args, **(kwargs or {}))
+        for one in tree_leaves(found):
+            if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() not in memory:
+                self.numbers = max(self.numbers, one.numel())
+        return found
+
+
+@pytest.mark.parametrize(
+    ("system", "task"),
+    [
+        (_ALS, "ranking"),
+        (systems.MF, "ranking"),
+        (systems.MF, "rating"),
+        (systems.FEDNCF, "ranking"),
+        (systems.FEDNCF, "rating"),
+        (systems.PFEDREC, "ranking"),
+        (systems.FEDRAP, "ranking"),
+    ],
+)
+def test_no_table_of_the_catalogue_is_copied_for_a_client(
+    tiny_experiment, tmp_path, monkeypatch, system, task
+):
+    """Each is scored from what it keeps itself and the shared tables."""
+    monkeypatch.setattr("fedrec.models.base._SCORED_AT_ONCE", 2)
+    table = {**tiny_experiment(), "task": task}
+    if task == "rating":
+        del table["positive-above"]
+    made = Node(load(table, ["dataset.items=400", *system]), 0, 1, tmp_path)
+    theta = {name: value.numpy() for name, value in made.initial().items()}
+    clients = made.training[:3]
+    train_clients(made, theta, TrainOrder(1, clients))
+    step = made.step(made.experiment.fine_tune_step())
+    parameters = made.initial()
+    tables = [parameters[name] for name in made.model.item_tables]
+    smallest = min(value.numel() for value in tables if value.shape[1] > 1)
+    with _Largest() as largest:
+        if task == "rating":
+            evaluate_clients(made, theta, EvaluateOrder(1, clients))
+        else:
+            scores_of = client_scorer(made, step, parameters, 1)
+            for client in clients:
+                scores_of(np.array([client]))
+    assert largest.numbers < smallest

@@ -45,6 +45,18 @@ def test_items_that_a_user_has_a_row_about_are_not_recommended(run, table):
     assert (found.groupby("user")["score"].diff().dropna() <= 0).all()
 
 
+def test_a_user_with_a_row_of_every_item_is_told_so(run, tmp_path):
+    more = pd.DataFrame({"customer": "everything", "sku": [f"i{number}" for number in range(30)]})
+    more.to_csv(tmp_path / "more.csv", index=False)
+    given = ["recommend", str(run), "--history", str(tmp_path / "more.csv")]
+    done = CliRunner().invoke(app, [*given, "--user", "everything", "--user", "u1", "--top", "2"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.splitlines() == [
+        "User 'everything' has a row of every item, so there is nothing new to recommend."
+    ]
+    assert [line.split(",")[0] for line in done.stdout.splitlines()] == ["user", "u1", "u1"]
+
+
 def test_scores_are_those_that_were_evaluated(run):
     result = fedrec.Result.load(run)
     scores = result.scores()

@@ -102,16 +102,15 @@ class SolvedUsers(Trained):
         liked = csr_array((amounts, (places, users)), shape=(len(distinct), len(own)))
         total.add(distinct, liked @ self.moments.double().numpy(force=True))
 
-    def parameters_of(self, place: int) -> dict[str, Tensor]:
-        """One client's whole parameters, `[1, ...]` each, item tables at full size."""
-        own = super().parameters_of(place)
-        if self.moments is not None:
-            table = own[MOMENTS].clone()
+    def parameter_of(self, name: str, place: int) -> Tensor:
+        """One client's value of a parameter, `[1, ...]`, an item table at full size."""
+        value = super().parameter_of(name, place)
+        if name == MOMENTS and self.moments is not None:
+            value = value.clone()
             count = self.block.touched_counts[place]
             shares = self.shares[place, :count, None]
-            table[0, self.block.touched[place, :count]] = shares * self.moments[place]
-            own[MOMENTS] = table
-        return own
+            value[0, self.block.touched[place, :count]] = shares * self.moments[place]
+        return value
 
 
 class Als(Step):
@@ -120,6 +119,7 @@ class Als(Step):
     Config = AlsConfig
     trains = Ials
     private = ("user.factors",)
+    replaced = ("user.factors",)
     symmetric = ("user.gram",)
     whole_tables = False
     block_clients = 128  # rows are read once, and moments of many summed by item
@@ -142,9 +142,9 @@ class Als(Step):
         factors = solved.factors
         own_shares = solved.shares.unsqueeze(-1)
         outer = factors.unsqueeze(2) * factors.unsqueeze(1)
-        kept = (
-            factors if own is None else torch.where(self._idle(block), own["user.factors"], factors)
-        )
+        # in a round nothing is saved for who has nothing to solve for
+        before = (own or {}).get("user.factors", factors)
+        kept = torch.where(self._idle(block), before, factors)
         values = {"user.factors": kept, "user.gram": outer}
         if MOMENTS in parameters:
             values["item.right"] = factors.unsqueeze(1) * own_shares

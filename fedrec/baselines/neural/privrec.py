@@ -29,6 +29,7 @@ from fedrec.cohort.sgd import SgdSettings
 from fedrec.config import Width
 from fedrec.data.features import FeatureNames
 from fedrec.data.negatives import draw_negatives
+from fedrec.device import one_thread
 from fedrec.models.privrec import PrivRec as PrivRecModel
 from fedrec.models.privrec import PrivRecConfig as PrivRecModelConfig
 from fedrec.nn.declaration import Activation
@@ -75,8 +76,9 @@ class Privrec(Baseline):
         """Those of its network."""
         return PrivRecModel.features_used(config, known)
 
+    @one_thread()
     def fit(self, histories: Histories) -> None:
-        """Train from fresh parameters."""
+        """Train from fresh parameters, on a processor with one thread."""
         config = self.config
         able = _able(histories)
         self._model = PrivRecModel(config, histories.schema())
@@ -97,6 +99,7 @@ class Privrec(Baseline):
             }
         self._theta = theta
 
+    @one_thread()
     def scores(self, histories: Histories) -> Tensor:
         """Logits of each user's fine-tuned copy, `float32 [users, items]`; without items the shared
         network's."""
@@ -120,7 +123,7 @@ class Privrec(Baseline):
         histories: Histories,
         randoms: list[np.random.Generator],
         item_rate: float,
-    ) -> list[dict[str, Tensor]]:
+    ) -> list[Mapping[str, Tensor]]:
         """The fine-tuned parameters of each user, `[1, ...]` each, in the order of the users."""
         config = self.config
         rates = {name: _LAYER_RATE for name in theta if name.startswith("layer")} | {

@@ -15,8 +15,7 @@ everywhere as the share that is replaced, as here. It claims privacy without a p
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +25,7 @@ from pydantic import Field
 from fedrec.baselines.factorisation.bprmf import BprmfConfig
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
+from fedrec.device import one_thread
 from fedrec.perturb.mean_similarity import FIGURE, mean_similarity
 from fedrec.perturb.synthesis.attention import AttentionConfig, train_attention
 from fedrec.perturb.synthesis.embeddings import trained_embeddings
@@ -86,7 +86,7 @@ class UpcSdg(Perturbation):
         refuse_missing_rows(data)
         rows = data.rows
         preferences = preferences_of(self.config, rows, self.config.sensitivity)
-        with _one_thread():
+        with one_thread():  # last digits change single draws
             settings = self.config.embeddings.model_copy(update={"seed": self.seed})
             users, embedded = trained_embeddings(settings, rows)
             similarity = Similarity(embedded, self.config.similarity)
@@ -171,18 +171,6 @@ class UpcSdg(Perturbation):
             make, "upc-sdg substitutes", config, self.seed, rows, chosen, bound, *learned
         )
         return found["items"], {"generator loss per row": _first_and_last(found["losses"].tolist())}
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Context with one PyTorch thread: the division of sums over threads changes their last digits,
-    and thereby single draws."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _nearness(

@@ -38,10 +38,16 @@ def recommend(
     if output is not None:
         refuse_unusable(output)
     found = Result.load(folder).recommend(users, k=top, history=history)
+    served = set(found["user"].astype(str))
+    for user in users or []:
+        if user not in served:
+            typer.echo(
+                f"User {user!r} has a row of every item, so there is nothing new to recommend.",
+                err=True,
+            )
     if output is None:
         typer.echo(csv_text(found), nl=False)
         return
     write_table(found, output, csv_text(found) if output.suffix == ".csv" else None)
-    count = len(set(found["user"]))
-    served = f"{count:,} user{'' if count == 1 else 's'}"
-    typer.echo(f"{len(found):,} recommendations for {served}: {output}")
+    count = f"{len(served):,} user{'' if len(served) == 1 else 's'}"
+    typer.echo(f"{len(found):,} recommendations for {count}: {output}")

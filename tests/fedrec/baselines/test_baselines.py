@@ -20,6 +20,7 @@ from fedrec.data.split import Partition
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.errors import DataError, ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
+from fedrec.nn.optimisers import Adam
 from tests.fedrec.baselines.histories import histories_of
 
 
@@ -306,3 +307,47 @@ class TestTooLarge:
 
     def test_nothing_is_reported_for_data_that_fit(self):
         assert list(self.measured(["ease"])) == ["ease"] and not self.said
+
+
+@pytest.fixture
+def threads_of_steps(monkeypatch):
+    """The numbers of PyTorch's threads, of two, that Adam's steps find."""
+    taken = []
+    step = Adam.step
+
+    def counted(*given):
+        taken.append(torch.get_num_threads())
+        return step(*given)
+
+    monkeypatch.setattr(Adam, "step", counted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield taken
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vae", {"epochs": 1}),
+        ("mf", {"epochs": 1}),
+        ("lightgcn", {"epochs": 1}),
+        ("central", {"epochs": 1}),
+        ("dpae", {"steps": 2, "noise": False}),
+        ("dp-svd", {"steps": 2, "noise": False}),
+    ],
+)
+def test_small_gradient_steps_take_one_thread(threads_of_steps, liked, others, name, options):
+    """Several would wait for each other after each operation; all are there again afterwards."""
+    kind = resolve(BASELINE, name)
+    model = kind(kind.Config.parse(options))
+    model.fit(liked)
+    model.scores(others)
+    assert set(threads_of_steps) == {1} and torch.get_num_threads() == 2
+
+
+def test_long_gradient_steps_take_all_threads(threads_of_steps, monkeypatch, liked):
+    monkeypatch.setattr("fedrec.baselines.histories._MANY", 10_000)
+    kind = resolve(BASELINE, "vae")
+    kind(kind.Config.parse({"epochs": 1})).fit(liked)
+    assert set(threads_of_steps) == {2}

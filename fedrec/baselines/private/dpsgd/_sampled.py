@@ -24,6 +24,7 @@ from fedrec.baselines.base import Histories
 from fedrec.baselines.private._clipped_sums import clip_factors
 from fedrec.baselines.private._private import PrivateBaseline, PrivateConfig, ReleaseKind
 from fedrec.baselines.private.dpsgd._outer import OuterGradients
+from fedrec.device import one_thread
 from fedrec.nn.optimisers import Adam
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.noise_source import NoiseSource, secure_fixed_size, secure_poisson
@@ -114,8 +115,9 @@ class DpSgdBaseline(PrivateBaseline):
             kept: as `kept` returns, on the device.
         """
 
+    @one_thread()
     def fit(self, histories: Histories) -> None:
-        """Train from fresh parameters."""
+        """Train from fresh parameters, on a processor with one thread."""
         config = self.config
         generator = torch_stream(self.config.own_seed, self.stream)
         releases = self.releases(histories.num_users)
