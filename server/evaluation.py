@@ -64,6 +64,24 @@ class Evaluator:
         self.untrusted = untrusted
         self.dropped = dropped or DroppedReplies()
 
+    def refuse_misfits(self) -> None:
+        """Refuse settings with which the final evaluation would fail.
+
+        Raises:
+            ExperimentError: nobody has held-out rows, or the server generates parameters and does
+                not know some of the clients.
+        """
+        evaluation = self.experiment.evaluation
+        if not len(self.roster.evaluated) and not self.untrusted:
+            raise ExperimentError(
+                f"no client has rows of evaluation.held-out = {evaluation.held_out!r}",
+                expected="clients with held-out rows",
+                got="none",
+                fix="hold out a larger share (see [split]), or lower positive-above",
+            )
+        if self.generating is not None:
+            _refuse_unknown(self.sampled_clients(evaluation.final_users), self.roster.training)
+
     def sampled_clients(self, count: int | None) -> np.ndarray:
         """A fixed sample of the clients with held-out rows, `int64 [clients]`, ascending; None:
         all."""
@@ -94,12 +112,9 @@ class Evaluator:
         Raises:
             ClientError: more nodes failed than the experiment tolerates, or no client could be
                 evaluated.
-            ExperimentError: the server generates parameters and does not know some of the clients.
         """
         step = self._step(fine_tune)
         own = self.generating is not None
-        if own:
-            _refuse_unknown(clients, self.roster.training)
         size = (
             FINE_TUNED_WAVE
             if own or (fine_tune and has_fine_tuning(self.experiment))

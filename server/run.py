@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from flwr.serverapp import Grid
@@ -31,9 +32,8 @@ def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> R
     """
     with _status(run):
         callback_list = CallbackList([*callbacks_of(run.experiment), *callbacks])
-        # First, because it rejects inconsistent settings before baselines are fitted.
         loop = Loop(run, grid, callback_list)
-        return loop.execute(run_baselines(run, callback_list))
+        return loop.execute(partial(run_baselines, run, callback_list))
 
 
 def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
