@@ -23,6 +23,7 @@ from fedrec.report.inputs import system_inputs
 from fedrec.report.paired_tests import holm
 from fedrec.report.rows import is_private, system_rows
 from fedrec.report.signed_ranks import signed_ranks
+from fedrec.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -209,6 +210,13 @@ def early_stopping_line(result: Result) -> str:
         f"Kept: round {best}, the best by {found['metric']} of {found['validation-users']:,}"
         f" validation users ({found['best']:.4f}); {end}."
     )
+
+
+def interruption_line(result: Result) -> str:
+    """What a private run that was resumed paid for repeated rounds, and how many rounds its budget
+    left out; empty where neither happened."""
+    privacy = RunFolder(result.folder).summary().get("privacy", {})
+    return str(privacy.get("interruption", ""))
 
 
 def deciding_metric(result: Result) -> str | None:

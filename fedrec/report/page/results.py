@@ -29,7 +29,12 @@ from fedrec.report.page.parts import (
 )
 from fedrec.report.privacy_total import shown_together
 from fedrec.report.rows import epsilon_of, is_private, system_rows
-from fedrec.report.summary import deciding_metric, early_stopping_line, summary_notes
+from fedrec.report.summary import (
+    deciding_metric,
+    early_stopping_line,
+    interruption_line,
+    summary_notes,
+)
 from fedrec.runs.result import Result
 
 _LINES = 8  # in one chart
@@ -76,6 +81,9 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
     kept = early_stopping_line(result)
     if kept:
         yield Note(f"{label}: {kept}")
+    interruption = interruption_line(result)
+    if interruption:
+        yield Note(f"{label}: {interruption}", warning=True)
     metric = deciding_metric(result)
     if metric is None or not result.experiment.federated:
         return
@@ -119,9 +127,11 @@ def what(runs: Sequence[Run]) -> PageTable:
 
 
 def _rounds(result: Result) -> str:
-    """Number of rounds, and the best one if its parameters are kept."""
-    count = len(result.rounds)
-    return f"{count} (best: {result.best_round})" if result.early_stopping else str(count)
+    """Number of rounds, and the best one if its parameters are kept; else the planned number where
+    training ended earlier."""
+    if result.early_stopping:
+        return f"{len(result.rounds)} (best: {result.best_round})"
+    return result.rounds_in_words.rpartition(" ")[0]
 
 
 def tested(result: Result) -> int:

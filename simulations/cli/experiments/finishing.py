@@ -198,21 +198,25 @@ def print_table(result: Result) -> None:
     for line in [*notes, *_privacy(result)]:
         if line:
             console.print(line, highlight=False)
-    counts = [_counted(len(result.columns("users")), "user")]
+    users = len(result.columns("users"))
+    counts = [f"{users} user{'' if users == 1 else 's'}"]
     if result.experiment.federated:
-        counts.append(_counted(result.num_rounds, "round"))
+        counts.append(result.rounds_in_words)
     console.print(", ".join(counts) + ".", highlight=False)
 
 
 def _privacy(result: Result) -> list[str]:
     """What is guaranteed; of a run on an own table, the first sentence alone."""
+    from fedrec.report.summary import interruption_line
+
     if result.experiment.dataset.name != "table" or not result.privacy:
         return list(result.privacy)
-    return [result.privacy[0], "What this covers, and what it does not, is in the report."]
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    interruption = interruption_line(result)
+    return [
+        result.privacy[0],
+        interruption,
+        "What this covers, and what it does not, is in the report.",
+    ]
 
 
 def _print_next(result: Result) -> None:
