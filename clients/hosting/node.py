@@ -98,6 +98,11 @@ class Node:
             torch.set_num_threads(experiment.engine.threads)
 
     @property
+    def name(self) -> str:
+        """How errors name it."""
+        return f"node {self.partition}"
+
+    @property
     def steps(self) -> list[Section]:
         """All local steps that its clients may be ordered to run."""
         return list(self.experiment.steps().values())
