@@ -120,6 +120,15 @@ class Result:
         return len(vars(self)["rounds"])
 
     @property
+    def epsilon(self) -> float | None:
+        """Epsilon that the federated system has spent; None without `[privacy]`, infinite where a
+        phase has no noise."""
+        if self.experiment.privacy is None:
+            return None
+        spent = self.columns("rounds").columns.get("epsilon")
+        return None if spent is None else float(spent[-1])
+
+    @property
     def rounds_in_words(self) -> str:
         """Number of rounds, beside the planned number where training ended earlier."""
         done = self.num_rounds

@@ -30,7 +30,7 @@ from fedrec.report.page.parts import (
 from fedrec.report.privacy_total import shown_together
 from fedrec.report.rows import epsilon_of, is_private, system_rows
 from fedrec.report.summary import (
-    deciding_metric,
+    answer_line,
     early_stopping_line,
     interruption_line,
     summary_notes,
@@ -61,6 +61,13 @@ _NOT_CURVES = (
 _HOUR = 3600.0
 
 
+def answers(runs: Sequence[Run]) -> list[str]:
+    """What the page opens with: whether each system is better than popularity and the strongest
+    baseline."""
+    found = ((run, answer_line(run.result)) for run in runs)
+    return [f"{run.label}: {line}" if len(runs) > 1 else line for run, line in found if line]
+
+
 def notes(runs: Sequence[Run]) -> list[Note]:
     """The total privacy cost of the runs, one sentence per federated system about popularity, and
     warnings."""
@@ -84,17 +91,7 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
     interruption = interruption_line(result)
     if interruption:
         yield Note(f"{label}: {interruption}", warning=True)
-    metric = deciding_metric(result)
-    if metric is None or not result.experiment.federated:
-        return
-    warnings = summary_notes(result)
-    popular = result.baselines.get("popularity", {}).get(metric)
-    if popular is not None and not warnings:
-        yield Note(
-            f"{label}: {metric} {result.metrics[metric]:.4f}; recommending the most popular items"
-            f" to everybody gives {popular:.4f}."
-        )
-    for line in warnings:
+    for line in summary_notes(result):
         named = line.startswith(name)
         yield Note(label + line.removeprefix(name) if named else line, warning=True)
 
