@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -282,6 +283,30 @@ def interruption_line(result: Result) -> str:
     left out; empty where neither happened."""
     privacy = RunFolder(result.folder).summary().get("privacy", {})
     return str(privacy.get("interruption", ""))
+
+
+def private_lines(result: Result) -> list[str]:
+    """What is printed below the table of a private run: the guarantee first, then what resuming it
+    cost, the total of all private systems, the answer, inputs and early stopping. At most seven
+    lines; the report has the rest."""
+    kept = RunFolder(result.folder).summary()
+    metric = deciding_metric(result)
+    chance = _against_chance(result, metric) if metric and _is_popularity(result) else []
+    lines = [
+        *kept.get("privacy", {}).get("in words", [])[:1],
+        interruption_line(result),
+        *total_lines(result),
+        *(chance or [answer_line(result)]),
+        *input_codes(system_inputs(result)).lines,
+        early_stopping_line(result),
+    ]
+    return [line for line in lines if line]
+
+
+def total_lines(result: Result) -> list[str]:
+    """What all private systems of a run cost together; empty with at most one of them."""
+    said = RunFolder(result.folder).summary().get("baselines-privacy", {}).get("in words", [])
+    return [line for line in said if re.split("[:,]", line)[0] not in result.baselines]
 
 
 def deciding_metric(result: Result) -> str | None:
