@@ -20,11 +20,11 @@ from torch import Tensor
 
 from clients.generated import generated_ratings
 from clients.hosting.node import Node
-from clients.hosting.step_checks import refuse_generated_tuning
 from clients.step import Step
 from clients.training.blocks import train_in_blocks
 from clients.training.one_client import private_parameters, to_device
 from fedrec.data.time_weighting import last_items
+from fedrec.errors import ExperimentError
 from fedrec.evaluation.groups import known_means
 from fedrec.evaluation.lists import HeldOutLists
 from fedrec.evaluation.table import Evaluated
@@ -82,7 +82,13 @@ def mean_metrics(found: Evaluated) -> dict[str, float | int]:
 
 def _generated(node: Node, step: Step, given: ClientArrays, order: EvaluateOrder) -> Evaluated:
     """Metrics under parameters that were generated for each client, without training."""
-    refuse_generated_tuning(step)
+    if step.config.epochs:
+        raise ExperimentError(
+            "generated parameters are not fine-tuned on the device",
+            expected="epochs = 0 in evaluation.fine-tune",
+            got=f"epochs = {step.config.epochs}",
+            fix="--set evaluation.fine-tune={epochs=0}",
+        )
     clients = given.requests.clients
     if node.experiment.task == "rating":
         block = generated_ratings(node, given, _part(node, order))

@@ -11,6 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
+from fedrec.components.registry import STEP, resolve
 from fedrec.data.population import sample_clients
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.evaluation.metrics import Metrics
@@ -68,10 +69,19 @@ class Evaluator:
         """Refuse settings with which the final evaluation would fail.
 
         Raises:
-            ExperimentError: nobody has held-out rows, or the server generates parameters and does
-                not know some of the clients.
+            ExperimentError: nobody has held-out rows, or the server generates parameters, which
+                are not fine-tuned, and does not know those of some clients.
         """
         evaluation = self.experiment.evaluation
+        tuned = self.experiment.fine_tune_step()
+        if getattr(resolve(STEP, tuned.name), "generated", False) and tuned.options["epochs"]:
+            raise ExperimentError(
+                f"parameters that the server generates for step {tuned.name!r} are not fine-tuned"
+                " on the device",
+                expected="epochs = 0 in evaluation.fine-tune",
+                got=f"epochs = {tuned.options['epochs']}",
+                fix="--set evaluation.fine-tune={epochs=0}",
+            )
         if not len(self.roster.evaluated) and not self.untrusted:
             raise ExperimentError(
                 f"no client has rows of evaluation.held-out = {evaluation.held_out!r}",

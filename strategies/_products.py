@@ -87,6 +87,7 @@ class ProductsStrategy(CohortStrategy):
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """The next global parameters from the present ones and a round's aggregate with at least
         one client."""
+        self.refuse_misfits(theta)  # for loops that do not call it before the first round
         own = aggregate.total(theta)[self.products]
         self._total = own + self._total if self._total.size else own
         self._clients += aggregate.clients

@@ -24,7 +24,6 @@ from clients.hosting.malicious import malicious_workers
 from clients.hosting.paths import TrainingPath, training_path
 from clients.hosting.step_checks import (
     check_plugin_model,
-    refuse_generated_tuning,
     refuse_unmatched,
     settings_at,
 )
@@ -258,8 +257,6 @@ class Node:
                 refuse_unmatched(step, list(parameters))
                 step.refuse_misfits(parameters)
                 self.path(step)
-                if key == FINE_TUNE:
-                    refuse_generated_tuning(step)
 
     @cached_property
     def fresh(self) -> dict[str, Tensor]:

@@ -145,21 +145,6 @@ def refuse_unmatched(step: Step, names: Sequence[str]) -> None:
         )
 
 
-def refuse_generated_tuning(step: Step) -> None:
-    """Refuse to fine-tune parameters that the server generates.
-
-    Raises:
-        ExperimentError: the step would.
-    """
-    if step.generated and step.config.epochs:
-        raise ExperimentError(
-            f"{named(STEP, step)}: generated parameters are not fine-tuned on the device",
-            expected="epochs = 0 in evaluation.fine-tune",
-            got=f"epochs = {step.config.epochs}",
-            fix="--set evaluation.fine-tune={epochs=0}",
-        )
-
-
 @contextmanager
 def settings_at(key: str) -> Iterator[None]:
     """Errors about the settings of a step name them by the key of the step's table, such as

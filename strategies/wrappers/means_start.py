@@ -57,6 +57,7 @@ class _Averaging(CohortStrategy):
             )
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        self.refuse_misfits(theta)  # for loops that do not call it before the first round
         total = aggregate.total(theta)
         config = self.config
         sums = np.concatenate([total["item.mean"], total["item.count"]], axis=1)

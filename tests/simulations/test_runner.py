@@ -54,6 +54,15 @@ STAGES = (
         ([STAGES, "step.rates={'itm.id'=0.0}"], "no parameter fits step.rates"),
         ([STAGES, "strategy.main={name='gram'}"], "no products of items"),
         ([STAGES, "strategy.main={name='union', embeddings='itm'}"], "UNION compares"),
+        (
+            [
+                "model={name='gpfedrec', embedding=4}",
+                "step={name='gpfedrec'}",
+                "strategy={name='gpfedrec'}",
+                "split={name='leave-one-out'}",
+            ],
+            "step 'gpfedrec' are not fine-tuned",
+        ),
         (["positive-above=5.0"], "no client has rows of evaluation.held-out = 'test'"),
     ],
 )
