@@ -89,7 +89,7 @@ def steps_of(name: str) -> dict[str, Step]:
     """The steps of an experiment that train several clients at once, or clients with parameters
     that the server generates."""
     node = node_of(name, "auto")
-    names = dict.fromkeys(section.name for section in node.experiment.steps())
+    names = dict.fromkeys(section.name for section in node.experiment.steps().values())
     made = {own: node.step(section_of(node, own)) for own in names}
     return {
         own: step

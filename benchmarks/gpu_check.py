@@ -172,7 +172,7 @@ def steps(budget: Budget) -> dict[str, Any]:
         plan = load(name)
         if not plan.federated or plan.model.name in ("metamf", "gpfedrec", "fedgnn"):
             continue
-        for step in dict.fromkeys(section.name for section in plan.steps()):
+        for step in dict.fromkeys(section.name for section in plan.steps().values()):
             label = f"{name}, {step}"
             if budget.allows("steps", label):
                 try:

@@ -145,6 +145,17 @@ class Step(ABC):
                 (`generated`). Of an item table the block's touched rows, `[C, R, ...]`.
         """
 
+    def refuse_misfits(self, parameters: Parameters) -> None:  # noqa: B027
+        """Refuse settings that do not fit these parameters; by default there are none. It is called
+        before the first round for every step of an experiment, fine-tuning among them.
+
+        Args:
+            parameters: the initial global parameters.
+
+        Raises:
+            ExperimentError: a setting does not fit; its key begins with `step.`.
+        """
+
     def kernel_refusal(self) -> str | None:
         """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
         return f"step {type(self).__name__} has no kernel"

@@ -16,9 +16,7 @@ from mkdocs.structure.files import File
 
 _CHANGES = Path(__file__).resolve().parents[1] / "CHANGELOG.md"
 _LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
-_FENCE = re.compile(
-    r'^```(\w+) \w+$|^(```\w+ title="[^"]+")(?: from="[^"]+")?(?: fails)?$|^(```\w+) fails$', re.M
-)
+_FENCE = re.compile(r"^(```\w+) \w+$", re.M)
 
 
 def on_files(files: Any, *, config: Any, **_: Any) -> Any:
@@ -39,9 +37,6 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         text = match[1].strip("`")
         return f"`{name}`" if text.strip("/") in name else f"{match[1]} (`{name}`)"
 
-    def fence(match: re.Match[str]) -> str:
-        return match[2] or match[3] or f"```{match[1]}"
-
     if page.file.src_uri == "changelog.md":
         markdown = markdown.replace("](docs/", "](")
-    return _LINK.sub(plain, _FENCE.sub(fence, markdown))
+    return _LINK.sub(plain, _FENCE.sub(r"\1", markdown))

@@ -23,7 +23,9 @@ def require_own_packages() -> None:
                 f"{shown} hides a package of fedrec\n"
                 f"  expected: the package {name!r} in {ROOT}\n"
                 f"  got: another {name!r}, which Python finds first\n"
-                f"  fix: rename {shown}, or start Python in another folder",
+                "  fix: python -P script.py, or PYTHONSAFEPATH=1 in the environment (for notebooks,"
+                f" too), so that Python does not search {shown.parent} first; if PYTHONPATH has"
+                " that folder, take it out",
                 name=name,
                 path=str(found),
             )

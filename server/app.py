@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedrec.experiment.loading import from_run_config
 from fedrec.runs.directory import default_folder
 from fedrec.runs.folder import RunFolder
+from fedrec.runtime.text_files import parse_json
 from server.deployed.foreign_clients import ForeignClientGrid
 from server.deployed.grid import DeployedGrid
 from server.run import execute
@@ -31,9 +32,12 @@ def main(grid: Grid, context: Context) -> None:
     logging.getLogger("fedrec").info("run folder %s", run.path)
     deployed = bool(context.run_config.get("deployment"))
     most = int(context.run_config.get("most-clients", 0))
+    names = parse_json(str(context.run_config.get("node-names") or "{}"))
     result = execute(
         run,
-        DeployedGrid(grid, most or None) if deployed else ForeignClientGrid(grid, run.experiment),
+        DeployedGrid(grid, most or None, names)
+        if deployed
+        else ForeignClientGrid(grid, run.experiment),
     )
     logging.getLogger("flwr").info("fedrec: %s", result.metrics)
 

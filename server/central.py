@@ -215,7 +215,7 @@ class _Charges:
 def _account(label: str, ledger: Ledger, baseline: PrivateBaseline) -> dict[str, Any]:
     """Privacy cost of a private baseline by its ledger, as JSON values."""
     report: Report = ledger.spent(baseline.config.delta)
-    line = f"{label}, {baseline.config.adjacency}: {sentence(report, baseline.config.adjacency)}"
+    line = f"{label}: {sentence(report, baseline.config.adjacency)}"
     if baseline.config.mode == "reproducible":
         line = f"{line} {SIMULATION}"
     return {

@@ -11,6 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
+from fedrec.components.registry import STEP, resolve
 from fedrec.data.population import sample_clients
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.evaluation.metrics import Metrics
@@ -64,6 +65,33 @@ class Evaluator:
         self.untrusted = untrusted
         self.dropped = dropped or DroppedReplies()
 
+    def refuse_misfits(self) -> None:
+        """Refuse settings with which the final evaluation would fail.
+
+        Raises:
+            ExperimentError: nobody has held-out rows, or the server generates parameters, which
+                are not fine-tuned, and does not know those of some clients.
+        """
+        evaluation = self.experiment.evaluation
+        tuned = self.experiment.fine_tune_step()
+        if getattr(resolve(STEP, tuned.name), "generated", False) and tuned.options["epochs"]:
+            raise ExperimentError(
+                f"parameters that the server generates for step {tuned.name!r} are not fine-tuned"
+                " on the device",
+                expected="epochs = 0 in evaluation.fine-tune",
+                got=f"epochs = {tuned.options['epochs']}",
+                fix="--set evaluation.fine-tune={epochs=0}",
+            )
+        if not len(self.roster.evaluated) and not self.untrusted:
+            raise ExperimentError(
+                f"no client has rows of evaluation.held-out = {evaluation.held_out!r}",
+                expected="clients with held-out rows",
+                got="none",
+                fix="hold out a larger share (see [split]), or lower positive-above",
+            )
+        if self.generating is not None:
+            _refuse_unknown(self.sampled_clients(evaluation.final_users), self.roster.training)
+
     def sampled_clients(self, count: int | None) -> np.ndarray:
         """A fixed sample of the clients with held-out rows, `int64 [clients]`, ascending; None:
         all."""
@@ -94,12 +122,9 @@ class Evaluator:
         Raises:
             ClientError: more nodes failed than the experiment tolerates, or no client could be
                 evaluated.
-            ExperimentError: the server generates parameters and does not know some of the clients.
         """
         step = self._step(fine_tune)
         own = self.generating is not None
-        if own:
-            _refuse_unknown(clients, self.roster.training)
         size = (
             FINE_TUNED_WAVE
             if own or (fine_tune and has_fine_tuning(self.experiment))

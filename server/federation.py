@@ -31,6 +31,19 @@ class SharesMemory(Protocol):
         ...
 
 
+@runtime_checkable
+class NamesNodes(Protocol):
+    """A grid whose nodes have names for people."""
+
+    node_names: Mapping[str, str]
+    """Names such as `node-2`, by Flower's id."""
+
+
+def node_names(grid: Grid) -> Mapping[str, str]:
+    """Names of a grid's nodes by Flower's id; none in a simulation."""
+    return grid.node_names if isinstance(grid, NamesNodes) else {}
+
+
 class Federation:
     """The nodes of a simulation: all online from the start, and trusted.
 
@@ -46,7 +59,9 @@ class Federation:
         self.experiment = experiment
         self.grid = grid
         self.timeout = experiment.engine.timeout
-        self.dropped = DroppedReplies(always=self.untrusted, secret=experiment.hides_cohorts)
+        self.dropped = DroppedReplies(
+            always=self.untrusted, secret=experiment.hides_cohorts, called=node_names(grid)
+        )
         """Record of the replies that the run did without."""
         self.roster = self._first_roster()
         self.secure = secure_sums(experiment, grid, self.roster, self.dropped)

@@ -13,7 +13,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -72,21 +72,26 @@ class Loop:
         self.checkpoints = Checkpoints.of(run)
         self._written = -math.inf
 
-    def execute(self, baselines: dict[str, dict[str, float]]) -> Result:
+    def execute(self, baselines: Callable[[], dict[str, dict[str, float]]]) -> Result:
         """Run the remaining rounds, evaluate, and write everything to the run folder.
 
         Args:
-            baselines: metrics of the centralised baselines, for the result.
+            baselines: fits the centralised baselines and returns their metrics, for the result; it
+                is called when the settings have been checked.
 
         Raises:
             ClientError: clients failed, or the parameters are no longer numbers.
             RunError: the run folder cannot be written.
         """
         state = self._start()
+        if isinstance(self.strategy, CohortStrategy):
+            for part in self.strategy.by_phase.values():
+                part.refuse_misfits(state.parameters)
+        fitted = baselines()
         if state.round == 0:
             warn_without_user_features(self.experiment, state.parameters)
         state = dataclasses.replace(state, parameters=self.federation.shared(state.parameters))
-        steps = [section.name for section in self.experiment.steps()]
+        steps = [section.name for section in self.experiment.steps().values()]
         announce_paths(self.federation.roster, steps, self._tell)
         self.callbacks.on_start(self.run, state.round + 1, self.experiment.rounds)
         for line in (one for own in self.extensions for one in own.announce(state.parameters)):
@@ -103,7 +108,7 @@ class Loop:
             evaluator=self.evaluator,
             extensions=self.extensions,
             callbacks=self.callbacks,
-            baselines=baselines,
+            baselines=fitted,
         )
         log.info("finished: %s", result.metrics)
         self.run.set_status("finished", state.round)

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from flwr.serverapp import Grid
@@ -19,6 +20,8 @@ from fedrec.runtime.end_signals import interrupting
 from server.callbacks.base import Callback
 from server.callbacks.callback_list import CallbackList, callbacks_of
 from server.central import central_result, run_baselines
+from server.exchange.dropped_replies import name_nodes
+from server.federation import node_names
 from server.loop import Loop
 
 
@@ -29,11 +32,10 @@ def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> R
         FedrecError: something that the user can fix; the run folder stays resumable.
         KeyboardInterrupt: the user stopped it; likewise.
     """
-    with _status(run):
+    with _status(run, node_names(grid)):
         callback_list = CallbackList([*callbacks_of(run.experiment), *callbacks])
-        # First, because it rejects inconsistent settings before baselines are fitted.
         loop = Loop(run, grid, callback_list)
-        return loop.execute(run_baselines(run, callback_list))
+        return loop.execute(partial(run_baselines, run, callback_list))
 
 
 def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
@@ -66,9 +68,10 @@ def _threads(number: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def _status(run: RunFolder) -> Iterator[None]:
-    """Lock the folder, write its log, and record the final status."""
-    with run.lock(), _log_to(run), interrupting():
+def _status(run: RunFolder, names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Lock the folder, write its log, in which nodes have these names, and record the final
+    status."""
+    with run.lock(), _log_to(run, names or {}), interrupting():
         run.set_status("running", run.status()["round"])
         try:
             yield
@@ -82,7 +85,7 @@ def _status(run: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def _log_to(run: RunFolder) -> Iterator[None]:
+def _log_to(run: RunFolder, names: Mapping[str, str]) -> Iterator[None]:
     """Write the log of a run; where cohorts are secret, readable by its owner only, as it names the
     nodes that failed, and without the time of day, as rounds take longer with some clients."""
     logger = logging.getLogger("fedrec")
@@ -93,6 +96,7 @@ def _log_to(run: RunFolder) -> Iterator[None]:
         times = "%Y-%m-%d --:--:--,---"  # as wide as a time
     handler = logging.FileHandler(run.log_file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", times))
+    handler.addFilter(partial(name_nodes, names=names))
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -72,6 +72,7 @@ class Setup:
             untrusted=untrusted,
             dropped=federation.dropped,
         )
+        evaluator.refuse_misfits()
         parts = (early_stopping_of(experiment, evaluator), *guards, federation.dropped, late)
         extensions = tuple(part for part in parts if part is not None)
         return cls(federation, cohorts, strategy, evaluator, extensions)

@@ -86,11 +86,17 @@ class ProductsStrategy(CohortStrategy):
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """The next global parameters from the present ones and a round's aggregate with at least
-        one client.
+        one client."""
+        self.refuse_misfits(theta)  # for loops that do not call it before the first round
+        own = aggregate.total(theta)[self.products]
+        self._total = own + self._total if self._total.size else own
+        self._clients += aggregate.clients
+        if self.privacy is not None:
+            self._variance += (self.privacy.plan.mean_noise_std * aggregate.clients) ** 2
+        return {**theta, **self.solved(theta, self._scaled(theta.get(BIAS)))}
 
-        Raises:
-            ExperimentError: the model is not computed from products of items.
-        """
+    def refuse_misfits(self, theta: Mapping[str, np.ndarray]) -> None:
+        """Refuse a model that is not computed from products of items."""
         if self.products not in theta:
             raise ExperimentError(
                 f"the model has no products of items {self.products!r}",
@@ -98,12 +104,6 @@ class ProductsStrategy(CohortStrategy):
                 got=", ".join(theta),
                 fix="set both, or another strategy",
             )
-        own = aggregate.total(theta)[self.products]
-        self._total = own + self._total if self._total.size else own
-        self._clients += aggregate.clients
-        if self.privacy is not None:
-            self._variance += (self.privacy.plan.mean_noise_std * aggregate.clients) ** 2
-        return {**theta, **self.solved(theta, self._scaled(theta.get(BIAS)))}
 
     def state(self) -> dict[str, np.ndarray]:
         """The sum so far, the number of clients in it, and the variance of its noise."""

@@ -276,6 +276,14 @@ class CohortStrategy(Strategy):
         only participants; empty by default."""
         return {}
 
+    def refuse_misfits(self, theta: Mapping[str, np.ndarray]) -> None:
+        """Refuse the initial global parameters, before the first round; all are accepted by
+        default.
+
+        Raises:
+            ExperimentError: the strategy cannot aggregate updates of these parameters.
+        """
+
     @abstractmethod
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """The next global parameters from the present ones and a round's aggregate with at least

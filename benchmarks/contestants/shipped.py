@@ -37,7 +37,8 @@ def node_of(name: str, path: str, *overrides: str) -> Node:
 
 def section_of(node: Node, step: str) -> Section:
     """The settings of one of the experiment's steps, by name."""
-    return next(section for section in node.experiment.steps() if section.name == step)
+    steps = node.experiment.steps().values()
+    return next(section for section in steps if section.name == step)
 
 
 def orders(node: Node, step: str, users: int, rounds: int, **changes: Any) -> list[TrainOrder]:

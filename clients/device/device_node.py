@@ -88,6 +88,7 @@ class DeviceNode(Node):
             )
         super().__init__(experiment, self.memory.place() if place is None else place, 1, None)
         self.run = run
+        self._join = join
         self.data = data
         self.catalogue = catalogue
         self.named_by_number = numbers
@@ -98,6 +99,11 @@ class DeviceNode(Node):
         self.least_clients = 1
         if experiment.secure_aggregation:
             self.identity = _identity(join)
+
+    @property
+    def name(self) -> str:
+        """That of its folder, as its owner and the operator know it, such as `node-2`."""
+        return super().name if self._join is None else self._join.name
 
     @property
     def steps(self) -> list[Section]:

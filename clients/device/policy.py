@@ -251,7 +251,7 @@ class Policy(Config):
         }
         for field, limit in limits.items():
             self._refuse_more(f"{at}.{field}", getattr(settings, field, 0) or 0, *limit)
-        for inner, within in sections_within(settings):
+        for _, inner, within in sections_within(settings):
             self._examine(f"{at}: {inner.name}", inner, within)
 
     def _refuse_more(self, setting: str, got: object, most: int, owner: str) -> None:

@@ -22,7 +22,11 @@ from clients.hosting.block_size import block_memory, cut_blocks, largest_block
 from clients.hosting.drawn_batches import DrawnBatches
 from clients.hosting.malicious import malicious_workers
 from clients.hosting.paths import TrainingPath, training_path
-from clients.hosting.step_checks import check_plugin_model, refuse_unmatched
+from clients.hosting.step_checks import (
+    check_plugin_model,
+    refuse_unmatched,
+    settings_at,
+)
 from clients.step import Step
 from clients.storage.private_state import PrivateState
 from clients.storage.session_secrets import SessionSecrets
@@ -35,7 +39,7 @@ from fedrec.device import products_in, resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.groups import user_groups
 from fedrec.evaluation.metrics import Metrics
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import FINE_TUNE, Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.models.base import Model
 from fedrec.privacy.noise_source import NoiseSource, source_of
@@ -93,9 +97,14 @@ class Node:
             torch.set_num_threads(experiment.engine.threads)
 
     @property
+    def name(self) -> str:
+        """How errors name it."""
+        return f"node {self.partition}"
+
+    @property
     def steps(self) -> list[Section]:
         """All local steps that its clients may be ordered to run."""
-        return self.experiment.steps()
+        return list(self.experiment.steps().values())
 
     def path(self, step: Step) -> TrainingPath:
         """The training path of a step."""
@@ -217,7 +226,7 @@ class Node:
 
         Raises:
             ExperimentError: two steps train a parameter of one name and different shapes, or a
-            private parameter does not exist.
+                setting of a step, or of fine-tuning, does not fit the parameters.
         """
         seed = self.experiment.seed
         model = self.model.initial(torch_stream(self.experiment.seed, "init"))
@@ -233,9 +242,21 @@ class Node:
                         got=f"{tuple(value.shape)} in step {section.name!r}",
                         fix="give the steps equal settings, such as `hidden`",
                     )
-        for step in steps:
-            refuse_unmatched(step, list(parameters))
+        self._refuse_misfits(parameters)
         return parameters
+
+    def _refuse_misfits(self, parameters: dict[str, Tensor]) -> None:
+        """Refuse settings of steps, and of fine-tuning, that do not fit the parameters, under the
+        keys of their tables."""
+        tuned = self.experiment.fine_tune_step()
+        for key, section in {**self.experiment.steps(), FINE_TUNE: tuned}.items():
+            if key != FINE_TUNE and section not in self.steps:
+                continue
+            with settings_at(key):
+                step = self.step(section)
+                refuse_unmatched(step, list(parameters))
+                step.refuse_misfits(parameters)
+                self.path(step)
 
     @cached_property
     def fresh(self) -> dict[str, Tensor]:

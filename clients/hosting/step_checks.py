@@ -7,7 +7,9 @@ as zero (`clients.training.update_sum`), so that the release does not reveal it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import partial
 
@@ -141,6 +143,19 @@ def refuse_unmatched(step: Step, names: Sequence[str]) -> None:
             got=", ".join(map(repr, step.private_patterns)),
             fix=f"the model's parameters are {', '.join(map(repr, names))}",
         )
+
+
+@contextmanager
+def settings_at(key: str) -> Iterator[None]:
+    """Errors about the settings of a step name them by the key of the step's table, such as
+    `evaluation.fine-tune.rates` for `step.rates`."""
+    try:
+        yield
+    except ExperimentError as error:
+        parts = (error.problem, error.expected, error.got, error.fix)
+        problem, *rest = (re.sub(r"\bstep\.", f"{key}.", one or "") or None for one in parts)
+        expected, got, fix = rest
+        raise ExperimentError(problem or "", expected=expected, got=got, fix=fix) from None
 
 
 def check_plugin_model(model: Model) -> Model:

@@ -57,6 +57,10 @@ class DescentStep(Step):
         """Settings of the gradient steps for the parameters of these names."""
         return self.config.sgd()
 
+    def refuse_misfits(self, parameters: Parameters) -> None:
+        """Refuse settings by parameter names that fit none."""
+        self.settings(list(self.trained(parameters)))
+
     def train_block(
         self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Trained:

@@ -18,6 +18,7 @@ from torch import Tensor
 from clients.local.sufficient_statistics import SufficientStatistics, SufficientStatisticsConfig
 from fedrec.errors import ExperimentError
 from fedrec.factors.chosen_items import BIAS
+from fedrec.models.base import Parameters
 
 
 class Counts(SufficientStatistics):
@@ -33,11 +34,11 @@ class Counts(SufficientStatistics):
     def entries(
         self, parameters: Mapping[str, Tensor], items: np.ndarray, weights: np.ndarray
     ) -> tuple[str, np.ndarray, np.ndarray]:
-        """The weight of each item, in the item's own row.
+        """The weight of each item, in the item's own row."""
+        return BIAS, items, weights.astype(np.float64)
 
-        Raises:
-            ExperimentError: the model has no such table.
-        """
+    def refuse_misfits(self, parameters: Parameters) -> None:
+        """Refuse a model without a table of item biases."""
         shape: tuple[int, ...] = tuple(parameters[BIAS].shape) if BIAS in parameters else (0,)
         # an audit's model has rows after the items'
         if shape[1:] != (1,) or shape[0] < self.model.schema.num_items:
@@ -47,4 +48,3 @@ class Counts(SufficientStatistics):
                 got=", ".join(parameters),
                 fix="set model.item-bias = true",
             )
-        return BIAS, items, weights.astype(np.float64)

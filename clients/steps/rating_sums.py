@@ -46,11 +46,11 @@ class RatingSums(Step):
     def train_block(
         self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Updates:
-        """The ratings of every client of a block.
+        """The ratings of every client of a block."""
+        return one_by_one(parameters, block, own, self._sums)
 
-        Raises:
-            ExperimentError: the model has no item means.
-        """
+    def refuse_misfits(self, parameters: Parameters) -> None:
+        """Refuse a model without item means."""
         if "item.mean" not in parameters or "item.count" not in parameters:
             raise ExperimentError(
                 "the model has no item means",
@@ -58,7 +58,6 @@ class RatingSums(Step):
                 got=", ".join(parameters),
                 fix="set model.name = 'pnbm'",
             )
-        return one_by_one(parameters, block, own, self._sums)
 
     def _sums(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator

@@ -243,7 +243,7 @@ class _NodeTraining:
 
     def _doing(self, clients: list[int]) -> str:
         whose = f"for client {clients[0]}" if len(clients) == 1 else f"for {len(clients)} clients"
-        return f"{whose} (round {self.round}, node {self.node.partition})"
+        return f"{whose} (round {self.round}, {self.node.name})"
 
 
 def _listed(clients: list[int]) -> str:

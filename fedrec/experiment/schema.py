@@ -234,7 +234,7 @@ class Experiment(DataSettings):
             sections["privacy"] = self.privacy.resolved()
         resolved = self.model_copy(update=sections)
         if self.federated:
-            component_settings(registry.STEP, resolved.fine_tune_step(), at="evaluation.fine-tune")
+            component_settings(registry.STEP, resolved.fine_tune_step(), at=FINE_TUNE)
         for section in resolved.evaluation.metrics or ():
             component_settings(registry.METRIC, section, at=f"evaluation.metrics.{section.name}")
         for name, options in resolved.evaluation.baseline_settings().items():
@@ -262,11 +262,12 @@ class Experiment(DataSettings):
             {"name": self.step.name, **self.step.options, **self.evaluation.fine_tune}
         )
 
-    def steps(self) -> list[Section]:
-        """All local steps that clients may be ordered to run: the experiment's, and those of its
-        strategy."""
+    def steps(self) -> dict[str, Section]:
+        """All local steps that clients may be ordered to train with, by key: the experiment's, and
+        those of its strategy."""
         nested = nested_sections(self.settings(registry.STRATEGY))
-        return [self.step, *(section for kind, section in nested if kind is registry.STEP)]
+        within = {f"strategy.{key}": one for key, kind, one in nested if kind is registry.STEP}
+        return {"step": self.step, **within}
 
     def toml(self) -> str:
         """The experiment as TOML text."""
@@ -294,6 +295,8 @@ def _untold(table: Any) -> Any:
     return rest["name"] if rest.keys() == {"name"} else rest
 
 
+FINE_TUNE = "evaluation.fine-tune"
+"""Key of the settings of on-device fine-tuning."""
 SECTIONS = (
     registry.DATASET,
     registry.SPLIT,

@@ -90,8 +90,8 @@ def component_of(kind: registry.Kind, section: Section, *arguments: Any) -> Any:
         return cls(settings, *arguments)
 
 
-def sections_within(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
-    """The sections within a component's settings, and the kind of each.
+def sections_within(settings: Any) -> Iterator[tuple[str, registry.Kind, Section]]:
+    """The sections within a component's settings, with the key and the kind of each.
 
     A field that holds one is annotated with the kind:
     `inner: Annotated[Section, registry.STRATEGY]`.
@@ -100,18 +100,21 @@ def sections_within(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
         return
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
+        key = name.replace("_", "-")
         for kind in field.metadata:
             if isinstance(kind, registry.Kind) and isinstance(value, Section):
-                yield kind, value
+                yield key, kind, value
         if not isinstance(value, Section):
-            yield from sections_within(value)
+            for inner, kind, section in sections_within(value):
+                yield f"{key}.{inner}", kind, section
 
 
-def nested_sections(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
+def nested_sections(settings: Any) -> Iterator[tuple[str, registry.Kind, Section]]:
     """The same at any depth."""
-    for kind, section in sections_within(settings):
-        yield kind, section
-        yield from nested_sections(component_settings(kind, section))
+    for key, kind, section in sections_within(settings):
+        yield key, kind, section
+        for inner, own, within in nested_sections(component_settings(kind, section)):
+            yield f"{key}.{inner}", own, within
 
 
 def _with_nested(settings: Config, at: str, seed: int | None) -> Config:

@@ -24,7 +24,8 @@ def attack_ceiling(epsilon: float, delta: float) -> float:
 
 
 def sentence(report: Report, adjacency: Adjacency) -> str:
-    """One line: the meaning for a user."""
+    """One line: unit, epsilon, delta and adjacency, how strong that is, and its meaning for a
+    user."""
     if math.isinf(report.epsilon):
         return f"epsilon is infinite at delta {report.delta:g}: nothing is guaranteed to anybody."
     question = (
@@ -32,11 +33,17 @@ def sentence(report: Report, adjacency: Adjacency) -> str:
         if adjacency == "replace-one"
         else "whether a user took part"
     )
-    accuracy = attack_ceiling(report.epsilon, report.delta)
+    unit = "all data of a user" if adjacency == "replace-one" else "a user's taking part"
     return (
-        f"epsilon {report.epsilon:.4g} at delta {report.delta:g}: who guesses {question} on a fair"
-        f" coin is right in at most {accuracy:.1%} of cases (50% without looking)."
+        f"epsilon {report.epsilon:.4g} at delta {report.delta:g} for {unit} ({adjacency}) is"
+        f" {_strength(report.epsilon)[0]}: who guesses {question} on a fair coin is right in"
+        f" {_share(attack_ceiling(report.epsilon, report.delta))} of cases (50% without looking)."
     )
+
+
+def _share(accuracy: float) -> str:
+    """A largest share in words; one that would be rounded to all is not called a bound."""
+    return f"at most {accuracy:.1%}" if accuracy < 0.9995 else "up to practically all"
 
 
 def lines(report: Report, adjacency: Adjacency) -> list[str]:
@@ -57,16 +64,18 @@ def lines(report: Report, adjacency: Adjacency) -> list[str]:
             f" {report.delta:g}. This is about sets of outcomes: the odds of a single outcome may"
             " change by more, with a probability that can exceed delta."
         )
-        said.append(_strength(report.epsilon))
+        said.append(_strength(report.epsilon)[1])
     if report.attack is not None and math.isfinite(report.epsilon):
         proven = f"{report.epsilon:.4g}"
         reached = f"{report.attack:.4g}"
         said.append(
-            f"The true epsilon is {proven}, to four digits: it is proven, and an attack reaches it."
+            f"The true epsilon is {proven}, to four digits: the proven bound and what the noise"
+            " gives away to an observer who knows all else, both computed, agree."
             if proven == reached
-            else f"The true epsilon lies between {reached}, which the best known attack reaches,"
-            f" and {proven}, which is proven."
+            else f"The true epsilon lies between {reached} and {proven}, both computed from the"
+            " noise: the former is what an observer who knows all else gets, the latter is proven."
         )
+        said.append("Neither tests the code of the run, which an audit does (`fedrec audit`).")
     said += [f"Phase {phase} alone: epsilon {value:.4g}." for phase, value in _told(report.phases)]
     said.append(f"Method: {report.method}.")
     return [*said, *report.caveats]
@@ -76,19 +85,20 @@ def _told(phases: dict[str, float]) -> list[tuple[str, float]]:
     return list(phases.items()) if len(phases) > 1 else []
 
 
-def _strength(epsilon: float) -> str:
+def _strength(epsilon: float) -> tuple[str, str]:
+    """How strong a guarantee is: in a word, and as a sentence."""
     if epsilon <= 1:
-        return "That is a strong guarantee."
+        return "strong", "That is a strong guarantee."
     if epsilon <= 3:
-        return (
+        return "moderate", (
             "That is a moderate guarantee: the worst attack does far better than chance, and is"
             " still often wrong."
         )
     if epsilon <= 10:
-        return (
+        return "weak", (
             "That is a weak guarantee: it does not rule out an attack that is nearly always right."
         )
-    return (
+    return "very weak", (
         "That is next to no guarantee: it does not rule out an attack that is practically always"
         " right."
     )

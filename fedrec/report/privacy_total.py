@@ -102,10 +102,9 @@ def systems_together(run: RunFolder) -> list[str]:
     total = total_of([run], chosen=False)
     return [
         total.without_epsilon(f"The {systems} private systems of this run")
-        or f"The {systems} private systems of this run learn from the same users: each epsilon"
-        f" above is for one system alone. Together they cost epsilon {total.epsilon:.4g} at delta"
-        f" {total.delta:g} (their ledgers added up by the accountant), which is what holds where"
-        " all of them, or their results, are published."
+        or f"Together they cost epsilon {total.epsilon:.4g} at delta {total.delta:g}: the {systems}"
+        " private systems of this run learn from the same users, and this holds where all of"
+        " them, or their results, are published."
     ]
 
 

@@ -19,9 +19,8 @@ def system_rows(result: Result) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     if result.experiment.federated:
         own = dict(result.metrics)
-        spent = spent_epsilon(result)
-        if spent is not None:
-            own["epsilon"] = spent
+        if result.epsilon is not None:
+            own["epsilon"] = result.epsilon
         rows[marked(result.experiment)] = own
         if result.before_fine_tuning:
             rows[f"  {BEFORE}"] = result.before_fine_tuning
@@ -49,20 +48,11 @@ def baseline_epsilon(result: Result, label: str) -> float | None:
     return None if epsilon is None else float(epsilon)
 
 
-def spent_epsilon(result: Result) -> float | None:
-    """Epsilon of the federated system; None without `[privacy]`, infinite where a phase has no
-    noise."""
-    if result.experiment.privacy is None:
-        return None
-    spent = result.columns("rounds").columns.get("epsilon")
-    return None if spent is None else float(spent[-1])
-
-
 def epsilon_of(result: Result, label: str) -> float | None:
     """Epsilon of a system in a table; None without differential privacy."""
     own = (marked(result.experiment), f"  {BEFORE}")
     if label in own and result.experiment.federated:
-        return spent_epsilon(result)
+        return result.epsilon
     return baseline_epsilon(result, label)
 
 

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedrec.attacks.leaky_negatives import marked
 from fedrec.components.registry import MODEL
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.column_table import ColumnTable
@@ -19,10 +21,11 @@ from fedrec.factors.chosen_items import BIAS
 from fedrec.models.base import ProductsConfig
 from fedrec.report.bootstrap import bootstrap_intervals
 from fedrec.report.input_codes import budgets, input_codes
-from fedrec.report.inputs import system_inputs
+from fedrec.report.inputs import Inputs, system_inputs
 from fedrec.report.paired_tests import holm
 from fedrec.report.rows import is_private, system_rows
 from fedrec.report.signed_ranks import signed_ranks
+from fedrec.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -178,6 +181,70 @@ def significance_line(result: Result) -> str:
     )
 
 
+def answer_line(result: Result) -> str:
+    """Whether the federated system is better than popularity and than the strongest centralised
+    system of equal inputs and, if the system is private, with a guarantee; by how much, with
+    intervals. Empty where there is nothing to compare with."""
+    metric = deciding_metric(result) or main_metric(result.metrics)
+    own = marked(result.experiment)
+    if metric is None or not result.experiment.federated:
+        return ""
+    rivals = _rivals(result, metric, own)
+    apart = {label: one for label, one in _differences(result, metric).items() if label in rivals}
+    if min(map(len, apart.values()), default=0) < 2:
+        return ""
+    intervals = bootstrap_intervals(list(apart.values()), resamples=_RESAMPLES)
+    lower = lower_is_better(metric, result.experiment.evaluation)
+    users = len(next(iter(apart.values())))
+    said = [
+        f"{_verdict(-high if lower else low, -low if lower else high)} than {rivals[label]}, by"
+        f" {differences.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
+        for (label, differences), (low, high) in zip(apart.items(), intervals, strict=True)
+    ]
+    return (
+        f"{own}, {metric} {result.metrics[metric]:.4f}: {'; '.join(said)} (95% intervals over"
+        f" {users:,} users)."
+    )
+
+
+def _rivals(result: Result, metric: str, own: str) -> dict[str, str]:
+    """The centralised systems that the answer names, popularity and the strongest one, and what
+    they are called in it, by label."""
+    inputs = system_inputs(result)
+    known = {
+        label: metrics[metric]
+        for label, metrics in result.baselines.items()
+        if metric in metrics and label != _RANDOM
+    }
+    private = [label for label in known if is_private(result, label)]
+    kind = ""
+    if is_private(result, own):
+        kind = "private " if private else "(not private) "
+        known = {label: known[label] for label in private or known}
+    equal = [label for label in known if _learns_from(inputs, label) == _learns_from(inputs, own)]
+    lower = lower_is_better(metric, result.experiment.evaluation)
+    ranked = sorted(equal or known, key=lambda label: known[label], reverse=not lower)
+    differ = "of equal inputs" if equal else "though its inputs differ"
+    popular = [label for label in ("dp-popularity", _POPULARITY) if label in known]
+    names = {label: label for label in popular[:1]}
+    return names | {
+        label: f"{label}, the strongest {kind}baseline {differ}" for label in ranked[:1]
+    }
+
+
+def _learns_from(inputs: Mapping[str, Inputs | None], label: str) -> tuple[Any, ...] | None:
+    """What a system has to learn from, without how often and for how many settings it was run."""
+    own = inputs.get(label)
+    if own is None:
+        return None
+    return own.user_features, own.item_features, own.low_rated, own.test_users
+
+
+def _verdict(low: float, high: float) -> str:
+    """In words, by the ends of an interval of a difference that is above 0 for the better."""
+    return "better" if low > 0 else "worse" if high < 0 else "not surely different"
+
+
 def _differences(result: Result, metric: str) -> dict[str, np.ndarray]:
     """The system's metric less that of each centralised one, of the users who have both."""
     own = result.of_users(metric)
@@ -209,6 +276,37 @@ def early_stopping_line(result: Result) -> str:
         f"Kept: round {best}, the best by {found['metric']} of {found['validation-users']:,}"
         f" validation users ({found['best']:.4f}); {end}."
     )
+
+
+def interruption_line(result: Result) -> str:
+    """What a private run that was resumed paid for repeated rounds, and how many rounds its budget
+    left out; empty where neither happened."""
+    privacy = RunFolder(result.folder).summary().get("privacy", {})
+    return str(privacy.get("interruption", ""))
+
+
+def private_lines(result: Result) -> list[str]:
+    """What is printed below the table of a private run: the guarantee first, then what resuming it
+    cost, the total of all private systems, the answer, inputs and early stopping. At most seven
+    lines; the report has the rest."""
+    kept = RunFolder(result.folder).summary()
+    metric = deciding_metric(result)
+    chance = _against_chance(result, metric) if metric and _is_popularity(result) else []
+    lines = [
+        *kept.get("privacy", {}).get("in words", [])[:1],
+        interruption_line(result),
+        *total_lines(result),
+        *(chance or [answer_line(result)]),
+        *input_codes(system_inputs(result)).lines,
+        early_stopping_line(result),
+    ]
+    return [line for line in lines if line]
+
+
+def total_lines(result: Result) -> list[str]:
+    """What all private systems of a run cost together; empty with at most one of them."""
+    said = RunFolder(result.folder).summary().get("baselines-privacy", {}).get("in words", [])
+    return [line for line in said if re.split("[:,]", line)[0] not in result.baselines]
 
 
 def deciding_metric(result: Result) -> str | None:

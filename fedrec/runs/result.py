@@ -111,13 +111,30 @@ class Result:
 
     def _about(self) -> str:
         count = max([len(self.users), *map(len, self.baseline_users.values())], default=0)
-        counts = f"{count:,} users tested, {self.num_rounds:,} rounds"
+        counts = f"{count:,} users tested, {self.rounds_in_words}"
         return f"{self.experiment.name}: {counts}, folder {self.folder}"
 
     @property
     def num_rounds(self) -> int:
         """Number of rounds."""
         return len(vars(self)["rounds"])
+
+    @property
+    def epsilon(self) -> float | None:
+        """Epsilon that the federated system has spent; None without `[privacy]`, infinite where a
+        phase has no noise."""
+        if self.experiment.privacy is None:
+            return None
+        spent = self.columns("rounds").columns.get("epsilon")
+        return None if spent is None else float(spent[-1])
+
+    @property
+    def rounds_in_words(self) -> str:
+        """Number of rounds, beside the planned number where training ended earlier."""
+        done = self.num_rounds
+        planned = self.experiment.rounds
+        count = f"{done:,}" if done == planned else f"{done:,} of {planned:,}"
+        return f"{count} round{'' if planned == 1 else 's'}"
 
     def columns(self, name: Literal["rounds", "users", "groups"]) -> ColumnTable:
         """One of these tables as arrays, without pandas."""

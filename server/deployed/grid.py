@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,6 +36,8 @@ _EXPIRED = (3, 4)
 other codes."""
 OFFLINE = 5
 """Flower's error code for a message to a node that has gone offline."""
+SUPERLINK = 1
+"""Flower's number of its SuperLink, which answers for nodes that are gone."""
 _SERVER_PATIENCE = 120.0  # seconds for which failing calls to the SuperLink are repeated
 
 
@@ -58,6 +60,7 @@ class DeployedGrid(WrappedGrid):
     Args:
         grid: Flower's.
         most_clients: clients that a node may host; None: nobody has registered how many.
+        node_names: names of the nodes for people, by Flower's id.
         clock: monotonic seconds.
         sleep: waits.
     """
@@ -66,11 +69,13 @@ class DeployedGrid(WrappedGrid):
         self,
         grid: Grid,
         most_clients: int | None = None,
+        node_names: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(grid)
         self.most_clients = most_clients
+        self.node_names = node_names or {}
         self._clock = clock
         self._sleep = sleep
         self._missed: dict[int, int] = {}
@@ -194,6 +199,9 @@ class DeployedGrid(WrappedGrid):
                     self._missed_by(asked)
                     continue
                 reply.metadata.group_id = asked.message.metadata.group_id
+                if reply.has_error() and reply.metadata.src_node_id == SUPERLINK:
+                    # the SuperLink answers for a lost node in its own name
+                    reply.metadata.__dict__["_src_node_id"] = asked.node
                 arrived.append(reply)
                 self._missed[asked.node] = 0
                 pauses.restart()

@@ -12,7 +12,10 @@ the cohort, which is secret, can fail to reply.
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,24 @@ from server.extension import RunExtension
 
 _TOLD = 300  # characters of a reason
 _NAMED = 5  # nodes in the sentence at the end
+_IDS = re.compile(r"(?:\bnode )?\b(\d{6,20})\b")  # of Flower, which draws them at random
+
+
+def with_names(text: str, names: Mapping[str, str]) -> str:
+    """A text for people, with the names of nodes, such as `node-2`, in place of Flower's ids.
+
+    Args:
+        text: any text.
+        names: of the nodes, by Flower's id; others stay as they are.
+    """
+    return _IDS.sub(lambda found: names.get(found[1], found[0]), text) if names else text
+
+
+def name_nodes(record: logging.LogRecord, names: Mapping[str, str]) -> bool:
+    """The same for a record of a log; to be used as its filter."""
+    record.msg = with_names(record.getMessage(), names)
+    record.args = None
+    return True
 
 
 class DroppedReplies(RunExtension):
@@ -30,13 +51,21 @@ class DroppedReplies(RunExtension):
     Args:
         always: whether every round has the columns.
         secret: whether nothing is recorded outside the log.
+        called: names of nodes for people, by Flower's id.
     """
 
     name = "replies"
 
-    def __init__(self, *, always: bool = False, secret: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        always: bool = False,
+        secret: bool = False,
+        called: Mapping[str, str] | None = None,
+    ) -> None:
         self._always = always and not secret
         self._secret = secret
+        self._called = called or {}
         self._round: list[tuple[str, str]] = []  # what happened, and to whom, in this round
         self._counts: Counter[str] = Counter()  # replies by what happened, and rounds
         self._nodes: Counter[str] = Counter()
@@ -98,14 +127,14 @@ class DroppedReplies(RunExtension):
     def _add(self, what: str, node: int | None, reason: str) -> None:
         if self._secret:
             return
-        who = "a node" if node is None else f"node {node}"
+        who = "a node" if node is None else with_names(f"node {node}", self._called)
         self._round.append((what, f"{who}: {' '.join(reason.split())[:_TOLD]}"))
         self._counts[what] += 1
         if node is not None:
-            self._nodes[str(node)] += 1
+            self._nodes[who] += 1
 
     def _most(self) -> str:
         if not self._nodes:
             return ""
-        named = [f"node {node} {count}" for node, count in self._nodes.most_common(_NAMED)]
+        named = [f"{node} {count}" for node, count in self._nodes.most_common(_NAMED)]
         return " and the evaluations (" + ", ".join(named) + ")"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,13 +125,20 @@ class Guard(RunExtension):
         report = self.phases.report(self.ledger.accountant)
         accountants = self._accountants()
         first, *rest = self.phases.lines(report)
-        words = [f"{first}{self._unit()}", *accountants, *self._beside, *rest]
+        again = self._charged_again()
+        missing = self.run.experiment.rounds - rounds if self.why_stop(rounds + 1) else 0
+        interruption = " ".join(_interruption(again, rounds, missing))
+        first = f"{first}{self._unit()}"
+        words = [first, *filter(None, [interruption]), *accountants, *self._beside, *rest]
         phases = {f"epsilon of {phase}": value for phase, value in report.phases.items()}
         return words, {
             **finite({"epsilon": report.epsilon, "attack": report.attack, **phases}),
             "delta": report.delta,
             "method": report.method,
             "releases": report.events,
+            "charged-again": len(again),
+            "rounds-not-run": missing,
+            "interruption": interruption,
             "in words": words,
             "accountants": " ".join(accountants),
             "noise": self._beside,
@@ -145,6 +152,17 @@ class Guard(RunExtension):
         column = experiment.dataset.options["user"]
         trained = max(self._populations().values())
         return f" It is per value of {column}; {trained:,} of them train."
+
+    def _charged_again(self) -> list[int]:
+        """The round of each charge for a repeated round, in the order of the ledger. What an
+        earlier charge covers costs nothing and is left out."""
+        seen: set[int] = set()
+        again = []
+        for line in self.ledger.charges:
+            if line.round_number in seen and not isinstance(line.event, CoveredRound):
+                again.append(line.round_number)
+            seen.add(line.round_number)
+        return again
 
     def before_upload(self, round_number: int) -> None:
         """Charge a round before its messages are sent if the clients' replies are the release:
@@ -344,3 +362,26 @@ class Guard(RunExtension):
             for phase, part in self.strategy.by_phase.items()
             if part.privacy is not None
         ]
+
+
+def _interruption(again: Sequence[int], rounds: int, missing: int) -> Iterator[str]:
+    """What a resumed run paid for repeated rounds, and how many rounds its budget left out.
+
+    Args:
+        again: the round of each charge for a repeated round.
+        rounds: rounds that were run.
+        missing: rounds that the budget did not cover.
+    """
+    if again:
+        count = len(again)
+        named = ", ".join(map(str, sorted(set(again))))
+        yield (
+            f"{count} charge{'s' if count > 1 else ''} more than an uninterrupted run has: after an"
+            f" interruption, {'rounds' if ',' in named else 'round'} {named} ran again, and what"
+            " may have been released before is not refunded."
+        )
+    if missing:
+        yield (
+            f"The budget ended the run after {rounds} of {rounds + missing} rounds: {missing}"
+            f" {'were' if missing > 1 else 'was'} not run."
+        )

@@ -29,6 +29,8 @@ from fedrec.experiment.sections import Section
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.text_files import parse_json
+from server.callbacks.base import Callback
+from server.exchange.dropped_replies import with_names
 from simulations.deployment.flower.control import Control, RunState
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki.keys import private_folder, write_private
@@ -86,6 +88,7 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
         "deployment": True,
         "run": run_key(folder),
         "most-clients": deployment.settings.most_clients or 0,
+        "node-names": json.dumps(_names(deployment)),
     }
     with tempfile.TemporaryDirectory(prefix="fedrec-deploy-") as scratch:
         file = Path(scratch) / "run.toml"
@@ -108,6 +111,19 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
         ) from None
 
 
+def _names(deployment: Deployment) -> dict[str, str]:
+    """Names of the registered nodes by Flower's id."""
+    with closing(Control(deployment.superlink, deployment.authority)) as control:
+        return {str(node.node): node.name for node in control.nodes() if node.name}
+
+
+def _with_names(deployment: Deployment, text: str) -> str:
+    """A text with the names of nodes, as far as the SuperLink tells them."""
+    with suppress(httpx.HTTPError):
+        return with_names(text, _names(deployment))
+    return text
+
+
 def run_key(folder: RunFolder) -> str:
     """The key of the nodes' private state: the same for a resumed run, and different for all other
     runs."""
@@ -115,14 +131,30 @@ def run_key(folder: RunFolder) -> str:
     return hashlib.sha256(str(folder.path).encode() + about).hexdigest()[:16]
 
 
-def wait(deployment: Deployment, folder: RunFolder, run: int, *, poll: float = 1.0) -> Result:
+def wait(
+    deployment: Deployment,
+    folder: RunFolder,
+    run: int,
+    *,
+    poll: float = 1.0,
+    callback: Callback | None = None,
+) -> Result:
     """Wait for the end of a run.
+
+    Args:
+        deployment: the deployment.
+        folder: the run folder.
+        run: Flower's id of the run.
+        poll: seconds between two looks at the run.
+        callback: told of the start and of each round, from what the run folder says.
 
     Raises:
         EngineError: the run failed, or its ServerApp was lost; reported rounds are in the run
             folder.
     """
-    ended = _end_of(deployment, run, poll)
+    watch = _Watch(folder, callback or Callback())
+    ended = _end_of(deployment, run, poll, watch)
+    watch.look()
     status = folder.status()
     if status["state"] == "finished":
         return folder.read_result()
@@ -133,7 +165,8 @@ def wait(deployment: Deployment, folder: RunFolder, run: int, *, poll: float = 1
         got=(
             f"{ended.status}; the run folder says {status['state']!r} after round"
             f" {_last_round(folder)}\n"
-            f"{ended.details}\n{_last_lines(log or _log_of_server_app(deployment, run))}"
+            f"{_with_names(deployment, ended.details)}\n"
+            f"{_last_lines(log or _log_of_server_app(deployment, run))}"
         ),
         fix=_restart_words(deployment, folder.experiment)
         + f"fedrec deploy resume {deployment.path} {folder.path}",
@@ -157,7 +190,37 @@ def _restart_words(deployment: Deployment, experiment: Experiment) -> str:
     )
 
 
-def _end_of(deployment: Deployment, run: int, poll: float) -> RunState:
+class _Watch:
+    """Tells a callback of what the ServerApp writes into a run folder.
+
+    Args:
+        folder: the run folder.
+        callback: is told of the start, of each round, and of the final evaluation.
+    """
+
+    def __init__(self, folder: RunFolder, callback: Callback) -> None:
+        self._folder = folder
+        self._callback = callback
+        self._told = folder.status()["round"]
+        self._started = False
+
+    def look(self) -> None:
+        """Tell what is new; what is just being written is told later."""
+        with suppress(RunError):
+            status = self._folder.status()
+            rounds = self._folder.experiment.rounds
+            if not self._started and status["state"] != "created":
+                self._started = True
+                self._callback.on_start(self._folder, self._told + 1, rounds)
+            table = self._folder.read_rounds()
+            for row in table.iloc[self._told :].to_dict("records"):
+                self._told += 1
+                self._callback.after_round({str(key): row[key] for key in row}, 0.0)
+                if self._told == rounds:
+                    self._callback.on_message("evaluating on the nodes")
+
+
+def _end_of(deployment: Deployment, run: int, poll: float, watch: _Watch) -> RunState:
     """The final status of a run in Flower; waits for a SuperLink that is restarted in between."""
     heard = time.monotonic()
     with closing(Control(deployment.superlink, deployment.authority)) as control:
@@ -175,6 +238,7 @@ def _end_of(deployment: Deployment, run: int, poll: float) -> RunState:
                         got=str(error),
                         fix=f"fedrec deploy up {deployment.path}",
                     ) from None
+            watch.look()
             time.sleep(poll)
 
 

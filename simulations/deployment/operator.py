@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -132,6 +133,16 @@ def states(deployment: Deployment) -> list[ProcessState]:
     return found
 
 
+def node_restarts(deployment: Deployment) -> dict[str, int]:
+    """How often processes of each node on this machine were restarted since the start of process
+    `nodes`, by the node's name."""
+    table = _table(deployment, "nodes") if supervisor_of(deployment) is not None else {}
+    counts: Counter[str] = Counter()
+    for name, entry in table.get("processes", {}).items():
+        counts[name.partition("/")[0]] += entry.get("restarts", 0)
+    return dict(counts)
+
+
 def supervisor_of(deployment: Deployment) -> int | None:
     """Process id of the running supervisor."""
     pid = _table(deployment).get("supervisor")
@@ -203,9 +214,10 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
             time.sleep(0.2)
 
 
-def _table(deployment: Deployment) -> dict:
+def _table(deployment: Deployment, part: str = "") -> dict:
+    """What a supervisor wrote about its processes: that of the server, or of a part of it."""
     try:
-        found = read_json(deployment.logs / "processes.json")
+        found = read_json(deployment.logs / part / "processes.json")
     except (OSError, ValueError):
         return {}
     ours = isinstance(found, dict) and isinstance(found.get("processes"), dict)

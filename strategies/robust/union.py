@@ -56,7 +56,7 @@ class Union(RobustRule):
         self, changes: Mapping[str, ClientChanges], round_number: int
     ) -> dict[str, np.ndarray]:
         """The mean of the updates that are kept, `float64 [R, ...]` by parameter."""
-        table = changes[self._table(changes)]
+        table = changes[self._table({name: own.before for name, own in changes.items()})]
         items = len(table.before)
         random = stream(0, "union", round_number)
         drawn = np.sort(random.choice(items, min(self.config.sample, items), replace=False))
@@ -64,19 +64,23 @@ class Union(RobustRule):
         expected = self.config.expected(len(uniformities))
         return mean_of(changes, np.flatnonzero(~outlying(uniformities, expected)))
 
-    def _table(self, changes: Mapping[str, ClientChanges]) -> str:
+    def refuse_misfits(self, theta: Mapping[str, np.ndarray]) -> None:
+        """Refuse a model without the table of item embeddings."""
+        self._table(theta)
+
+    def _table(self, theta: Mapping[str, np.ndarray]) -> str:
         """Name of the table of item embeddings."""
         tables = {
-            name: len(own.before)
-            for name, own in changes.items()
-            if own.before.ndim == 2 and own.before.shape[1] > 1
+            name: len(value)
+            for name, value in theta.items()
+            if value.ndim == 2 and value.shape[1] > 1
         }
         wanted = self.config.embeddings
         if not tables or (wanted and wanted not in tables):
             raise ExperimentError(
                 "UNION compares embeddings of items",
                 expected=f"a table {wanted!r} of embeddings" if wanted else "a table of embeddings",
-                got=", ".join(tables or changes),
+                got=", ".join(tables or theta),
                 fix="correct strategy.embeddings, or choose another strategy, such as median",
             )
         return wanted or max(tables, key=lambda name: tables[name])

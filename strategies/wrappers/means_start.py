@@ -15,6 +15,7 @@ Where this differs from the paper: PNBM uses exact item means, without accountin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class _Averaging(CohortStrategy):
 
     config: MeansStartConfig
 
-    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+    def refuse_misfits(self, theta: Mapping[str, np.ndarray]) -> None:
         if "item.mean" not in theta or "item.count" not in theta:
             raise ExperimentError(
                 "the model has no item means",
@@ -54,6 +55,9 @@ class _Averaging(CohortStrategy):
                 got=", ".join(theta),
                 fix="set model.name = 'pnbm', or another strategy",
             )
+
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        self.refuse_misfits(theta)  # for loops that do not call it before the first round
         total = aggregate.total(theta)
         config = self.config
         sums = np.concatenate([total["item.mean"], total["item.count"]], axis=1)

@@ -54,7 +54,7 @@ def test_a_subclass_with_another_update_is_signed_unless_it_declares_otherwise()
 
 def test_a_model_without_biases_is_refused(load_tiny):
     with pytest.raises(ExperimentError, match=r"item\.bias"):
-        summed(Node(load_tiny("step={name='counts'}"), 0, 1, None))
+        Node(load_tiny("step={name='counts'}"), 0, 1, None).initial()
 
 
 @pytest.mark.parametrize("path", ["reference", "blocks"])

@@ -185,6 +185,6 @@ def test_what_does_not_fit_is_refused(node, tiny_experiment):
         summed(other := Node(load(other), 0, 1, None), start_of(other))
     with pytest.raises(ExperimentError, match="no item means"):
         other = {**tiny_experiment(), "step": {"name": "rating-sums"}}
-        summed(other := Node(load(other), 0, 1, None), start_of(other))
+        Node(load(other), 0, 1, None).initial()
     with pytest.raises(ExperimentError, match="scale"):
         PnbmConfig.parse({"scale": [5.0, 1.0]})

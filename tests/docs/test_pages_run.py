@@ -2,9 +2,12 @@
 """Tutorials, guides and how-tos: their files are written, and their Python and commands run, in
 the order of the page.
 
-A block with `title` is a file (appended to the file `from`), commands in `bash` blocks must
-succeed, or fail if the block is marked `fails`, and other `python` blocks are executed. Commands
-are fedrec's, `flwr run .` and `pytest`.
+Only what a reader of the rendered page sees is used. A block that begins with a comment such as
+`# shop.toml` is that file (`# ridge.py, continued`: appended to it; `# private.toml, a copy of
+shop.toml with this at its end`: appended to a copy), commands in `bash` blocks must succeed, or
+fail if `# is refused` stands behind them, and other `python` blocks are executed in the same
+folder. Commands are fedrec's, `flwr run .` and `pytest`; they find files of the folder only after
+`export PYTHONPATH=.`, or with it before them.
 """
 
 import os
@@ -23,9 +26,12 @@ from tests.simulations.bundles import flwr_command
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted([*DOCS.glob("tutorials/*.md"), *DOCS.glob("guides/*.md"), DOCS / "how-to.md"])
 FLOWER = DOCS / "guides" / "flower-app.md"
-BLOCK = re.compile(
-    r'^```(\w+)(?: title="([^"]+)")?(?: from="([^"]+)")?( fails)?\n(.*?)^```', re.S | re.M
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.S | re.M)
+FILE = re.compile(
+    r"# ([\w./-]+\.\w+)(?:, (?:(continued)|a copy of ([\w./-]+) with this at its end))?\n"
 )
+REFUSED = "  # is refused"
+EXPORT = "export PYTHONPATH=."
 
 
 def test_there_are_pages_and_every_block_is_read():
@@ -37,9 +43,8 @@ def test_there_are_pages_and_every_block_is_read():
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """An empty folder to work in, importable, whose modules are forgotten afterwards."""
+    """An empty folder to work in, whose modules are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     known = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - known:
@@ -51,7 +56,7 @@ def place(tmp_path, monkeypatch):
 
 def command(line, place, monkeypatch, capsys):
     """Exit status and output of a command: fedrec in this process, others in their own."""
-    arguments = shlex.split(line.removeprefix("PYTHONPATH=. "))  # as `place` is
+    arguments = shlex.split(line)
     if arguments[:3] == ["flwr", "run", "."]:
         config = arguments[-1].replace("$PWD", str(place))
         done = flwr_command(place, place, config)
@@ -78,23 +83,42 @@ def name_of(page):
     return str(page.relative_to(DOCS).with_suffix(""))
 
 
+def write(place, title, continued, base, text):
+    """Write a file of a page, or append to it or to a copy of another."""
+    file = place / title
+    before = (place / (base or title)).read_text() + "\n" if base or continued else ""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(before + text)
+
+
 def run_page(page, place, monkeypatch, capsys):
     """Write the files of a page and run its blocks, in order."""
     names: dict = {"__name__": "page"}
-    for language, title, base, fails, text in BLOCK.findall(page.read_text(encoding="utf-8")):
-        if title:
-            before = (place / base).read_text() + "\n" if base else ""
-            (place / title).parent.mkdir(exist_ok=True)
-            (place / title).write_text(before + text)
+    exported = False
+    for language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if file := FILE.match(text):
+            write(place, *file.groups(), text)
         elif language == "python":
-            exec(compile(text, str(page), "exec"), names)
+            with monkeypatch.context() as session:
+                session.syspath_prepend(str(place))
+                exec(compile(text, str(page), "exec"), names)
         elif language == "bash":
             for line in text.replace("\\\n", " ").strip().splitlines():
-                if line == "export PYTHONPATH=.":  # as `place` is
-                    continue
-                code, said = command(line, place, monkeypatch, capsys)
-                assert (code != 0) == bool(fails), f"{line}\n{said}"
-                assert "Traceback" not in said
+                exported |= line == EXPORT
+                if line != EXPORT:
+                    run_line(line, exported, place, monkeypatch, capsys)
+
+
+def run_line(line, exported, place, monkeypatch, capsys):
+    """Run a command of a page, which must succeed unless the page says that it is refused."""
+    given = line.removesuffix(REFUSED).removeprefix("PYTHONPATH=. ")
+    with monkeypatch.context() as shell:
+        if exported or line.startswith("PYTHONPATH=. "):
+            shell.syspath_prepend(str(place))
+            shell.setenv("PYTHONPATH", os.pathsep.join([str(place), os.environ["PYTHONPATH"]]))
+        code, said = command(given, place, shell, capsys)
+    assert (code != 0) == line.endswith(REFUSED), f"{line}\n{said}"
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow

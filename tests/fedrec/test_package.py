@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package itself: its names, and the packages beside it."""
 
+import os
 import subprocess
 import sys
 
@@ -45,10 +46,14 @@ def test_every_public_name_is_there(tmp_path):
         _ = fedrec.rum
 
 
-def import_in(folder, *, code="import fedrec"):
+def import_in(folder, *options, code="import fedrec", **environment):
     (folder / "script.py").write_text(code)
     return subprocess.run(
-        [sys.executable, str(folder / "script.py")], capture_output=True, text=True, cwd=folder
+        [sys.executable, *options, "script.py"],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **environment},
     )
 
 
@@ -62,7 +67,11 @@ def test_a_file_that_hides_a_package_is_named_with_what_to_do(tmp_path, monkeypa
     (hiding / "__init__.py" if form == "folder" else hiding).touch()
     done = import_in(tmp_path)
     assert done.returncode == 1 and f"ImportError: {hiding} hides a package" in done.stderr
-    assert f"the package {name!r} in {ROOT}" in done.stderr and f"rename {hiding}" in done.stderr
+    assert f"the package {name!r} in {ROOT}" in done.stderr and "rename" not in done.stderr
+    assert "fix: python -P script.py, or PYTHONSAFEPATH=1" in done.stderr
+    works = "import fedrec; fedrec.run"
+    assert import_in(tmp_path, "-P", code=works).returncode == 0
+    assert import_in(tmp_path, code=works, PYTHONSAFEPATH="1").returncode == 0
 
 
 @pytest.mark.slow

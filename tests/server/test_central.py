@@ -83,7 +83,7 @@ def test_each_system_is_evaluated_as_alone_and_saved(central, tmp_path):
 
 def test_every_private_system_has_a_ledger_and_a_sentence(central, tmp_path):
     result = runner.run(central(), output=tmp_path / "run")
-    assert [line.split(",")[0] for line in result.privacy[:-1]] == ["first", "second"]
+    assert [line.split(":")[0] for line in result.privacy[:-1]] == ["first", "second"]
     assert re.search(r"epsilon (8|7\.99\d*) at delta 1e-05", result.privacy[1])
     assert "Together they cost epsilon" in result.privacy[-1]
     for label, epsilon in (("first", 4.0), ("second", 8.0)):
@@ -151,7 +151,7 @@ def test_together_with_a_federated_system_they_are_the_same(tiny_experiment, tmp
     assert list(result.baselines) == ["popularity", "first", "second"]
     assert 0 <= result.metrics["hits@5"] <= 1
     assert result.baseline_users["first"].index.tolist() == result.users.index.tolist()
-    assert re.match(r"first, replace-one: epsilon (4|3\.999\d*) at delta 1e-05", result.privacy[0])
+    assert re.match(r"first: epsilon (4|3\.999\d*) at delta 1e-05", result.privacy[0])
     assert RunFolder(tmp_path / "run").read_result().privacy == result.privacy
 
 

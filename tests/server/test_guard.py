@@ -23,6 +23,7 @@ from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.protocol.messages import unpack_sum
 from fedrec.protocol.orders import Presence
 from fedrec.protocol.zero_copy import to_record
+from fedrec.report.page.page import report
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from server.callbacks.progress import Progress
@@ -31,6 +32,7 @@ from server.loop import Loop
 from server.privacy.guard import Guard
 from server.privacy.phase_plans import PhasePlans
 from simulations import runner
+from simulations.cli.experiments.finishing import print_table
 from simulations.engines import serial
 from strategies import dp
 from strategies.base import Aggregate
@@ -211,13 +213,35 @@ def test_noise_for_a_target_epsilon_covers_all_rounds_and_no_more(run_tiny):
     assert len(result.rounds) == 5 and 2.9 < result.rounds["epsilon"].iloc[-1] <= 3.0
 
 
-def test_a_repeated_charge_does_not_exceed_the_target(run_tiny, tmp_path, monkeypatch):
+def test_a_repeated_charge_does_not_exceed_the_target_and_is_told(
+    run_tiny, tmp_path, monkeypatch, capsys
+):
     crash_in_round(monkeypatch, 3, (Mechanism, "add_noise"))
     with pytest.raises(Broken):
         run_tiny("privacy={clip-norm=1.0, epsilon=3.0}", "rounds=5", *CHEAP, output="broken")
     result = runner.resume(tmp_path / "broken")
     assert charges(result.folder) == [1, 2, 3, 3, 4]
     assert len(result.rounds) == 4 and result.rounds["epsilon"].iloc[-1] <= 3.0
+    privacy = json.loads((result.folder / "result.json").read_text())["privacy"]
+    assert privacy["charged-again"] == 1 and privacy["rounds-not-run"] == 1
+    told = (
+        "1 charge more than an uninterrupted run has: after an interruption, round 3 ran again,"
+        " and what may have been released before is not refunded. The budget ended the run after 4"
+        " of 5 rounds: 1 was not run."
+    )
+    assert result.privacy[1] == told
+    print_table(result)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert told in printed and "4 of 5 rounds." in printed and "4 of 5 rounds" in repr(result)
+    page = " ".join(report([result]).split())
+    assert told in page and "4 of 5" in page and "charged again" in page
+
+
+def test_an_uninterrupted_run_says_nothing_of_repeated_charges(run_tiny):
+    result = run_tiny(PRIVATE, "rounds=2", *CHEAP)
+    privacy = json.loads((result.folder / "result.json").read_text())["privacy"]
+    assert privacy["charged-again"] == privacy["rounds-not-run"] == 0
+    assert not any("charge" in line for line in result.privacy)
 
 
 # --- resuming -------------------------------------------------------------------------------------

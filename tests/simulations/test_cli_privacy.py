@@ -8,6 +8,10 @@ import sys
 
 import pytest
 
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.ledger import Ledger
+from simulations.cli.experiments.finishing import print_table
+
 ROUNDS = ("--clients", 4800, "--cohort", 30, "--rounds", 1000, "--delta", 1e-5)
 ONE = (*ROUNDS, "--noise-multiplier", 1)
 MANY = (*ONE, "--rounds", 10**9, "--sampler", "scheduled")
@@ -151,3 +155,21 @@ def test_help_imports_no_accountant():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout
     assert out.strip() == "[]"
+
+
+def test_a_private_run_prints_at_most_eight_lines_below_its_table(run_tiny, capsys):
+    """The guarantee first, and what all private systems of the table cost together."""
+    own = "evaluation.baselines=['popularity', {name='dp-gram', epsilon=5.0}]"
+    result = run_tiny("rounds=2", "privacy={clip-norm=1.0, epsilon=5.0}", own)
+    print_table(result)
+    below = capsys.readouterr().out.rpartition("\u2518")[2].strip().splitlines()
+    assert len(below) <= 8
+    assert below[0].startswith("epsilon 5 at delta 1e-05 for all data of a user (replace-one) is")
+    ledgers = [result.folder / "privacy.jsonl", *result.folder.glob("baselines/*/privacy.jsonl")]
+    together = Accountant("pld")
+    for charge in (charge for ledger in ledgers for charge in Ledger(ledger).charges):
+        together.step(charge.event, charge.count)
+    assert len(ledgers) == 3
+    assert f"cost epsilon {together.epsilon(1e-5).epsilon:.4g} at delta 1e-05" in below[1]
+    assert "is in the report" in below[-1]
+    assert any(line.startswith("Not accounted") for line in result.privacy)

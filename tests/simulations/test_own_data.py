@@ -29,7 +29,7 @@ from simulations.cli.experiments.own_data import OwnTable
 from simulations.default_system import LINEAR, TITLES
 from simulations.own_data import fold_in_system, try_table
 from simulations.runner import run
-from simulations.tables.private_signal import signal_of
+from simulations.tables.private_signal import Signal, signal_of
 
 COLUMNS = ("user", "item", "rating", "time")
 
@@ -167,6 +167,9 @@ def test_too_small_a_signal_leaves_the_whole_budget_to_private_popularity(tmp_pa
     personal = load({**table, "rounds": 2})
     assert not signal_of(personal, int(0.95 * needed), 8).suffices
     assert signal_of(personal, int(1.05 * needed), 8).suffices
+    almost = Signal(0.19996, 100, 50).lines(1.0)[0]
+    assert "about 0.19996 times their noise (at least 0.2 is needed)" in almost
+    assert "about 0.2 times" in Signal(0.2001, 100, 50).lines(1.0)[0]
     assert private(tmp_path, 50.0)["rounds"] == 2
     said = capsys.readouterr().err
     assert "private popularity" not in said and "a personal model is trained (fold-in" in said

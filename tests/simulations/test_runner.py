@@ -4,7 +4,7 @@
 import pandas as pd
 import pytest
 
-from fedrec.errors import DataError, RunError
+from fedrec.errors import DataError, ExperimentError, RunError
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from simulations import runner
@@ -22,6 +22,58 @@ def test_missing_data_are_reported_before_any_training(run_tiny, tmp_path, monke
     with pytest.raises(DataError) as caught:
         run_tiny("dataset={name='ml-1m'}", f"evaluation.baselines={baselines}", callbacks=[Never()])
     assert "'ml-1m'" in caught.value.problem and "fedrec data" in caught.value.fix
+    assert not (tmp_path / "run").exists()
+
+
+STAGES = (
+    "strategy={name='two-stage', main={name='reptile'},"
+    " stage-one={rounds=1, step={name='sgd'}, strategy={name='reptile'}}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (["evaluation.fine-tune.rates={'itm.id'=0.0}"], "evaluation.fine-tune.rates"),
+        (
+            ["evaluation.fine-tune.rates={'item.id'=0.0, 'item.*'=0.5}"],
+            "several patterns of evaluation.fine-tune.rates",
+        ),
+        (
+            ["evaluation.fine-tune.late-parameters=['itm.id']"],
+            "evaluation.fine-tune.late-parameters",
+        ),
+        (
+            ["evaluation.fine-tune.private-parameters=['itm.id']"],
+            "evaluation.fine-tune.private-parameters",
+        ),
+        (
+            [STAGES, "strategy.stage-one.step.rates={'itm.id'=0.0}"],
+            "strategy.stage-one.step.rates",
+        ),
+        ([STAGES, "step.rates={'itm.id'=0.0}"], "no parameter fits step.rates"),
+        ([STAGES, "strategy.main={name='gram'}"], "no products of items"),
+        ([STAGES, "strategy.main={name='union', embeddings='itm'}"], "UNION compares"),
+        (
+            [
+                "model={name='gpfedrec', embedding=4}",
+                "step={name='gpfedrec'}",
+                "strategy={name='gpfedrec'}",
+                "split={name='leave-one-out'}",
+            ],
+            "step 'gpfedrec' are not fine-tuned",
+        ),
+        (["positive-above=5.0"], "no client has rows of evaluation.held-out = 'test'"),
+    ],
+)
+def test_settings_of_later_phases_are_checked_before_the_first_round(
+    run_tiny, tmp_path, wrong, problem
+):
+    """Under their own keys, and nothing that would have to be resumed is left."""
+    quick = ("rounds=2", "evaluation.every=0", "evaluation.baselines=['popularity']")
+    with pytest.raises(ExperimentError) as caught:
+        run_tiny(*quick, *wrong, callbacks=[Never()])
+    assert problem in caught.value.problem
     assert not (tmp_path / "run").exists()
 
 

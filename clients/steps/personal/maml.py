@@ -176,6 +176,10 @@ class Maml(Step):
             moved[name] = value if second else value.detach().requires_grad_()
         return moved
 
+    def refuse_misfits(self, parameters: Parameters) -> None:
+        """Refuse rates of parameters that do not exist."""
+        self._rates(list(parameters))
+
     def _rates(self, names: list[str]) -> dict[str, float]:
         return rates_by_name(names, self.config.rates)
 

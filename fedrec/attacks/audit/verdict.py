@@ -84,8 +84,21 @@ class ScoreFindings:
             else "PASS"
         )
 
+    @property
+    def _advice(self) -> str:
+        """What to do about an estimate above the claim."""
+        if self.estimate.low > self.upper:
+            return (
+                "so is the whole interval: repeat with other seeds (--seeds 5), and if it stays"
+                " there, look for the defect in clip, noise and ledger"
+            )
+        return (
+            "the interval contains the claim, so this refutes nothing: repeat with four times as"
+            " many canaries (--canaries) or more runs (--seeds 5) for a narrower one"
+        )
+
     def reasons(self) -> list[str]:
-        """Why it is not PASS."""
+        """Why it is not PASS, and what to do about a WARN."""
         bounds = {"one-run": self.one_run.epsilon, "GDP": self.gdp}
         found = [
             f"{self.observer}: the {name} lower bound {bound:.3f} is above the claimed epsilon"
@@ -94,10 +107,11 @@ class ScoreFindings:
             if bound > self.upper
         ]
         if not found and self.verdict == "WARN":
-            value = self.estimate.epsilon
+            estimate = self.estimate
             found = [
-                f"{self.observer}: the point estimate {value:.3f} is above the claimed epsilon"
-                f" {self.upper:.3f}"
+                f"{self.observer}: the point estimate {estimate.epsilon:.3f} (95 % interval"
+                f" {estimate.low:.3f} to {estimate.high:.3f}) is above the claimed epsilon"
+                f" {self.upper:.3f}; {self._advice}"
             ]
         return found
 

@@ -16,6 +16,7 @@ from fedrec.report.page.costs import cost_table, reproductions
 from fedrec.report.page.privacy import privacy_cards
 from fedrec.report.page.rendering import rendered
 from fedrec.report.page.results import (
+    answers,
     central_groups,
     curves,
     distributions,
@@ -60,6 +61,7 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
         "title": title or results[0].experiment.title * (len(results) == 1) or shown,
         "subtitle": f"{count}, reported by fedrec {fedrec.__version__} on {stamp}",
         "version": fedrec.__version__,
+        "answers": answers(runs),
         "notes": notes(runs),
         "what": what(runs),
         "results": results_tables(runs),

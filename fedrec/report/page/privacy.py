@@ -69,6 +69,7 @@ def _card(name: str, result: Result) -> PrivacyCard:
         ("mechanism", f"{privacy.mechanism}, noise added: {privacy.placement}"),
         *_clip_norms(privacy, epsilons),
         ("releases", str(kept.get("releases", "-"))),
+        *_interruption(kept),
         *_attacks(result),
     ]
     if kept.get("noise"):
@@ -80,6 +81,12 @@ def _card(name: str, result: Result) -> PrivacyCard:
         _chart(result),
         RELEASE if privacy.mode == "reproducible" else "",
     )
+
+
+def _interruption(kept: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Charges for repeated rounds, and rounds that the budget left out, where there are any."""
+    counts = {key: kept.get(key, 0) for key in ("charged-again", "rounds-not-run")}
+    return [(key.replace("-", " "), str(count)) for key, count in counts.items() if count]
 
 
 def _by_phase(name: str, values: Mapping[str, str]) -> list[tuple[str, str]]:

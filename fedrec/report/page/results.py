@@ -29,7 +29,12 @@ from fedrec.report.page.parts import (
 )
 from fedrec.report.privacy_total import shown_together
 from fedrec.report.rows import epsilon_of, is_private, system_rows
-from fedrec.report.summary import deciding_metric, early_stopping_line, summary_notes
+from fedrec.report.summary import (
+    answer_line,
+    early_stopping_line,
+    interruption_line,
+    summary_notes,
+)
 from fedrec.runs.result import Result
 
 _LINES = 8  # in one chart
@@ -56,6 +61,13 @@ _NOT_CURVES = (
 _HOUR = 3600.0
 
 
+def answers(runs: Sequence[Run]) -> list[str]:
+    """What the page opens with: whether each system is better than popularity and the strongest
+    baseline."""
+    found = ((run, answer_line(run.result)) for run in runs)
+    return [f"{run.label}: {line}" if len(runs) > 1 else line for run, line in found if line]
+
+
 def notes(runs: Sequence[Run]) -> list[Note]:
     """The total privacy cost of the runs, one sentence per federated system about popularity, and
     warnings."""
@@ -76,17 +88,10 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
     kept = early_stopping_line(result)
     if kept:
         yield Note(f"{label}: {kept}")
-    metric = deciding_metric(result)
-    if metric is None or not result.experiment.federated:
-        return
-    warnings = summary_notes(result)
-    popular = result.baselines.get("popularity", {}).get(metric)
-    if popular is not None and not warnings:
-        yield Note(
-            f"{label}: {metric} {result.metrics[metric]:.4f}; recommending the most popular items"
-            f" to everybody gives {popular:.4f}."
-        )
-    for line in warnings:
+    interruption = interruption_line(result)
+    if interruption:
+        yield Note(f"{label}: {interruption}", warning=True)
+    for line in summary_notes(result):
         named = line.startswith(name)
         yield Note(label + line.removeprefix(name) if named else line, warning=True)
 
@@ -119,9 +124,11 @@ def what(runs: Sequence[Run]) -> PageTable:
 
 
 def _rounds(result: Result) -> str:
-    """Number of rounds, and the best one if its parameters are kept."""
-    count = len(result.rounds)
-    return f"{count} (best: {result.best_round})" if result.early_stopping else str(count)
+    """Number of rounds, and the best one if its parameters are kept; else the planned number where
+    training ended earlier."""
+    if result.early_stopping:
+        return f"{len(result.rounds)} (best: {result.best_round})"
+    return result.rounds_in_words.rpartition(" ")[0]
 
 
 def tested(result: Result) -> int:

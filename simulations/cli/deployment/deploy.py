@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -210,6 +211,7 @@ def _show(deployment) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from server.exchange.dropped_replies import with_names
     from simulations.deployment import operator
     from simulations.deployment.flower.control import Control
     from simulations.deployment.pki.certificates import RENEWED_DAYS
@@ -229,14 +231,31 @@ def _show(deployment) -> None:
     console.print(table)
     if any(state.name == "superlink" and state.healthy for state in found):
         with closing(Control(deployment.superlink, deployment.authority)) as control:
-            online = [node.status for node in control.nodes()]
-            console.print(f"nodes: {online.count('online')} online of {len(online)} registered")
+            known = control.nodes()
+            console.print(_nodes_table(deployment, known, time.time()))
+            names = {str(node.node): node.name for node in known if node.name}
             for run in control.runs()[:10]:
-                console.print(f"run {run.run}: {run.status}", run.details, markup=False)
+                details = with_names(run.details, names)
+                console.print(f"run {run.run}: {run.status}", details, markup=False)
     console.print(f"gateway: {deployment.gateway}")
     left = days_to_end(deployment)
     late = f"; fedrec deploy renew {quote(str(deployment.path))}" if left < RENEWED_DAYS else ""
     console.print(f"certificates: {left:.0f} days left{late}", highlight=False, soft_wrap=True)
+
+
+def _nodes_table(deployment, known, now: float):
+    """The registered nodes: which of them were heard of, and how often they were restarted."""
+    from rich.table import Table
+
+    from simulations.deployment import operator
+
+    heard = sum(node.status == "online" and not node.overdue(now) for node in known)
+    title = f"nodes: {heard} of {len(known)} registered ones heard of in time"
+    table = Table("node", "status", "last heartbeat", "restarts here", title=title)
+    restarts = operator.node_restarts(deployment)
+    for node in sorted(known, key=lambda one: (len(one.name), one.name)):
+        table.add_row(node.name, node.status, node.heard(now), str(restarts.get(node.name, "-")))
+    return table
 
 
 @app.command(short_help="Run an experiment on the nodes.")
@@ -283,12 +302,17 @@ def stop(
 
 
 def _follow(deployment, run_folder) -> None:
+    from server.callbacks.progress import Progress
     from simulations.cli.experiments.finishing import print_table
     from simulations.deployment import launch
 
     identifier = launch.start(deployment, run_folder)
     typer.echo(f"run {identifier}: {run_folder.path}", err=True)
-    result = launch.wait(deployment, run_folder, identifier)
+    progress = Progress()
+    try:
+        result = launch.wait(deployment, run_folder, identifier, callback=progress)
+    finally:
+        progress.close()
     print_table(result)
     typer.echo(f"Next:\n{_next(result.folder)}\nRun folder:", err=True)
     typer.echo(result.folder)

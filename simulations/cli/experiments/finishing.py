@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fedrec.runs.result import Result
     from simulations.study.study import Study, TaskJob
 
+_REST = "What this covers, and what it does not, is in the report."
+
 
 def finish(
     experiment: Experiment,
@@ -186,6 +188,7 @@ def print_table(result: Result) -> None:
     from fedrec.report.summary import (
         early_stopping_line,
         input_lines,
+        private_lines,
         significance_line,
         summary_notes,
         summary_table,
@@ -193,26 +196,31 @@ def print_table(result: Result) -> None:
 
     console = Console()
     console.print(summary_table(result))
-    notes = [*input_lines(result), significance_line(result), early_stopping_line(result)]
-    notes += summary_notes(result)
-    for line in [*notes, *_privacy(result)]:
-        if line:
-            console.print(line, highlight=False)
-    counts = [_counted(len(result.columns("users")), "user")]
+    users = len(result.columns("users"))
+    counts = f"{users} user{'' if users == 1 else 's'}"
     if result.experiment.federated:
-        counts.append(_counted(result.num_rounds, "round"))
-    console.print(", ".join(counts) + ".", highlight=False)
+        counts += f", {result.rounds_in_words}"
+    if result.experiment.privacy is not None:
+        lines = private_lines(result)
+        counts += f". {_REST}"
+    else:
+        lines = [*input_lines(result), significance_line(result), early_stopping_line(result)]
+        lines += [*summary_notes(result), *_privacy(result)]
+        counts += "."
+    for line in filter(None, [*lines, counts]):
+        # a line of a private run stays one, so that few are read
+        console.print(line, highlight=False, soft_wrap=result.experiment.privacy is not None)
 
 
 def _privacy(result: Result) -> list[str]:
-    """What is guaranteed; of a run on an own table, the first sentence alone."""
+    """What is guaranteed without `[privacy]`, as by private baselines; of a run on an own table,
+    the first sentence and the total alone."""
+    from fedrec.report.summary import total_lines
+
     if result.experiment.dataset.name != "table" or not result.privacy:
         return list(result.privacy)
-    return [result.privacy[0], "What this covers, and what it does not, is in the report."]
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    total = [line for line in total_lines(result) if line != result.privacy[0]]
+    return [result.privacy[0], *total, _REST]
 
 
 def _print_next(result: Result) -> None:

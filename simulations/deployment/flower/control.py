@@ -8,9 +8,11 @@ call, which takes a second of a core, and `up` makes some for every node.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from flwr.common.constant import HEARTBEAT_PATIENCE
 from flwr.supercore.control import ControlHttpClient
 
 from simulations.deployment.pki.node_signatures import as_sent
@@ -20,11 +22,51 @@ _REMOVED = "unregistered"  # status of nodes by Flower
 
 @dataclass(frozen=True)
 class NodeState:
-    """A registered node, by the SuperLink."""
+    """A registered node, by the SuperLink.
+
+    Attributes:
+        node: Flower's id.
+        status: such as `online`.
+        public_key: as it was registered.
+        name: with which it was registered, that of its folder.
+        interval: largest number of seconds between its heartbeats.
+        until: when the SuperLink takes, or took, it for lost without another heartbeat, in seconds
+            since 1970; 0: it was never there.
+    """
 
     node: int
     status: str
     public_key: bytes
+    name: str = ""
+    interval: float = 0.0
+    until: float = 0.0
+
+    def heard(self, now: float) -> str:
+        """When it was last heard of, in words.
+
+        Args:
+            now: seconds since 1970.
+        """
+        lost = HEARTBEAT_PATIENCE * self.interval
+        if not self.until:
+            return "never"
+        if self.status != "online":
+            return (
+                f"not after {_clock(self.until)}, when it was stopped, or found lost {lost:.0f} s"
+                " after its last heartbeat"
+            )
+        last = self.until - lost
+        age = max(0.0, now - last)
+        if age <= self.interval:
+            return f"{age:.0f} s ago"
+        return (
+            f"not since {_clock(last)} ({age:.0f} s; heartbeats come every {self.interval:.0f} s,"
+            f" it is lost after {lost:.0f} s)"
+        )
+
+    def overdue(self, now: float) -> bool:
+        """Whether a heartbeat is due that has not come."""
+        return now > self.until - (HEARTBEAT_PATIENCE - 1) * self.interval
 
 
 @dataclass(frozen=True)
@@ -72,7 +114,14 @@ class Control:
         """All registered nodes; Flower also lists those that were removed."""
         found = self._call("ListNodes").nodes_info
         return [
-            NodeState(node.node_id, node.status, node.public_key)
+            NodeState(
+                node.node_id,
+                node.status,
+                node.public_key,
+                node.name,
+                node.heartbeat_interval,
+                node.online_until,
+            )
             for node in found
             if node.status != _REMOVED
         ]
@@ -103,3 +152,8 @@ class Control:
 
 def _status(status: Any) -> str:
     return f"{status.status}:{status.sub_status}".rstrip(":")
+
+
+def _clock(moment: float) -> str:
+    """The local time of a moment in seconds since 1970."""
+    return datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")

@@ -5,6 +5,7 @@ faults. Everything is read from the SuperLink and from run folders; nothing is c
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -132,7 +133,12 @@ def _nodes(deployment: Deployment) -> tuple[list[Note], PageTable]:
             found = control.nodes()
     except (httpx.HTTPError, OSError) as error:
         notes.append(Note(f"The SuperLink does not answer: {error}", warning=True))
-    online = sum(node.status == "online" for node in found)
-    rows = tuple(Row(str(node.node), (node.status,)) for node in found)
-    caption = f"Nodes: {online:,} online of {len(found):,} registered"
-    return notes, PageTable(caption, ("node", "status"), rows)
+    now = time.time()
+    heard = sum(node.status == "online" and not node.overdue(now) for node in found)
+    restarts = operator.node_restarts(deployment)
+    rows = tuple(
+        Row(node.name, (node.status, node.heard(now), Cell(str(restarts.get(node.name, "-")))))
+        for node in found
+    )
+    caption = f"Nodes: {heard:,} of {len(found):,} registered ones heard of in time"
+    return notes, PageTable(caption, ("node", "status", "last heartbeat", "restarts here"), rows)

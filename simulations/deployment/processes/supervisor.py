@@ -115,8 +115,11 @@ class Supervisor:
 
     def _write(self) -> None:
         table = {
-            name: {"pid": running.pid, "restarts": self._restarts[name]}
-            for name, running in self._running.items()
+            name: {
+                "pid": self._running[name].pid if name in self._running else None,
+                "restarts": restarts,
+            }
+            for name, restarts in self._restarts.items()
         }
         write_private(
             self.folder / "processes.json",

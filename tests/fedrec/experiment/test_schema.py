@@ -48,10 +48,11 @@ def test_a_seed_of_a_components_own_is_the_experiments_unless_it_is_given():
     dpvae = {"name": "dpvae", "epochs": 1}
     nested = {"name": "two-stage", "stage-one": {"rounds": 1, "step": dpvae}}
     source = {**LEAST, "model": {"name": "vae"}, "step": dpvae, "strategy": nested}
-    steps = load(source, ["seed=5"]).steps()
+    steps = load(source, ["seed=5"]).steps().values()
     assert [step.options["budget-seed"] for step in steps if step.name == "dpvae"] == [5, 5]
     own = load(source, ["seed=5", "step.budget-seed=0"])
-    assert [step.options["budget-seed"] for step in own.steps() if step.name == "dpvae"] == [0, 5]
+    steps = own.steps().values()
+    assert [step.options["budget-seed"] for step in steps if step.name == "dpvae"] == [0, 5]
     drawn = load(source, ["seed=5"]).settings(STEP).budget(7)
     assert (
         drawn

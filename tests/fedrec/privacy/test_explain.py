@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.explain import attack_ceiling, lines, probability_factor
+from fedrec.privacy.explain import attack_ceiling, lines, probability_factor, sentence
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.question import report
 
@@ -118,3 +118,27 @@ def test_caveats_of_the_plan_are_reported(settings, expected):
 )
 def test_caveats_that_do_not_concern_the_plan_are_left_out(settings, unsaid):
     assert unsaid not in said(**settings)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "word", "share"),
+    [
+        (0.5, "strong", "at most 62.2%"),
+        (5.0, "weak", "at most 99.3%"),
+        (7.0, "weak", "at most 99.9%"),
+        (9.0, "weak", "up to practically all"),
+        (20.0, "very weak", "up to practically all"),
+    ],
+)
+def test_the_first_sentence_says_the_whole_guarantee(epsilon, word, share):
+    """Unit, epsilon, delta, adjacency and how strong it is; no bound of 100.0%."""
+    found = replace(Accountant().epsilon(1e-5), epsilon=epsilon)
+    said = sentence(found, "replace-one")
+    start = f"epsilon {epsilon:g} at delta 1e-05 for all data of a user (replace-one) is {word}:"
+    assert said.startswith(start) and f"right in {share} of cases" in said
+    assert "for a user's taking part (add-remove)" in sentence(found, "add-remove")
+
+
+def test_nothing_sounds_like_an_attack_that_was_run():
+    text = said()
+    assert "attack reaches" not in text and "an audit does" in text

@@ -11,6 +11,7 @@ import pytest
 
 import fedrec
 from fedrec.errors import RunError
+from fedrec.report.bootstrap import bootstrap_intervals
 from fedrec.report.naming import named
 from fedrec.report.page.charts import Line, histogram, line_chart
 from fedrec.report.page.page import report
@@ -66,6 +67,18 @@ def test_everything_is_on_the_page_and_nothing_is_fetched(page):
     assert outline.open == []
     assert all(link.startswith("#") or link == "data:," for link in outline.links)
     assert "<script" not in page and "@import" not in page and "url(" not in page
+
+
+def test_it_opens_with_the_answer(page, run):
+    """Before any box; difference and interval are those of the users' own numbers."""
+    content = page.partition('<main id="content">')[2]
+    before_boxes = content.partition('class="note')[0].partition("<section")[0]
+    assert 'class="answer"' in before_boxes
+    apart = (run.users["hits@5"] - run.baseline_users["popularity"]["hits@5"]).dropna()
+    ((low, high),) = bootstrap_intervals([apart.to_numpy()])
+    verdict = "better" if low > 0 else "worse" if high < 0 else "not surely different"
+    told = f"{verdict} than popularity, the strongest (not private) baseline"
+    assert told in before_boxes and f"by {apart.mean():+.4f} [{low:+.4f}, {high:+.4f}]" in content
 
 
 def test_links_lead_somewhere_and_ids_are_there_once(page):

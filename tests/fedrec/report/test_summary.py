@@ -10,7 +10,7 @@ import pytest
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
-from fedrec.report.summary import deciding_metric, summary_notes, summary_table
+from fedrec.report.summary import answer_line, deciding_metric, summary_notes, summary_table
 from simulations.own_data import fold_in_system
 
 
@@ -79,3 +79,25 @@ def test_a_run_whose_strategy_is_not_installed_has_its_remarks(result):
     gone = Section(name="gone.package:Strategy")
     result.experiment = result.experiment.model_copy(update={"strategy": gone})
     assert "is not better than dp-popularity" in summary_notes(result)[0]
+
+
+def test_the_answer_names_popularity_and_the_strongest_system_of_equal_inputs(run_tiny):
+    """PrivRec with the users' and items' features has inputs that the others have not."""
+    bare = ("model={name='mf', factors=2}", "evaluation.fine-tune={epochs=0}")
+    baselines = "evaluation.baselines=['popularity', 'ease', 'random']"
+    result = run_tiny("rounds=1", baselines, *bare, output="bare")
+    best = max(("popularity", "ease"), key=lambda label: result.baselines[label]["hits@5"])
+    told = answer_line(result)
+    assert f"than {best}, the strongest baseline of equal inputs" in told
+    assert "than popularity" in told and "random" not in told
+    featured = run_tiny("rounds=1", baselines, output="featured")
+    assert f"{best}, the strongest baseline though its inputs differ" in answer_line(featured)
+
+
+def test_a_result_has_its_epsilon(run_tiny):
+    private = run_tiny(
+        "privacy={clip-norm=1.0, epsilon=3.0}", "evaluation.baselines=[]", output="a"
+    )
+    assert private.epsilon == pytest.approx(private.rounds["epsilon"].iloc[-1])
+    assert 2.9 < private.epsilon <= 3.0
+    assert run_tiny("evaluation.baselines=[]", output="b").epsilon is None

@@ -5,6 +5,7 @@ clock."""
 import numpy as np
 import pytest
 from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.protocol.messages import pack_sum, pack_train
@@ -157,3 +158,19 @@ def test_an_empty_round_asks_nobody(federation):
         found._deployed.send_and_receive([Message(RecordDict(), 9, "train")], timeout=1)
     )
     assert not nodes.asked
+
+
+def test_an_error_of_the_superlink_is_that_of_the_lost_node(federation):
+    """It answers as node 1 for a node that went offline, which must not count twice."""
+    made, nodes = federation({8: 1.0, 9: -1.0}, "engine.max-failures=0.5")
+    failing = nodes._reply
+
+    def as_superlink(message):
+        reply = failing(message)
+        if reply.has_error():
+            reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        return reply
+
+    nodes._reply = as_superlink
+    a_round(made)
+    assert made.dropped.columns()["dropped-or-bounded"] == "node 9: failed: it failed"

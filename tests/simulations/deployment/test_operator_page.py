@@ -41,15 +41,20 @@ def deployment(tiny_experiment, tmp_path_factory):
 @pytest.fixture
 def two_nodes(monkeypatch):
     """A SuperLink that knows two nodes."""
-    told = {11: "online", 2**63: "offline"}
-    nodes = [SimpleNamespace(node=node, status=status) for node, status in told.items()]
+    now = time.time()
+    nodes = [
+        control.NodeState(2**63, "online", b"", "node-1", 15.0, now + 26),
+        control.NodeState(2**62, "online", b"", "node-2", 15.0, now + 8),
+    ]
     superlink = SimpleNamespace(nodes=lambda: nodes, close=lambda: None)
     monkeypatch.setattr(control, "Control", lambda *_: superlink)
 
 
 def test_it_says_how_nodes_and_runs_are(deployment, two_nodes):
     text = content.page(deployment)
-    assert "Nodes: 1 online of 2 registered" in text and "9223372036854775808" in text
+    assert "Nodes: 1 of 2 registered ones heard of in time" in text
+    assert "node-2" in text and "4 s ago" in text and "22 s; heartbeats come every 15 s" in text
+    assert "9223372036854775808" not in text
     run = content.run_part(deployment.path / "runs" / "first")
     facts = dict(run.facts)
     assert facts["state"] == "finished" and facts["rounds"] == "2 of 2"
@@ -63,7 +68,7 @@ def test_it_says_how_nodes_and_runs_are(deployment, two_nodes):
 
 def test_without_a_superlink_it_says_so(deployment):
     text = content.page(deployment)
-    assert "The SuperLink does not answer" in text and "0 online of 0" in text
+    assert "The SuperLink does not answer" in text and "0 of 0 registered" in text
     assert text.count("not running") >= 3
 
 
@@ -78,7 +83,7 @@ def test_only_who_has_the_key_sees_it_and_nothing_can_be_sent(deployment, two_no
     for header in ("Basic", "Basic \u00e9", "Basic ====", f"Bearer {key}"):
         assert asked(app, headers={"authorization": header.encode()}).status_code == 401
     right = ("operator", key)
-    assert "1 online of 2" in asked(app, auth=right).text
+    assert "1 of 2 registered" in asked(app, auth=right).text
     assert asked(app, "POST", auth=right).status_code == 405
     assert asked(app, "GET", "/runs/first/log.txt", auth=right).status_code == 404
     policy = asked(app, auth=right).headers["content-security-policy"]
@@ -122,7 +127,7 @@ def test_it_is_served_with_the_deployments_certificate(deployment, address):
     trusted = ssl.create_default_context(cafile=str(deployment.authority))
     key = served.key_file(deployment).read_text().strip()
     found = httpx.get(address, auth=("operator", key), verify=trusted)
-    assert found.status_code == 200 and "1 online of 2" in found.text
+    assert found.status_code == 200 and "1 of 2 registered" in found.text
     with pytest.raises(httpx.ConnectError):  # an authority of others
         httpx.get(address, auth=("operator", key))
 

@@ -174,7 +174,8 @@ def test_defaults_are_filled_in_at_every_depth(load_tiny):
     assert first["strategy"] == {**reptile, "server-lr": 2.0} and first["clients"] == "all"
     assert experiment.resolve() == experiment
     assert experiment.settings(STRATEGY).stage_one.rounds == 2
-    assert [section.name for section in experiment.steps()] == ["sgd", "contrastive"]
+    steps = {key: section.name for key, section in experiment.steps().items()}
+    assert steps == {"step": "sgd", "strategy.stage-one.step": "contrastive"}
 
 
 def test_a_strategy_that_is_not_fedrecs_own_cannot_be_a_stage(made):

@@ -158,6 +158,10 @@ def test_a_right_server_with_a_wrong_claim(epsilon, verdict):
     words = {"FAIL": "lower bound", "WARN": "point estimate"}
     assert bool(found.reasons()) == (verdict != "PASS")
     assert all(words[verdict] in reason for reason in found.reasons())
+    for score in found.scores:
+        if score.verdict == "WARN":
+            ends = f"(95 % interval {score.estimate.low:.3f} to {score.estimate.high:.3f})"
+            assert ends in score.reasons()[0] and "repeat with" in score.reasons()[0]
 
 
 def test_a_claim_of_nothing_is_never_refuted():

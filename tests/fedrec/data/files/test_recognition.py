@@ -396,7 +396,11 @@ def test_one_column_for_two_roles_is_refused(written):
         (b"SQLite format 3\0", "an SQLite database", "sqlite3"),
         (b"\x80\x04\x95\0", "a pickle", "if you trust"),
         (b"BZh91AY&SY\xff", "packed by bzip2", "bunzip2"),
-        (gzip.compress(tarfile.TarInfo("a.csv").tobuf()), "a spreadsheet or an archive", "unpack"),
+        (
+            gzip.compress(tarfile.TarInfo("a.csv").tobuf(), mtime=0),
+            "a spreadsheet or an archive",
+            "unpack",
+        ),
         (b"user,item\nu\0,1\n", "zero bytes", "UTF-8"),
         ("user,item\nJ\u00fcrgen,1\nu,2\n".encode("latin-1"), "can't decode", "iconv"),
     ],
