@@ -106,12 +106,15 @@ class DeviceNode(Node):
         return super().name if self._join is None else self._join.name
 
     @property
-    def steps(self) -> list[Section]:
+    def named_steps(self) -> dict[str, Section]:
+        """The experiment's own, and those of phases: a strategy of the server's is not imported."""
         own = step_table(self.experiment.step)
-        others = [
-            Section.model_validate(phase.step) for phase in self.phases if not phase.has_step(own)
-        ]
-        return [self.experiment.step, *others]
+        others = {
+            f"phase {phase.name}": Section.model_validate(phase.step)
+            for phase in self.phases
+            if not phase.has_step(own)
+        }
+        return {"step": self.experiment.step, **others}
 
     @cached_property
     def population(self) -> Population:

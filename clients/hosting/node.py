@@ -102,9 +102,14 @@ class Node:
         return f"node {self.partition}"
 
     @property
+    def named_steps(self) -> dict[str, Section]:
+        """All local steps that its clients may be ordered to run, by the key of their settings."""
+        return self.experiment.steps()
+
+    @property
     def steps(self) -> list[Section]:
         """All local steps that its clients may be ordered to run."""
-        return list(self.experiment.steps().values())
+        return list(self.named_steps.values())
 
     def path(self, step: Step) -> TrainingPath:
         """The training path of a step."""
@@ -249,9 +254,7 @@ class Node:
         """Refuse settings of steps, and of fine-tuning, that do not fit the parameters, under the
         keys of their tables."""
         tuned = self.experiment.fine_tune_step()
-        for key, section in {**self.experiment.steps(), FINE_TUNE: tuned}.items():
-            if key != FINE_TUNE and section not in self.steps:
-                continue
+        for key, section in {**self.named_steps, FINE_TUNE: tuned}.items():
             with settings_at(key):
                 step = self.step(section)
                 refuse_unmatched(step, list(parameters))

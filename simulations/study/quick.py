@@ -86,6 +86,8 @@ def _strategy(strategy: dict[str, Any]) -> dict[str, Any]:
     }
     if "rounds" in found:
         found["rounds"] = 1
+    if "keep" in found:  # Krum's number of updates
+        found["keep"] = min(found["keep"], _COHORT)
     return found
 
 

@@ -183,15 +183,19 @@ class TaskJob(Job):
             return None
         try:
             table = read_json(file)
-            found = [Found(**{**one, "value": _number(one["value"])}) for one in table["found"]]
-            return found, float(table.get("seconds", 0.0))
+            return [_found(one) for one in table["found"]], float(table.get("seconds", 0.0))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{file} is damaged", got=str(error), fix="remove it") from None
 
 
-def _number(value: float | str | None) -> float:
-    """A number of JSON, which has null in place of NaN and "inf" for infinity."""
-    return math.nan if value is None else float(value)
+def _found(table: Mapping[str, Any]) -> Found:
+    """One number of JSON, which has null in place of NaN and "inf" for infinity."""
+    numbers = {
+        name: float(table[name])
+        for name in ("value", "low", "high", "least", "most")
+        if table.get(name) is not None
+    }
+    return Found(**{**table, "value": math.nan, **numbers})
 
 
 def made() -> dict[str, Any]:

@@ -191,9 +191,10 @@ def test_registering_removes_revoked_nodes_from_the_superlink(made, monkeypatch)
 
 def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
     key = (made.node(1) / "node.pub").read_bytes()
+    seen = {"status": "online", "heartbeat_interval": 15.0, "online_until": 9.0}
     nodes = [
-        SimpleNamespace(node_id=3, status="online", public_key=node_signatures.as_sent(key)),
-        SimpleNamespace(node_id=4, status="online", public_key=b"another"),
+        SimpleNamespace(node_id=3, name="a", public_key=node_signatures.as_sent(key), **seen),
+        SimpleNamespace(node_id=4, name="b", public_key=b"another", **seen),
     ]
 
     def removed(node_id):
