@@ -39,7 +39,7 @@ SPLITS = [
     "{name='kfold', fold=2, validation=0.2}",
     "{name='leave-one-out'}",
     "{name='leave-one-out', order='random'}",
-    "{name='bounded', omega=0.5, delta=0.5, dimension=2.0, p-min=0.8}",
+    "{name='bounded', omega=0.5, delta=0.5, dimension=2.0, p-min=0.0}",
     "{name='global-time', test-from=80}",
     "{name='user-holdout'}",
     "{name='user-holdout', stream='client'}",

@@ -5,8 +5,7 @@ theorem 1).
     bound(p) = p / omega * (d + ln(1 / delta)),    p in [p_min, 1]
 
 A user trains with at most bound(1) rows, drawn at random, and a user with fewer than bound(p_min)
-rows trains with none: it stays among the clients, whose number must not tell how many rows it has.
-Held-out rows do not change, so that figures with and without the bound are for
+rows does not train. Held-out rows do not change, so that figures with and without the bound are for
 the same lists.
 
 Where this differs from the paper:
@@ -30,6 +29,7 @@ import math
 from dataclasses import replace
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 
 from fedrec.components import registry
@@ -69,7 +69,10 @@ class Bounded(Split):
     config: BoundedConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """As the inner split: the bound looks at one client at a time."""
+        """As the inner split; with a lower bound above one row also the number of training
+        clients, of which all cohorts are drawn."""
+        if self.config.bound(self.config.p_min) > 1:
+            return "how many users have as many rows as split.p-min asks for"
         return split_of(self.config.inner, self.seed).depends_on(adjacency)
 
     def split(self, interactions: Interactions) -> Partition:
@@ -79,5 +82,6 @@ class Bounded(Split):
         key = row_numbers(interactions, self.seed, "split", BOUND)[whole.train_rows]
         place, count = places(users, key) if len(users) else (users, users)
         within = place < math.floor(self.config.bound(1.0))
-        enough = count >= self.config.bound(self.config.p_min)
-        return replace(whole, train_rows=whole.train_rows[within & enough])
+        enough = np.unique(users[count >= self.config.bound(self.config.p_min)])
+        training = np.intersect1d(whole.training_clients, enough)
+        return replace(whole, training_clients=training, train_rows=whole.train_rows[within])

@@ -27,7 +27,7 @@ INDEPENDENT = [
     ("kfold", {"fold": 2, "validation": 0.2}, BOTH),
     ("leave-one-out", {}, BOTH),
     ("leave-one-out", {"order": "random"}, BOTH),
-    ("bounded", {"omega": 0.5, "delta": 0.5, "dimension": 2.0, "p-min": 0.8}, BOTH),
+    ("bounded", {"omega": 0.5, "delta": 0.5, "dimension": 2.0, "p-min": 0.0}, BOTH),
     ("published", {"validation": 0.3}, BOTH),
     ("global-time", {"test-from": 80, "validation-from": 60}, BOTH),
     ("user-holdout", {"validation-users": 0.2}, REPLACED),
@@ -39,7 +39,8 @@ INDEPENDENT = [
 ]
 DEPENDENT = [
     ("ratio", {"stream": "dataset"}, BOTH),
-    ("bounded", {"inner": {"name": "ratio", "stream": "dataset"}}, BOTH),
+    ("bounded", {"inner": {"name": "ratio", "stream": "dataset"}, "p-min": 0.0}, BOTH),
+    ("bounded", {}, BOTH),
     ("global-time", {}, BOTH),
     ("user-holdout", {}, ("add-remove",)),
     ("user-holdout", {"generalisation": "weak"}, BOTH),
