@@ -91,7 +91,10 @@ SYSTEMS = {
     "fedrap": FEDRAP,
     "gpfedrec": GPFEDREC,
     "fedgnn": FEDGNN,
-    "dpvae, sound": (*DPVAE, f"step={{name='dpvae', clip='user', priors={{}}, {NOISE}}}"),
+    "dpvae, sound": (
+        *DPVAE,
+        f"step={{name='dpvae', clip='user', priors={{}}, learning-rate=1e-3, {NOISE}}}",
+    ),
     "dpvae, paper": (
         *DPVAE,
         "step={name='dpvae', mode='paper', examples=3, learning-rate=1e-4}",

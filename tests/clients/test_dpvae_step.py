@@ -209,7 +209,7 @@ def test_a_run_goes_through_and_almost_no_noise_learns(run_tiny):
         "rounds=40",
     )
     same = (
-        "dataset.users=80",
+        "dataset.users=160",
         "dataset.mean-interactions=12",
         "split={name='ratio'}",
         "sampler.cohort=20",

@@ -26,7 +26,10 @@ def nodes(tiny_experiment, tmp_path):
     def make(task, settings, model=None):
         found = []
         for path in ("auto", "reference"):
-            table = tiny_experiment() | {"task": task, "split": {"name": "ratio"}}
+            table = tiny_experiment() | {
+                "task": task,
+                "split": {"name": "ratio", "stream": "dataset"},
+            }
             if task == "rating":
                 del table["positive-above"]
             table["model"] = model or {"name": "mf", "factors": 3, "center": 3.0}

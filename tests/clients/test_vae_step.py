@@ -126,7 +126,7 @@ def test_training_with_adam_on_the_server_ranks_better_than_fresh_parameters(run
         "dataset.mean-interactions=12",
     )
     same = (
-        "split={name='ratio'}",
+        "split={name='ratio', stream='dataset'}",
         "evaluation.final-users=80",
         "sampler.cohort=20",
         "evaluation.every=0",

@@ -115,7 +115,10 @@ def run_line(line, exported, place, monkeypatch, capsys):
     with monkeypatch.context() as shell:
         if exported or line.startswith("PYTHONPATH=. "):
             shell.syspath_prepend(str(place))
-            shell.setenv("PYTHONPATH", os.pathsep.join([str(place), os.environ["PYTHONPATH"]]))
+            shell.setenv(
+                "PYTHONPATH",
+                os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")])),
+            )
         code, said = command(given, place, shell, capsys)
     assert (code != 0) == line.endswith(REFUSED), f"{line}\n{said}"
     assert "Traceback" not in said

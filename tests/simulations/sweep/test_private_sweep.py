@@ -105,7 +105,7 @@ def test_the_best_of_all_trials_is_published_without_its_number(plan, fedrec, tm
 
 PUBLISHED = {
     *("experiment.toml", "run.json", "environment.json", "status.json", "result.json"),
-    *("rounds.csv", "timings.csv", "users.csv", "groups.csv"),
+    *("rounds.csv", "users.csv", "groups.csv"),
     *("checkpoints", "checkpoints/round-000002.npz"),
 }
 
