@@ -93,7 +93,7 @@ SYSTEMS = {
     "fedgnn": FEDGNN,
     "dpvae, sound": (
         *DPVAE,
-        f"step={{name='dpvae', clip='user', priors={{}}, learning-rate=1e-3, {NOISE}}}",
+        f"step={{name='dpvae', clip='user', priors={{}}, learning-rate=1e-4, {NOISE}}}",
     ),
     "dpvae, paper": (
         *DPVAE,
