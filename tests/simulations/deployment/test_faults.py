@@ -26,9 +26,6 @@ PRIVATE = (
     "privacy.clip-norm=1.0",
     "privacy.noise-multiplier=1.0",
     "privacy.delta=1e-3",
-    "privacy.adjacency=add-remove",
-    "split.stream=client",
-    "sampler.name=poisson",
     "sampler.cohort=9",
 )
 
