@@ -21,7 +21,7 @@ WATCH = f"early-stopping={{metric='ndcg@5', patience={PATIENCE}}}"
 HOLDOUT = ("split.validation-users=0.25", "seed=2")
 PRIVATE_VECTORS = (
     "seed=0",
-    "split={name='ratio', train=0.6, validation=0.2, test=0.2, stream='dataset'}",
+    "split={name='ratio', train=0.6, validation=0.2, test=0.2}",
     "model={name='mf', factors=4}",
     "step={name='sgd', learning-rate=0.5, epochs=2, private-parameters=['user.*'],"
     " late-parameters=['item.*']}",
@@ -32,7 +32,9 @@ PRIVATE_VECTORS = (
 )
 ON_VALIDATION = ("evaluation.held-out='validation'", "evaluation.users=1000")
 SETTINGS = pytest.mark.parametrize(
-    "settings", [HOLDOUT, PRIVATE_VECTORS], ids=["held-out users", "private user vectors"]
+    "settings",
+    [HOLDOUT, (*PRIVATE_VECTORS, "split.stream=dataset")],
+    ids=["held-out users", "private user vectors"],
 )
 
 
@@ -167,7 +169,7 @@ def test_it_uses_validation_users_regardless_of_the_evaluation(run_tiny):
         (("split.validation-users=0.25", "early-stopping.every=3"), "never evaluate"),
         (
             (
-                "split={name='ratio', train=0.6, validation=0.2, test=0.2, stream='dataset'}",
+                "split={name='ratio', train=0.6, validation=0.2, test=0.2}",
                 "privacy={clip-norm=1.0, noise-multiplier=1.0, mode='secure'}",
                 WATCH,
             ),
