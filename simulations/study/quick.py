@@ -86,8 +86,9 @@ def _strategy(strategy: dict[str, Any]) -> dict[str, Any]:
     }
     if "rounds" in found:
         found["rounds"] = 1
-    if "keep" in found:  # Krum's number of updates
-        found["keep"] = min(found["keep"], _COHORT)
+    keep = strategy.get("keep")  # Krum's number of updates
+    if isinstance(keep, int):
+        found["keep"] = min(keep, _COHORT)
     return found
 
 
