@@ -117,6 +117,7 @@ def largest_share(
 def test_sums_of_a_federated_run_move_by_what_is_charged(play, system, split):
     settings = [*system, f"split={split}"]
     before = play(table_of(OWN), settings)
+    assert all(any(value.any() for value in release.exact.values()) for release in before[0])
     shares = [
         largest_share(before, play(table_of(other), settings, before[0])) for other in NEIGHBOURS
     ]

@@ -12,7 +12,9 @@ import pandas as pd
 from fedrec.errors import DataError
 
 _DOTTED = re.compile(r"^\s*(\d{1,2})\.(\d{1,2})\.(\d{4})(?=$|[ T])")  # day, month, year
-_UNITS = (10**9, 10**6, 10**3)  # nanoseconds of a second, millisecond and microsecond
+SECOND = 10**9
+"""Nanoseconds of a second, the unit of times in own tables."""
+_UNITS = (SECOND, 10**6, 10**3)  # and of a millisecond and a microsecond
 _LARGEST_SECOND = 9 * 10**9  # as nanoseconds it fits into 63 bits
 _TIME = "a number or a date, such as 2022-05-26 or 26.05.2022 (others with a time format)"
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from fedrec.config import did_you_mean
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.files.columns import ids_of, numbers_of, times_of
+from fedrec.data.files.columns import SECOND, ids_of, numbers_of, times_of
 from fedrec.data.files.feature_labels import labelled
 from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.recognition import repeated_rows
@@ -276,6 +276,7 @@ def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Inter
         items=ids_of(frame[config.item], path),
         ratings=numbers_of(frame[config.rating], path) if config.rating else None,
         times=times_of(frame[config.time], path, config.time_format) if config.time else None,
+        second=SECOND,
     )
 
 

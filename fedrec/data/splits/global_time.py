@@ -34,9 +34,8 @@ class GlobalTimeConfig(Config):
     """Share of all rows between the point of validation and that of test, in [0, 1); 0: all rows
     before the point of test train."""
     test_from: int | str | None = None
-    """Point of test in place of a share: a date (2001-06-30, in UTC), or a number as in the data.
-    Rows from then on are tested. A share depends on the times of all users, which privacy
-    refuses."""
+    """Point of test in place of a share: a date (2001-06-30, in UTC), or seconds since 1970. Rows
+    from then on are tested. A share depends on the times of all users, which privacy refuses."""
     validation_from: int | str | None = None
     """Point of validation, likewise; default with `test-from`: no validation rows."""
     tested: Literal["all", "first"] = "all"
@@ -63,7 +62,7 @@ class GlobalTimeConfig(Config):
 
     @property
     def points(self) -> tuple[int, int] | None:
-        """The times from which rows are tested and validated, if they are given."""
+        """The seconds from which rows are tested and validated, if they are given."""
         if self.test_from is None:
             return None
         earlier = self.test_from if self.validation_from is None else self.validation_from
@@ -96,8 +95,19 @@ class GlobalTime(Split):
             DataError: the interactions have no times, or one time for nearly all rows.
         """
         times = times_of(interactions)
-        tested_from, validated_from = self.config.points or self._points(interactions.name, times)
+        if self.config.points:
+            tested_from, validated_from = (n * interactions.second for n in self.config.points)
+        else:
+            tested_from, validated_from = self._points(times)
         train = times < validated_from
+        if not train.any():
+            raise DataError(
+                f"{interactions.name} cannot be split at a point of time",
+                expected="rows before the point of validation",
+                got=f"{len(times):,} rows, the first of them at that point, or after it",
+                fix="lower split.test and split.validation, or set later split.validation-from and"
+                " split.test-from, or name another column of times",
+            )
         training = users_of(interactions, train)
         counted = np.ones(len(times), dtype=bool)
         if self.config.new_users == "left-out":
@@ -111,19 +121,14 @@ class GlobalTime(Split):
             test_rows=self._held_out(interactions.users, times, np.flatnonzero(test)),
         )
 
-    def _points(self, name: str, times: np.ndarray) -> tuple[int, int]:
-        """The times at which testing and validation begin."""
+    def _points(self, times: np.ndarray) -> tuple[int, int]:
+        """The times at which testing and validation begin; 0 if there are no rows."""
+        if not len(times):
+            return 0, 0
         ordered = np.sort(times)
         count = len(times)
         first = [int(count * (1 - share) + 0.5) for share in (self.config.test, self._held_share)]
-        tested, validated = (int(ordered[min(place, count - 1)]) for place in first)
-        if not count or validated == ordered[0]:
-            raise DataError(
-                f"{name} cannot be split at a point of time",
-                expected="rows before the point of validation",
-                got=f"{count:,} rows, the first of them at that point",
-                fix="lower split.test and split.validation, or name another column of times",
-            )
+        tested, validated = (int(ordered[min(row, count - 1)]) for row in first)
         return tested, validated
 
     @property
@@ -138,7 +143,7 @@ class GlobalTime(Split):
 
 
 def _seconds(point: int | str) -> int:
-    """A point of time as a number; of a date, seconds since 1970.
+    """A point of time in seconds since 1970.
 
     Raises:
         ValueError: it is no date.

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every split on small examples, and the common properties of all splits."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -127,6 +129,22 @@ class TestGlobalTime:
         found = make("global-time", **options).split(self.TABLE)
         assert parts(found) == expected
         assert found.training_clients.tolist() == np.unique(self.TABLE.users[expected[0]]).tolist()
+
+    @pytest.mark.parametrize("second", [1, 10**9])
+    @pytest.mark.parametrize(
+        "points", [("1970-01-01T00:00:07", "1970-01-01T00:00:05"), (7, 5)], ids=["dates", "seconds"]
+    )
+    def test_points_are_given_in_seconds_whatever_the_unit_of_the_times(self, points, second):
+        table = interactions(self.TABLE.users, times=np.arange(10) * second)
+        table = dataclasses.replace(table, second=second)
+        options = {"test-from": points[0], "validation-from": points[1]}
+        split = make("global-time", **options).split(table)
+        assert parts(split) == [[0, 1, 2, 3, 4], [5], [7, 9]]
+        assert split.training_clients.tolist() == [0, 1, 2]  # every user, also without early rows
+
+    def test_a_given_point_before_all_rows_is_refused(self):
+        with pytest.raises(DataError, match="point of time"):
+            make("global-time", **{"test-from": "1969-01-01"}).split(self.TABLE)
 
     def test_rows_of_one_time_are_in_one_part(self):
         table = interactions([0, 1, 0, 1, 0, 1], times=np.array([1, 1, 2, 3, 3, 3]))
