@@ -50,7 +50,7 @@ from fedrec.runs.result import Result
 from fedrec.runs.tables import UNREADABLE, USER, LaterTables, digests, read_content, table_of
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.new_folders import require_new_folder
-from fedrec.runtime.strict_json import finite
+from fedrec.runtime.strict_json import finite, is_number, number
 from fedrec.runtime.text_files import read_json
 
 if TYPE_CHECKING:
@@ -475,14 +475,12 @@ def _never_began(folder: Path) -> bool:
 
 
 def _are_metrics(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(number, int | float | None) for number in value.values()
-    )
+    return isinstance(value, dict) and all(map(is_number, value.values()))
 
 
-def _numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Metrics as they were before they were written: JSON has null in place of NaN."""
-    return {name: np.nan if value is None else value for name, value in metrics.items()}
+def _numbers(metrics: Mapping[str, float | str | None]) -> dict[str, float]:
+    """Metrics as they were before they were written as JSON."""
+    return {name: number(value) for name, value in metrics.items()}
 
 
 def _json(value: Any) -> str:

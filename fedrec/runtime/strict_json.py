@@ -18,3 +18,18 @@ def finite(value: Any) -> Any:
     if not isinstance(value, (float, np.floating)) or np.isfinite(value):
         return value
     return None if np.isnan(value) else str(float(value))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a number as `finite` writes it."""
+    return type(value) in (int, float, type(None)) or value in ("inf", "-inf")
+
+
+def number(value: float | str | None) -> float:
+    """A number that `finite` wrote: NaN for None, and infinity for its text.
+
+    Raises:
+        ValueError: it is a text that is no number.
+        TypeError: it is no number, text or None.
+    """
+    return float("nan") if value is None else float(value)

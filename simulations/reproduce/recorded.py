@@ -24,6 +24,7 @@ from typing import Any
 from fedrec.errors import RunError
 from fedrec.report.inputs import Inputs
 from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.strict_json import number
 from fedrec.runtime.text_files import read_json
 from simulations.reproduce.catalogue import PAPERS, find
 from simulations.reproduce.published import published
@@ -154,16 +155,16 @@ def recorded(file: Path = FILE) -> dict[str, Recorded]:
 
 
 def _read(table: dict[str, Any]) -> Recorded:
-    def number(parts: list[Any]) -> Number:
-        numbers = [_float(part) for part in parts]
+    def estimate(parts: list[Any]) -> Number:
+        numbers = [number(part) for part in parts]
         return Number(*numbers[:3], values=tuple(numbers[3:]))
 
     rows = {
-        row: {metric: number(parts) for metric, parts in own.items()}
+        row: {metric: estimate(parts) for metric, parts in own.items()}
         for row, own in table["rows"].items()
     }
     apart = {
-        rows: {metric: tuple(map(_float, parts)) for metric, parts in own.items()}
+        rows: {metric: tuple(map(number, parts)) for metric, parts in own.items()}
         for rows, own in table.get("differences", {}).items()
     }
     inputs = {row: Inputs.of_table(own) for row, own in table.get("inputs", {}).items()}
@@ -272,7 +273,7 @@ def _joined(study: Study, before: dict[str, Any], found: dict[str, Any]) -> dict
     }
     rows = {row: both["rows"][row] for own in tasks.values() for row in own}
     numbers = [
-        (draw, Found("", row, metric, _float(value)))
+        (draw, Found("", row, metric, number(value)))
         for row, own in rows.items()
         for metric, parts in own.items()
         for draw, value in enumerate(parts[3:])
@@ -443,10 +444,6 @@ def _short(value: float) -> float | str | None:
         return round(value)
     small = abs(value) < 10**-3
     return float(f"{value:.{_DECIMALS}g}") if small else round(float(value), _DECIMALS)
-
-
-def _float(value: float | str | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 def _json(value: Any) -> str:

@@ -23,7 +23,7 @@ from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.environment import commit, installed_version
 from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.strict_json import finite
+from fedrec.runtime.strict_json import finite, number
 from fedrec.runtime.text_files import read_json
 from server.callbacks.base import Callback
 from simulations.study.job import Job
@@ -189,9 +189,9 @@ class TaskJob(Job):
 
 
 def _found(table: Mapping[str, Any]) -> Found:
-    """One number of JSON, which has null in place of NaN and "inf" for infinity."""
+    """One number of a task, from JSON."""
     numbers = {
-        name: float(table[name])
+        name: number(table[name])
         for name in ("value", "low", "high", "least", "most")
         if table.get(name) is not None
     }

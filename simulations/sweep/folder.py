@@ -28,6 +28,7 @@ from typing import Any
 
 from fedrec.errors import RunError
 from fedrec.runs.folder import RunFolder
+from fedrec.runtime.strict_json import is_number, number
 from fedrec.runtime.text_files import read_json
 from server.callbacks.base import Callback
 from simulations.study.folder import StudyFolder
@@ -255,8 +256,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     Raises:
         TypeError: one is no number.
     """
-    kinds = (int, float, type(None))
-    wrong = [name for name, value in metrics.items() if type(value) not in kinds]
+    wrong = [name for name, value in metrics.items() if not is_number(value)]
     if wrong:
         raise TypeError(f"{wrong[0]} = {metrics[wrong[0]]!r} is no number")
-    return {name: math.nan if value is None else value for name, value in metrics.items()}
+    return {name: number(value) for name, value in metrics.items()}

@@ -3,9 +3,11 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -237,3 +239,12 @@ def test_folders_of_other_versions_are_refused_with_what_reads_them(run):
     assert "fedrec run " in str(error)
     (run.path / "experiment.toml").write_text(text.replace("rounds = 2", "rounds = 3"))
     assert "other defaults" in str(refused(lambda: RunFolder(run.path).experiment))
+
+
+@pytest.mark.parametrize("value", [1.5, math.inf, -math.inf, math.nan])
+def test_metrics_come_back_as_they_were_written(load_tiny, tmp_path, value):
+    """JSON has neither infinity, as of a true epsilon without a bound, nor NaN."""
+    run = RunFolder.create(load_tiny(), tmp_path / "run")
+    run.write_baselines({"ease": {"epsilon": value}})
+    np.testing.assert_equal(run.read_baselines(), {"ease": {"epsilon": value}})
+    assert "Infinity" not in "".join(file.read_text() for file in run.path.rglob("*.json"))
