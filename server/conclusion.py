@@ -15,10 +15,11 @@ from fedrec.components.registry import STEP, STRATEGY, resolve
 from fedrec.data.adversary.words import adversary_words
 from fedrec.data.cache import POPULATIONS
 from fedrec.data.perturbation import perturbation_of
+from fedrec.data.time_order import tied_share
 from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.zero_copy import to_record
-from fedrec.runs.folder import RunFolder
+from fedrec.runs.folder import TIED_SHARE, RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.heap import release_free_heap
 from server.callbacks.base import Callback
@@ -90,7 +91,11 @@ def conclude(
     cost = _cost(state)
     if run.experiment.hides_cohorts:
         del seconds["training"], cost["peak-memory-mib"]
-    run.write_result(result, {"seconds": seconds, "cost": cost, **tables})
+    times = {}
+    data = POPULATIONS.population(run.experiment).interactions
+    if data.times is not None and run.experiment.privacy is None:
+        times = {TIED_SHARE: tied_share(data)}
+    run.write_result(result, {"seconds": seconds, "cost": cost, **times, **tables})
     return result
 
 

@@ -105,6 +105,7 @@ def grown_population(
         Partition(none, np.arange(len(rows)), none, none),
         task=experiment.task,
         positive_above=experiment.positive_above,
+        seed=experiment.seed_of_split,
     )
 
 

@@ -400,7 +400,7 @@ def _experiment(
         + ("" if epsilon is None else f" at epsilon {epsilon:g}"),
         **({} if facts.positive_above is None else {"positive-above": facts.positive_above}),
         "dataset": dataset,
-        "split": {"name": "user-holdout", "split-by": "pairs"}
+        "split": {"name": "user-holdout"}
         | ({"halves": "temporal"} if facts.timed else {})
         | ({"validation-users": _VALIDATION} if facts.divisible >= _FEWEST_USERS else {}),
         **(

@@ -65,6 +65,7 @@ def own_population(
         partition,
         task=experiment.task,
         positive_above=experiment.positive_above,
+        seed=experiment.seed_of_split,
         numbers=numbers[order],
     )
 

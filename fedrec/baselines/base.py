@@ -35,7 +35,8 @@ class Histories:
         item_features: side features of the items; None: unknown.
         low_rated: for the same users, the items that they rated and that are not positive; None:
             unknown.
-        times: `int64 [total]`, of each entry of `items`; None: they are in order.
+        times: `int64 [total]`, numbers that order each user's entries of `items`; None: they are in
+            order.
     """
 
     num_items: int

@@ -24,7 +24,8 @@ class ClientData:
         positives: `int64 [items]`, ascending, distinct: the positive items among them. Negatives
             are drawn outside these only: an item held out for testing must be as likely to be a
             negative as one never seen.
-        times: `int64 [n]`, time of each training row; None if the dataset has no times.
+        times: `int64 [n]`, distinct: the position of each training row in the client's sequence
+            (`fedrec.data.time_order`); None if the dataset has no times.
         ratings: `float32 [n]`, rating of each training row; None if the dataset has none.
         avoided: `int64 [items]`, ascending, distinct: the items excluded from negatives if these
             are more than the positives, see `Partition.leaky_negatives`; None: they are the
@@ -70,11 +71,8 @@ class ClientData:
         return replace(self, **{n: None if v is None else v[:0] for n, v in given.items()})
 
     def order(self) -> np.ndarray:
-        """`int64 [n]`: places of the rows from the earliest to the latest; in the source's order
-        without times.
-
-        Rows of the same time keep the source's order.
-        """
+        """`int64 [n]`: row numbers from the earliest to the latest; in the source's order without
+        times."""
         return (
             np.arange(len(self.items))
             if self.times is None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedrec.data.interactions import Interactions
+from fedrec.data.time_order import TimeOrder
 from fedrec.runtime.grouping import spans
 
 _AT_ONCE = 2**22  # rows, whose users are not in memory a second time
@@ -20,12 +21,14 @@ class UserRows:
     Attributes:
         data: the dataset.
         all_labels: `float32` or `bool [all rows]`, labels of the dataset's rows.
+        order: of each user's rows.
         place: `int64 [rows]`, ascending: position of each row's user among the users.
         rows: `int64 [rows]`, row numbers in the dataset.
     """
 
     data: Interactions
     all_labels: np.ndarray
+    order: TimeOrder
     place: np.ndarray
     rows: np.ndarray
 
@@ -51,8 +54,8 @@ class UserRows:
 
     @property
     def times(self) -> np.ndarray | None:
-        """`int64 [rows]`; None without times."""
-        return None if self.data.times is None else self.data.times[self.rows]
+        """`int64 [rows]`: positions in the users' sequences; None without times."""
+        return None if self.data.times is None else self.order.positions[self.rows]
 
     def where(self, chosen: np.ndarray) -> UserRows:
         """Some of the rows, `bool [rows]`."""
@@ -65,14 +68,20 @@ class GroupedRows:
     Args:
         interactions: the dataset.
         labels: `float32` or `bool [all rows]`.
+        order: of each user's rows.
         rows: `int64 [n]`, row numbers; None: all rows.
     """
 
     def __init__(
-        self, interactions: Interactions, labels: np.ndarray, rows: np.ndarray | None = None
+        self,
+        interactions: Interactions,
+        labels: np.ndarray,
+        order: TimeOrder,
+        rows: np.ndarray | None = None,
     ) -> None:
         self._data = interactions
         self._labels = labels
+        self._order = order
         self._rows = rows  # None: the rows of the data are grouped already
         counts = np.zeros(interactions.num_users, dtype=np.int64)
         last = 0
@@ -106,4 +115,4 @@ class GroupedRows:
         rows = spans(self._offsets[users], counts)
         if self._rows is not None:
             rows = self._rows[rows]
-        return UserRows(self._data, self._labels, place, rows)
+        return UserRows(self._data, self._labels, self._order, place, rows)

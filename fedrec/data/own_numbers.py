@@ -32,6 +32,15 @@ def row_numbers(interactions: Interactions, seed: int, name: str, *address: int)
     return (mixed(users[interactions.users] + position) >> _SHIFT).astype(np.int64)
 
 
+def pair_numbers(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
+    """A random number in [0, 2^32) of each row's user and item, `int64 [rows]`, whatever the order
+    of the rows; arguments as of `row_numbers`."""
+    users = _user_hashes(interactions, seed, name, *address)
+    items = hashed(interactions.item_ids.tolist())
+    numbers = mixed(users[interactions.users] + items[interactions.items])
+    return (numbers >> _SHIFT).astype(np.int64)
+
+
 def user_shares(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
     """A random number in [0, 1) of each user, `float64 [users]`; arguments as of `row_numbers`."""
     return (_user_hashes(interactions, seed, name, *address) >> _SHIFT) / 2.0**32

@@ -20,6 +20,7 @@ from fedrec.data.perturbation import Perturbed, apply_perturbation
 from fedrec.data.reader import Reader
 from fedrec.data.schema import Schema
 from fedrec.data.split import Partition, partition_by
+from fedrec.data.time_order import TimeOrder
 from fedrec.data.time_weighting import RecencyConfig, recent_weights, time_weighted
 from fedrec.errors import DataError
 from fedrec.experiment.tables import DataSettings
@@ -40,6 +41,7 @@ class Population:
             positive.
         perturbed: replaces the training rows, if these are perturbed. Held-out rows, and known and
             seen items, are always the real ones.
+        seed: decides the order of a user's rows of one time, see `fedrec.data.time_order`.
         numbers: `int64 [users]`, ascending: each user's client id; None: its index.
         adversary: what an adversary knows, of data with malicious users.
 
@@ -55,6 +57,7 @@ class Population:
         task: Literal["ranking", "rating"],
         positive_above: float | None,
         perturbed: Perturbed | None = None,
+        seed: int = 0,
         numbers: np.ndarray | None = None,
         adversary: Known | None = None,
     ) -> None:
@@ -73,10 +76,11 @@ class Population:
         self.numbers = numbers
         self.adversary = adversary
         self._labels = self._make_labels(interactions, positive_above)
+        self._order = TimeOrder(interactions, seed)
         self._known = self._learned = self._grouped(partition.train_rows)
         if perturbed is not None:
             labels = self._make_labels(perturbed.rows, positive_above)
-            self._learned = GroupedRows(perturbed.rows, labels)
+            self._learned = GroupedRows(perturbed.rows, labels, TimeOrder(perturbed.rows, seed))
 
     @classmethod
     def of(cls, settings: DataSettings, interactions: Interactions | None = None) -> Population:
@@ -104,6 +108,7 @@ class Population:
             task=settings.task,
             positive_above=settings.positive_above,
             perturbed=apply_perturbation(settings, interactions, partition),
+            seed=settings.seed_of_split,
             adversary=None if malicious is None else malicious.known,
         )
 
@@ -187,14 +192,15 @@ class Population:
         return self._labelled(clients, positive=True)
 
     def liked_times(self, clients: np.ndarray) -> np.ndarray | None:
-        """`int64 [total]`: times of the rows of `liked`; None for data without times."""
+        """`int64 [total]`: positions in time of the rows of `liked`; None for data without
+        times."""
         return self._rows(clients).times
 
     def sequences(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As `liked`, offsets `int64 [clients + 1]` and items `int64 [total]`, but in time.
 
-        The items of a client are from the earliest to the latest; in the source's order where times
-        are equal.
+        The items of a client are from the earliest to the latest; the seed decides where times are
+        equal.
 
         Raises:
             DataError: there are no times.
@@ -203,6 +209,12 @@ class Population:
         if rows.times is None:
             raise no_times(self.interactions.name, "has no order of items")
         return _offsets(rows, len(clients)), rows.items[np.lexsort((rows.times, rows.place))]
+
+    @property
+    def time_positions(self) -> np.ndarray | None:
+        """`int64 [rows of the dataset]`: the position of each row in its user's sequence; None
+        without times."""
+        return None if self.interactions.times is None else self._order.positions
 
     @cached_property
     def popularity(self) -> np.ndarray:
@@ -395,7 +407,7 @@ class Population:
         return ratings > positive_above
 
     def _grouped(self, rows: np.ndarray | None = None) -> GroupedRows:
-        return GroupedRows(self.interactions, self._labels, rows)
+        return GroupedRows(self.interactions, self._labels, self._order, rows)
 
     def _held_out(self, held_out: Literal["test", "validation"]) -> GroupedRows:
         return self._test if held_out == "test" else self._validation

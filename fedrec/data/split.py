@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.errors import DataError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.adjacency import Adjacency
+from fedrec.runtime.grouping import are_distinct
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,8 @@ class Partition:
         sampled: `int64 [n, 2]`, users and the items that a publisher drew for them, among which
             sampled metrics rank each held-out positive (`evaluation.sampled-items`); None: any
             items that the user never interacted with.
+        repeated_use: whether repeated use of an item is predicted: held-out rows may be of items
+            that the user has in training.
 
     Raises:
         DataError: a row is in two parts.
@@ -46,6 +49,7 @@ class Partition:
     test_rows: np.ndarray
     leaky_negatives: bool = False
     sampled: np.ndarray | None = None
+    repeated_use: bool = False
 
     def __post_init__(self) -> None:
         for field in ("training_clients", "train_rows", "validation_rows", "test_rows"):
@@ -112,11 +116,30 @@ class Split(ABC):
 def partition_by(section: Section, seed: int, interactions: Interactions) -> Partition:
     """The parts of interactions by the split that a section names.
 
+    No item of a user is in two parts, unless the split predicts repeated use. Where rows repeat a
+    user and an item, the split divides the first row of each pair, and others train if their pair
+    does and they are not later than what the user trains on; those that remain are in no part.
+
     Raises:
         DataError: the interactions lack what the split needs.
         ComponentError: the split failed, or returned something else.
     """
     split = split_of(section, seed)
+    partition = _divided(split, interactions)
+    pairs = interactions.users * interactions.num_items + interactions.items
+    if partition.repeated_use or are_distinct(pairs) or not _shared_pairs(pairs, partition):
+        return partition
+    first = _first_rows(interactions, pairs)
+    of_first = _divided(split, interactions.with_rows(first))
+    return replace(
+        of_first,
+        train_rows=_with_repeats(interactions, pairs, first[of_first.train_rows], partition),
+        validation_rows=first[of_first.validation_rows],
+        test_rows=first[of_first.test_rows],
+    )
+
+
+def _divided(split: Split, interactions: Interactions) -> Partition:
     with component_errors(SPLIT.name, type(split), "with these interactions"):
         partition = split.split(interactions)
     if not isinstance(partition, Partition):
@@ -124,6 +147,44 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
         got = type(partition).__name__
         refuse_wrong(SPLIT.name, type(split), "from split()", expected=expected, got=got)
     return partition
+
+
+def _shared_pairs(pairs: np.ndarray, partition: Partition) -> bool:
+    """Whether a pair `[rows]` has rows in two parts."""
+    parts = [partition.train_rows, partition.validation_rows, partition.test_rows]
+    part = np.repeat(np.arange(len(parts)), [len(rows) for rows in parts])
+    divided = pairs[np.concatenate(parts)]
+    order = np.argsort(divided, kind="stable")
+    same = divided[order][1:] == divided[order][:-1]
+    return bool((same & (part[order][1:] != part[order][:-1])).any())
+
+
+def _first_rows(interactions: Interactions, pairs: np.ndarray) -> np.ndarray:
+    """`int64 [distinct pairs]`, ascending: each pair's earliest row; without times its
+    first."""
+    rows = np.arange(len(pairs))
+    if interactions.times is not None:
+        rows = np.argsort(interactions.times, kind="stable")
+    return np.sort(rows[np.unique(pairs[rows], return_index=True)[1]])
+
+
+def _with_repeats(
+    interactions: Interactions, pairs: np.ndarray, train_rows: np.ndarray, of_rows: Partition
+) -> np.ndarray:
+    """Row numbers of the first rows of pairs that train, and of those that repeat them.
+
+    Args:
+        interactions: the rows.
+        pairs: `int64 [rows]`, a number of each row's user and item.
+        train_rows: first rows that train.
+        of_rows: the parts if the split divides all rows: what it holds out does not train.
+    """
+    repeats = of_rows.train_rows[np.isin(pairs[of_rows.train_rows], pairs[train_rows])]
+    if interactions.times is not None:
+        latest = np.full(interactions.num_users, np.iinfo(np.int64).min)
+        np.maximum.at(latest, interactions.users[train_rows], interactions.times[train_rows])
+        repeats = repeats[interactions.times[repeats] <= latest[interactions.users[repeats]]]
+    return np.union1d(train_rows, repeats)
 
 
 def split_of(section: Section, seed: int) -> Split:

@@ -25,7 +25,7 @@ from fedrec.report.inputs import Inputs, system_inputs
 from fedrec.report.paired_tests import holm
 from fedrec.report.rows import is_private, system_rows
 from fedrec.report.signed_ranks import signed_ranks
-from fedrec.runs.folder import RunFolder
+from fedrec.runs.folder import TIED_SHARE, RunFolder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Rows = Mapping[str, Mapping[str, float]]
 _SHOWN = ("hits@", "hits-of-", "mae", "rmse", "reconstruction-")
 _RESAMPLES = 2000
+_MOST_TIES = 0.1  # share of rows with tied times, above which the order of items is not judged
 _NOT_PRIVATE = " (not private)"
 _POPULARITY = "popularity"  # phase of the first round of `popularity-start`
 _OF_OWN_DATA = ("item-weights", "fold-in")  # models of `fedrec try`
@@ -382,8 +383,10 @@ def _below_popularity(result: Result, metric: str) -> list[str]:
 
 def _worth_of_order(result: Result, metric: str) -> list[str]:
     """Whether transitions between items rank better than the best baseline without order, over the
-    test users of an own table."""
+    test users of an own table, unless too many rows have no order."""
     if _ORDERED not in result.baseline_users or result.experiment.dataset.name != "table":
+        return []
+    if RunFolder(result.folder).summary().get(TIED_SHARE, 1.0) > _MOST_TIES:
         return []
     tables = _of_baselines(result, metric)
     means = {label: float(np.nanmean(own.columns[metric])) for label, own in tables.items()}

@@ -65,6 +65,7 @@ _SAID = (
     *("baselines-privacy", "replies"),
 )
 _OF_BASELINE = ("users.csv", "groups.csv", "result.json")  # in this order
+TIED_SHARE = "share-of-rows-with-tied-times"  # in result.json
 _METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # in result.json
 
 

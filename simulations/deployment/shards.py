@@ -92,8 +92,8 @@ def _rows(population: Population) -> pd.DataFrame:
     }
     if data.ratings is not None:
         columns["rating"] = data.ratings
-    if data.times is not None:
-        columns["time"] = data.times
+    if population.time_positions is not None:
+        columns["time"] = population.time_positions
     for feature in data.user_features.features:
         columns[feature.name] = _labels(feature)[data.users]
     columns["part"] = part

@@ -298,7 +298,8 @@ class KnownItemsAreTested(Split):
     def split(self, interactions: Interactions) -> Partition:
         rows = np.arange(len(interactions))
         later = rows >= len(rows) // 2
-        return Partition(np.arange(interactions.num_users), rows[~later], rows[:0], rows[later])
+        users = np.arange(interactions.num_users)
+        return Partition(users, rows[~later], rows[:0], rows[later], repeated_use=True)
 
 
 def test_metrics_that_no_user_has_are_null_in_files_and_named_by_compare(tmp_path, recwarn, caplog):
@@ -457,6 +458,20 @@ def test_a_table_with_times_says_whether_order_pays(tmp_path):
     assert "The order of items pays here: hits@10" in said[True]
     assert "The order of items pays" not in said[False]
     assert "The order of items" in said[False]
+
+
+def test_rows_of_one_time_have_no_order_that_could_pay(tmp_path, caplog):
+    """Items at random, all bought on one day, and listed by item."""
+    random = np.random.default_rng(5)
+    bought = [np.sort(random.choice(90, 12, replace=False)) for _ in range(120)]
+    lines = [f"u{user},i{item:02},2024-03-01" for user, own in enumerate(bought) for item in own]
+    file = tmp_path / "one-day.csv"
+    file.write_text("\n".join(["user,item,timestamp", *lines]) + "\n")
+    done = CliRunner().invoke(app, ["try", str(file), "-o", str(tmp_path / "run")])
+    output = " ".join(done.output.split())
+    shared = "100.0% of the rows share their time with a row of another item of their user"
+    assert caplog.text.count(shared) == 1
+    assert "The order of items" not in output and "later half" not in output
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ _UNFIT = {
     " have another form, say which (--time-format '%m/%d/%Y')",
 }
 _TIMES_USED = (
-    "; of test users the later half of the items is held out"
+    "; of test users half of the items are held out by time, and the seed orders items of one time"
     " (--set split.halves=random holds out a random half)"
 )
 _NAMES = {

@@ -7,8 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedrec.data.interactions import Interactions, no_times
+from fedrec.data.interactions import Interactions
 from fedrec.data.own_numbers import row_numbers
+from fedrec.data.time_order import TimeOrder, sorted_rows
 from fedrec.rng import stream
 from fedrec.runtime.grouping import within_groups
 
@@ -26,7 +27,7 @@ BOUND = 3
 def sort_key(
     interactions: Interactions, order: Order, seed: int, source: Stream = "client"
 ) -> np.ndarray:
-    """Integers `[rows]` by which rows are sorted: their times, or random numbers.
+    """Integers `[rows]` that order each user's rows: positions in time, or random numbers.
 
     Args:
         interactions: the rows.
@@ -39,23 +40,12 @@ def sort_key(
         DataError: the order is temporal and the interactions have no times.
     """
     if order == "temporal":
-        return times_of(interactions)
+        return TimeOrder(interactions, seed).positions
     if source == "client":
         return row_numbers(interactions, seed, "split", ROWS)
     key = np.arange(len(interactions), dtype=np.int32 if len(interactions) < 2**31 else np.int64)
     stream(seed, "split", ROWS).shuffle(key)
     return key
-
-
-def times_of(interactions: Interactions) -> np.ndarray:
-    """`int64 [rows]`: the times of interactions.
-
-    Raises:
-        DataError: they have none.
-    """
-    if interactions.times is None:
-        raise no_times(interactions.name, "cannot be split by time")
-    return interactions.times
 
 
 def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -82,26 +72,5 @@ def users_of(interactions: Interactions, rows: np.ndarray | None = None) -> np.n
 
 def _place(users: np.ndarray, key: np.ndarray, counts: np.ndarray) -> np.ndarray:
     place = np.empty(len(users), dtype=np.int64)
-    place[_order(users, key)] = within_groups(counts)
+    place[sorted_rows(users, key)] = within_groups(counts)
     return place
-
-
-def _order(users: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """`int64 [rows]`: rows by user, then by key, then as they are."""
-    least = int(key.min(initial=0))
-    span = int(key.max(initial=0)) - least + 1
-    most = np.iinfo(np.int64).max
-    # whole seconds, as nanoseconds, are counted as seconds
-    unit = max(int(np.gcd.reduce(key - least)), 1) if span <= most else 1
-    span = (span - 1) // unit + 1
-    if int(users.max(initial=0)) + 1 > most // span:
-        return np.lexsort((key, users))
-    # One sort of one number: rows are mostly grouped by user already, which makes it some twenty
-    # times as fast as one by each of the two.
-    number = users * span
-    if unit > 1:
-        key = (key - least) // unit
-        least = 0
-    number += key
-    number -= least
-    return np.argsort(number, kind="stable")

@@ -20,7 +20,8 @@ from pydantic import Field, field_validator, model_validator
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition, Split
-from fedrec.data.splits._order import places, times_of, users_of
+from fedrec.data.splits._order import places, users_of
+from fedrec.data.time_order import TimeOrder, times_of
 from fedrec.errors import DataError
 from fedrec.privacy.adjacency import Adjacency
 
@@ -92,13 +93,14 @@ class GlobalTime(Split):
         points every user is one, so that their number does not tell who has early rows.
 
         Raises:
-            DataError: the interactions have no times, or one time for nearly all rows.
+            DataError: the interactions have no times, or one time for so many rows that the parts
+                are not what was asked for.
         """
         times = times_of(interactions)
         if self.config.points:
             tested_from, validated_from = (n * interactions.second for n in self.config.points)
         else:
-            tested_from, validated_from = self._points(times)
+            tested_from, validated_from = self._points(interactions)
         train = times < validated_from
         if not train.any():
             raise DataError(
@@ -117,29 +119,50 @@ class GlobalTime(Split):
         return Partition(
             training_clients=users_of(interactions) if self.config.points else training,
             train_rows=np.flatnonzero(train),
-            validation_rows=self._held_out(interactions.users, times, np.flatnonzero(validation)),
-            test_rows=self._held_out(interactions.users, times, np.flatnonzero(test)),
+            validation_rows=self._held_out(interactions, np.flatnonzero(validation)),
+            test_rows=self._held_out(interactions, np.flatnonzero(test)),
         )
 
-    def _points(self, times: np.ndarray) -> tuple[int, int]:
-        """The times at which testing and validation begin; 0 if there are no rows."""
+    def _points(self, interactions: Interactions) -> tuple[int, int]:
+        """The times at which testing and validation begin; 0 if there are no rows.
+
+        Raises:
+            DataError: so many rows have one time that a part has less than half of its share, or
+                more than twice of it.
+        """
+        times = times_of(interactions)
         if not len(times):
             return 0, 0
         ordered = np.sort(times)
         count = len(times)
+        asked = {"validation": self.config.validation, "test": self.config.test}
         first = [int(count * (1 - share) + 0.5) for share in (self.config.test, self._held_share)]
         tested, validated = (int(ordered[min(row, count - 1)]) for row in first)
+        before = np.searchsorted(ordered, [validated, tested]) / count
+        shares = {"validation": before[1] - before[0], "test": 1 - before[1]}
+        for part, share in shares.items():
+            # a row more or less is no fault of the times
+            if not asked[part] / 2 - 1 / count <= share <= 2 * asked[part] + 1 / count:
+                raise DataError(
+                    f"{interactions.name} has too many rows of one time for a split by shares",
+                    expected=f"a share of {asked[part]:g} of the rows for {part}, within a factor"
+                    " of 2",
+                    got=f"{share:.3g}",
+                    fix="give the points of time, split.test-from and split.validation-from, or"
+                    " name a finer column of times",
+                )
         return tested, validated
 
     @property
     def _held_share(self) -> float:
         return self.config.test + self.config.validation
 
-    def _held_out(self, users: np.ndarray, times: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _held_out(self, interactions: Interactions, rows: np.ndarray) -> np.ndarray:
         """Those of a part's rows that are held out."""
         if self.config.tested == "all" or not len(rows):
             return rows
-        return rows[places(users[rows], times[rows])[0] == 0]
+        positions = TimeOrder(interactions, self.seed).positions[rows]
+        return rows[places(interactions.users[rows], positions)[0] == 0]
 
 
 def _seconds(point: int | str) -> int:

@@ -38,8 +38,8 @@ class LeaveOneOutConfig(Config):
     GPFedRec and FedRAP does. This leaks the test item and exists only to explain their results;
     every result table reports it."""
     order: Order = "temporal"
-    """Definition of the last row: "temporal" (by time; rows of equal times in the source's order)
-    or "random"."""
+    """Definition of the last row: "temporal" (by time; the seed orders rows of equal times) or
+    "random"."""
     folder: Path | None = None
     """Folder with the test files of NCF's authors, `NAME.test.rating` and `NAME.test.negative`:
     their test rows are tested, and `evaluation.sampled-items` ranks each among their 99 items.

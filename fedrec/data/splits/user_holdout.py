@@ -56,9 +56,9 @@ class UserHoldoutConfig(Config):
     halves: Order = "random"
     """How a held-out user's rows are halved: "random", or "temporal" (the earlier half is for
     training)."""
-    split_by: Literal["rows", "pairs"] = "rows"
-    """Unit of the halves: "rows" (a repeated item may be in both halves), or "pairs" (all rows of
-    an item are in one half)."""
+    split_by: Literal["pairs", "rows"] = "pairs"
+    """Unit of the halves: "pairs" (all rows of an item are in one half), or "rows", which predicts
+    repeated use (an item may be in both halves)."""
     generalisation: Literal["strong", "weak"] = "strong"
     """Whether held-out users take part in training: with "strong" they do not, and their training
     half serves on-device fine-tuning alone (paper); with "weak" they are training users with that
@@ -116,6 +116,7 @@ class UserHoldout(Split):
             train_rows=np.flatnonzero(train),
             validation_rows=held_out[~of_test_user],
             test_rows=held_out[of_test_user],
+            repeated_use=self.config.split_by == "rows",
         )
 
     def _user_parts(self, interactions: Interactions) -> tuple[np.ndarray, np.ndarray]:
@@ -183,17 +184,8 @@ class UserHoldout(Split):
         """`bool [rows]`: which of some users' `rows` (all rows of these users) are held out."""
         key = sort_key(interactions, self.config.halves, self.seed, self.config.stream)[rows]
         users = interactions.users[rows]
-        if self.config.split_by == "rows":
-            place, count = places(users, key)
-            return place >= (count + 1) // 2
-        by_key = np.argsort(key, kind="stable")
-        pair = (users * interactions.num_items + interactions.items[rows])[by_key]
-        # The position of a pair is that of its first row.
-        _, first, pair_of = np.unique(pair, return_index=True, return_inverse=True)
-        place, count = places(users[by_key][first], first)
-        second = np.empty(len(rows), dtype=bool)
-        second[by_key] = (place >= (count + 1) // 2)[pair_of]
-        return second
+        place, count = places(users, key)
+        return place >= (count + 1) // 2
 
 
 def _refuse_too_few(interactions: Interactions, tested: int, training: int) -> None:

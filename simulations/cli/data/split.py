@@ -42,9 +42,9 @@ def split(
         )
     table = rows.frame()
     table["part"] = population.partition.parts(rows)
-    write_table(table, output)
     counts = table["part"].value_counts()
+    write_table(table[table["part"] != ""], output)
     typer.echo(
-        ", ".join(f"{count:,} {part or 'unused'}" for part, count in counts.items()), err=True
+        ", ".join(f"{count:,} {part or 'left out'}" for part, count in counts.items()), err=True
     )
     typer.echo(output)

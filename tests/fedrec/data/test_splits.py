@@ -5,16 +5,18 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from fedrec.components.registry import SPLIT, resolve
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Split
+from fedrec.data.split import Partition, Split, partition_by
 from fedrec.data.splits._order import places
 from fedrec.data.splits.user_holdout import UserHoldout
+from fedrec.data.time_order import TimeOrder, tied_share
 from fedrec.errors import DataError, ExperimentError
+from fedrec.experiment.sections import Section
 
 
 def interactions(users, items=None, times=None, num_users=None) -> Interactions:
@@ -33,6 +35,10 @@ def make(name: str, seed: int = 0, **options) -> Split:
     return split(split.Config.parse(options), seed)
 
 
+def divided(table: Interactions, name: str, seed: int = 0, **options) -> Partition:
+    return partition_by(Section.parse({"name": name, **options}), seed, table)
+
+
 def parts(partition) -> list[list[int]]:
     return [
         rows.tolist()
@@ -43,7 +49,7 @@ def parts(partition) -> list[list[int]]:
 ALL = [
     ("user-holdout", {}),
     ("user-holdout", {"halves": "temporal", "validation-users": 0.3}),
-    ("user-holdout", {"split-by": "pairs"}),
+    ("user-holdout", {"split-by": "rows"}),
     ("user-holdout", {"generalisation": "weak"}),
     ("user-holdout", {"folds": 2, "validation-users": 0.3}),
     ("leave-one-out", {}),
@@ -81,16 +87,88 @@ def test_parts_are_disjoint_complete_and_repeatable(name, options, data):
         ("user-holdout", {"halves": "temporal"}),
     ],
 )
-def test_temporal_split_ignores_the_order_of_rows(name, options):
-    table = interactions(
-        np.repeat(np.arange(20), 7), times=np.random.default_rng(0).permutation(140)
-    )
+@pytest.mark.parametrize("distinct_times", [10**6, 3, 1])
+def test_temporal_split_ignores_the_order_of_rows(name, options, distinct_times):
+    """Also of rows of one time."""
+    times = np.random.default_rng(0).integers(distinct_times, size=140)
+    table = interactions(np.repeat(np.arange(20), 7), times=times)
     shuffle = np.random.default_rng(1).permutation(140)
     moved = interactions(table.users[shuffle], table.items[shuffle], table.times[shuffle])
     expected = make(name, **options).split(table)
     got = make(name, **options).split(moved)
     for here, there in zip(parts(expected), parts(got), strict=True):
         assert sorted(here) == sorted(shuffle[there])
+
+
+class TestRowsOfOneTime:
+    def test_the_seed_decides_their_order_within_their_time(self):
+        users = np.repeat(np.arange(300), 8)
+        times = np.tile([0, 1, 1, 1, 1, 1, 1, 2], 300)
+        table = interactions(users, np.tile(np.arange(8), 300), times)
+        seeds = [TimeOrder(table, seed).positions.reshape(300, 8) for seed in range(2)]
+        assert not np.array_equal(*seeds)
+        for positions in seeds:
+            assert (np.sort(positions) == np.arange(8)).all()
+            assert (positions[:, [0, 7]] == [0, 7]).all()
+            # each of the six is the last of its time for a sixth of 300 users, 50 (deviation 6.5)
+            assert np.ptp(np.bincount(positions[:, 1:7].argmax(1), minlength=6)) < 40
+
+    def test_one_user_does_not_change_the_order_of_another(self):
+        table = interactions([0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 0, 1, 2, 3], np.zeros(7))
+        whole = TimeOrder(table, 5).positions
+        assert np.array_equal(TimeOrder(table.with_rows(slice(1, 7)), 5).positions[2:], whole[3:])
+
+    def test_their_share(self):
+        table = interactions([0, 0, 0, 1, 1, 1], times=[4, 7, 4, 4, 5, 6])
+        assert tied_share(table) == 2 / 6
+        assert tied_share(interactions([], times=[])) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), [*ALL, ("global-time", {"test-from": 2})])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_no_item_of_a_user_is_in_two_parts(name, options, data):
+    rows = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 3)), max_size=60)
+    users, items, times = np.array([*data.draw(rows), *((u, 9, 0) for u in range(6))]).T
+    table = interactions(users, items, times)
+    partition = divided(table, name, data.draw(st.integers(0, 2**40)), **options)
+    pairs = [set(zip(users[part], items[part], strict=True)) for part in parts(partition)]
+    apart = sum(map(len, pairs)) == len(set.union(*pairs))
+    assert apart or options.get("split-by") == "rows"
+    temporal = name in ("leave-one-out", "global-time") and options.get("order") != "random"
+    for user in range(6) if temporal else ():
+        train, validation, test = (
+            times[[row for row in part if users[row] == user]] for part in parts(partition)
+        )
+        if name == "leave-one-out" or user in partition.training_clients:
+            assert train.max(initial=0) <= np.min([*validation, *test, 3])
+
+
+class TestRepeatedPairs:
+    """User 0 has item 3 again at the end, and item 1 twice at once."""
+
+    TABLE = interactions([0] * 7, [0, 1, 1, 2, 3, 4, 3], times=[0, 1, 1, 2, 3, 4, 5])
+
+    def test_the_last_new_item_is_tested_and_later_repeats_are_in_no_part(self):
+        assert parts(divided(self.TABLE, "leave-one-out")) == [[0, 1, 2, 3], [4], [5]]
+
+    def test_a_table_that_is_there_three_times_is_divided_as_if_it_were_there_once(self):
+        users = np.repeat(np.arange(10), 5)
+        table = interactions(users, np.tile(np.arange(5), 10), times=np.arange(50)[::-1])
+        thrice = table.with_rows(np.tile(np.arange(50), 3))
+        for name, options in ALL:
+            once, again = divided(table, name, **options), divided(thrice, name, **options)
+            if options.get("split-by") != "rows" and name != "kfold":
+                assert once.test_rows.tolist() == again.test_rows.tolist()
+                assert np.array_equal(np.unique(again.train_rows % 50), once.train_rows)
+
+    def test_repeated_use_is_predicted_on_request(self):
+        users, items = np.repeat([0, 1, 2, 3], 40), np.tile(np.repeat(np.arange(10), 4), 4)
+        options = {"test-users": 0.25, "split-by": "rows"}
+        partition = divided(interactions(users, items), "user-holdout", **options)
+        assert partition.repeated_use and len(partition.test_rows) == 20
+        assert set(items[partition.test_rows]) & set(items[partition.train_rows])
 
 
 @pytest.mark.parametrize(
@@ -156,15 +234,25 @@ class TestGlobalTime:
         rows = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30)), min_size=20, max_size=60)
         users, times = np.array([*data.draw(rows), (0, -1)]).T
         table = interactions(users, times=times)
-        train, validation, test = parts(make("global-time", test=0.2).split(table))
+        try:
+            train, validation, test = parts(make("global-time", test=0.2).split(table))
+        except DataError as error:  # too many rows of one time
+            assert "one time" in str(error)
+            reject()
         before, between = (table.times[part].max(initial=-1) for part in (train, validation))
         assert (table.times[validation] > before).all()
         assert (table.times[test] > max(before, between)).all()
 
-    @pytest.mark.parametrize("times", [np.zeros(10), np.array([0])])
-    def test_a_point_before_all_rows_is_refused(self, times):
+    def test_a_point_before_all_rows_is_refused(self):
         with pytest.raises(DataError, match="point of time"):
-            make("global-time").split(interactions(np.zeros(len(times)), times=times))
+            make("global-time").split(interactions([0], times=[0]))
+
+    @pytest.mark.parametrize("late", [0, 7])
+    def test_shares_that_rows_of_one_time_make_impossible_are_refused(self, late):
+        times = np.array([0] * (10 - late) + [1] * late)
+        with pytest.raises(DataError, match="one time") as error:
+            make("global-time", test=0.1, validation=0.1).split(interactions([0] * 10, times=times))
+        assert "split.test-from" in str(error.value)
 
     def test_some_rows_must_train(self):
         with pytest.raises(ExperimentError, match="below 1"):
@@ -250,23 +338,9 @@ class TestUserHoldout:
             make("user-holdout", folds=3, **{"test-users": 0.3})
         make("user-holdout", folds=3, **{"test-users": 0.2})  # as in resolved experiments
 
-    def test_rows_of_a_pair_may_part_and_pairs_stay_together(self):
-        users, items = np.repeat([0, 1, 2, 3], 40), np.tile(np.repeat(np.arange(10), 4), 4)
-        table = interactions(users, items)
-        for split_by, together in (("rows", False), ("pairs", True)):
-            partition = make("user-holdout", **{"test-users": 0.25, "split-by": split_by}).split(
-                table
-            )
-            user = table.users[partition.test_rows[0]]
-            counts = np.bincount(items[partition.test_rows], minlength=10)
-            assert counts.sum() == 20 and set(table.users[partition.test_rows]) == {user}
-            assert (set(counts) == {0, 4}) is together
-
     def test_temporal_pairs_are_ordered_by_their_first_row(self):
         table = interactions([0] * 4 + [1] * 4, [7, 8, 9, 7] * 2, [4, 2, 3, 1] * 2)
-        partition = make(
-            "user-holdout", halves="temporal", **{"test-users": 0.5, "split-by": "pairs"}
-        ).split(table)
+        partition = divided(table, "user-holdout", halves="temporal", **{"test-users": 0.5})
         assert table.items[partition.test_rows].tolist() == [9]
 
     def test_users_without_rows_are_not_clients(self):
@@ -284,17 +358,14 @@ class TestUserHoldout:
 
 
 class TestLeaveOneOut:
-    def test_last_rows_by_time_with_ties_in_source_order(self):
-        table = interactions([0, 0, 0, 0, 1, 1], times=[1, 9, 9, 2, 5, 6])
-        assert parts(make("leave-one-out").split(table)) == [[0, 3, 4, 5], [1], [2]]
+    TABLE = interactions([0, 0, 0, 0, 1, 1], times=[1, 8, 9, 2, 5, 6])
+
+    def test_last_rows_by_time(self):
+        assert parts(make("leave-one-out").split(self.TABLE)) == [[0, 3, 4, 5], [1], [2]]
 
     def test_without_validation_the_test_row_is_the_same(self):
-        table = interactions([0, 0, 0, 0, 1, 1], times=[1, 9, 9, 2, 5, 6])
-        assert parts(make("leave-one-out", validation=False).split(table)) == [
-            [0, 1, 3, 4, 5],
-            [],
-            [2],
-        ]
+        split = make("leave-one-out", validation=False).split(self.TABLE)
+        assert parts(split) == [[0, 1, 3, 4, 5], [], [2]]
 
 
 class TestRatio:

@@ -197,7 +197,7 @@ def test_dates_with_the_day_first_are_times(written, start):
     assert recognise(written(("user", "item", "Datum"), rows)).columns["time"] == "Datum"
     assert recognise(written(("user", "item", "x"), rows)).columns["time"] == "x"
     assert recognise(written(rows[0], rows[1:])).columns == {"user": "1", "item": "2", "time": "3"}
-    assert "the later half of the items is held out" in "".join(
+    assert "half of the items are held out by time" in "".join(
         recognise(written(("user", "item", "x"), rows)).lines()
     )
 
