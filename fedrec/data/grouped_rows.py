@@ -92,8 +92,8 @@ class GroupedRows:
             last = users[-1]
             counts += np.bincount(users, minlength=len(counts))
         if not grouped:
-            order = np.argsort(self._users(slice(None)), kind="stable")
-            self._rows = order if rows is None else rows[order]
+            by_user = np.argsort(self._users(slice(None)), kind="stable")
+            self._rows = by_user if rows is None else rows[by_user]
         self._offsets = np.concatenate([[0], np.cumsum(counts)])
 
     @property

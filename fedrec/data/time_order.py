@@ -76,7 +76,9 @@ def tied_share(interactions: Interactions) -> float:
     Raises:
         DataError: the interactions have no times.
     """
-    users, times, items = interactions.users, times_of(interactions), interactions.items
+    times = times_of(interactions)
+    users = interactions.users
+    items = interactions.items
     order = np.lexsort((items, times, users))
     rows = np.stack([users, times, items])[:, order]
     repeats = np.concatenate([[False], (rows[:, 1:] == rows[:, :-1]).all(0)])[: len(order)]

@@ -43,7 +43,7 @@ def split(
     table = rows.frame()
     table["part"] = population.partition.parts(rows)
     counts = table["part"].value_counts()
-    write_table(table[table["part"] != ""], output)
+    write_table(table.loc[table["part"] != ""], output)
     typer.echo(
         ", ".join(f"{count:,} {part or 'left out'}" for part, count in counts.items()), err=True
     )
