@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -53,7 +52,7 @@ from fedrec.runs.tables import UNREADABLE, USER, LaterTables, digests, read_cont
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.new_folders import require_new_folder
 from fedrec.runtime.strict_json import finite, is_number, number
-from fedrec.runtime.text_files import read_json
+from fedrec.runtime.text_files import MOST_JSON, parse_json, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +151,8 @@ class RunFolder:
             written = Experiment.parse(read(self.path / "experiment.toml"))
             experiment = written
             if self.version < RENAMED:
-                experiment = Experiment.parse(tomllib.loads(self.present(written.toml())))
+                text = self.present(json.dumps(written.table()))
+                experiment = Experiment.parse(parse_json(text, MOST_JSON))
         except ExperimentError as error:
             raise self._of_another_version(str(error)) from error
         if not {written.digest(), experiment.digest()} & {*self.digests}:

@@ -31,7 +31,7 @@ from fedrec.errors import RunError
 from fedrec.runs.earlier_names import present_names
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.strict_json import is_number, number
-from fedrec.runtime.text_files import read_json
+from fedrec.runtime.text_files import MOST_JSON, parse_json, read_json
 from server.callbacks.base import Callback
 from simulations.study.folder import StudyFolder
 from simulations.study.job import Job
@@ -254,7 +254,8 @@ def values_of(run: RunFolder) -> dict[str, float]:
 
 def _with_present_names(record: Mapping[str, Any]) -> Any:
     """What sweep.json has, which an earlier version may have written."""
-    return json.loads(present_names(json.dumps(record), int(record.get("format", 1))))
+    text = present_names(json.dumps(record), int(record.get("format", 1)))
+    return parse_json(text, MOST_JSON)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
