@@ -22,7 +22,7 @@ With ` ±` before the end it has its interval. In place of the table of a study 
 stands its command. The cells of a table of the bench (`simulations/bench/results.json`), best first
 by a metric, stand between
 
-    <!-- bench ml-100k/leave-one-out sort="ndcg@10" -->
+    <!-- bench ml-100k/leave-one-out sort="discounted-hits@10" -->
     <!-- end -->
 """
 

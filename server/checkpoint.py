@@ -33,7 +33,8 @@ import numpy as np
 from fedrec.errors import RunError
 from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.runs.changed_rows import with_unchanged, without_unchanged
-from fedrec.runs.folder import RunFolder
+from fedrec.runs.earlier_names import present_names, written_names
+from fedrec.runs.folder import FORMAT, RunFolder
 from fedrec.runtime.atomic_files import open_atomically
 from fedrec.runtime.end_signals import uninterrupted
 from fedrec.runtime.text_files import MOST_JSON, parse_json
@@ -74,14 +75,22 @@ class Checkpoints:
         digest: digest of the experiment; a checkpoint of another one is refused.
         keep: how many remain.
         earlier: digests of the same experiment before it was amended.
+        version: format of the run folder, whose names of metrics the rows have.
     """
 
     def __init__(
-        self, folder: Path, digest: str, *, keep: int, earlier: Iterable[str] = ()
+        self,
+        folder: Path,
+        digest: str,
+        *,
+        keep: int,
+        earlier: Iterable[str] = (),
+        version: int = FORMAT,
     ) -> None:
         self.folder = folder
         self.digest = digest
         self.keep = keep
+        self._version = version
         self._known = (digest, *earlier)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
@@ -95,8 +104,13 @@ class Checkpoints:
         """Those of a run folder, also from before its experiment was amended."""
         experiment = run.experiment
         keep = experiment.checkpoint.keep
-        earlier = run.digests
-        return cls(run.checkpoints, experiment.digest(), keep=keep, earlier=earlier)
+        return cls(
+            run.checkpoints,
+            experiment.digest(),
+            keep=keep,
+            earlier=run.digests,
+            version=run.version,
+        )
 
     def begin(self, state: State) -> None:
         """Start to `save` a state in the background; its arrays must stay as they are until
@@ -138,7 +152,8 @@ class Checkpoints:
             "arrays": names,
             "changes": changes,
         }
-        arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
+        text = written_names(json.dumps(about), self._version)
+        arrays["about"] = np.frombuffer(text.encode(), dtype=np.uint8)
         with open_atomically(self._file(state.round)) as file:
             _write(file, arrays)
         if changes is None:
@@ -192,7 +207,7 @@ class Checkpoints:
             RunError: it belongs to another experiment.
         """
         with _damage_told():
-            about, arrays = _content(file)
+            about, arrays = _content(file, self._version)
             changes = about.get("changes")
             if changes is not None:
                 base = self._file(int(changes["base"]))
@@ -265,11 +280,12 @@ def _damage_told() -> Iterator[None]:
         raise _Damaged(f"{type(error).__name__}: {error}") from None
 
 
-def _content(file: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _content(file: Path, version: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What the file says of the state, and its arrays."""
     with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
-    about = parse_json(arrays.pop("about").tobytes(), MOST_JSON)
+    text = present_names(arrays.pop("about").tobytes().decode(), version)
+    about = parse_json(text, MOST_JSON)
     if not isinstance(about, dict):
         raise ValueError("no description of the state")
     return about, arrays

@@ -25,7 +25,11 @@ ROWS = "rows"
 """Column of rating tables: number of held-out rows of each user."""
 # Groups of metrics: the columns of a group are ordered by list length, and those of one length as
 # named here.
-_RANKING = (("hits", "ndcg"), ("mrr",), ("recall", "hit-rate", "precision", "ndcg-list", "map"))
+_RANKING = (
+    ("hits", "ndcg"),
+    ("mrr",),
+    ("recall", "hit-rate", "precision", "discounted-hits", "map"),
+)
 _LISTS = ("coverage", "gini", "popularity", "popularity-lift")
 _SAMPLED = ("hits-of", "ndcg-of")
 _RECONSTRUCTION = (("reconstruction-recall", "reconstruction-ndcg"),)

@@ -111,7 +111,7 @@ class EvaluationConfig(Config):
     is ranked against the whole history, most of which is the model's input; this does not measure
     recommendation, and its metrics have different names."""
     masked: Masked = "real"
-    """Known items that are excluded from whole lists (recall, precision, ndcg-list, mrr) if
+    """Known items that are excluded from whole lists (recall, precision, ndcg, mrr) if
     training rows are perturbed: those of the `real` training rows, of the perturbed ones
     (`learned`), or of `both`. Held-out items that are excluded count as misses."""
     every: int = Field(default=1, ge=0)

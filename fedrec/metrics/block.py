@@ -6,9 +6,9 @@ There are two definitions of a list, which must not be mixed up.
 *Single-positive lists* (PrivRec, section 3.3, equations 12 and 13). Every held-out positive is
 ranked on its own against all items that its user never interacted with, in any part; the user's
 other positives are not in the list. Equation 13 does not say how a user's lists are combined; their
-mean is within [0, 1] and NDCG at most the hit rate. The paper's tables grow faster in k than this
-definition can (by more than the change of hits divided by log2(k + 2)), so compare `hits@k` with
-them only.
+mean is within [0, 1] and discounted hits are at most hits. The paper's tables of nDCG grow faster
+in k than this definition can (by more than the change of hits divided by log2(k + 2)), so compare
+`hits@k` with them only.
 
 Ties there are resolved by expectation under random tie-breaking. With g never-seen items scored
 higher and e scored equal, the rank is uniform on g + 1, ..., g + e + 1. With a gain c(r) that

@@ -20,11 +20,12 @@ class Hits(UserMetric):
         return block.expected_gain(torch.ones(k, dtype=torch.float64, device=block.scores.device))
 
 
-class Ndcg(UserMetric):
-    """Mean over a user's held-out positives of 1 / log2(rank + 1), 0 beyond k; each is alone in its
-    list, so the ideal DCG is 1."""
+class DiscountedHits(UserMetric):
+    """Mean over a user's held-out positives of 1 / log2(rank + 1), 0 beyond k: `hits` with the
+    discount of NDCG, which PrivRec calls nDCG. Each positive is alone in its list; `ndcg` is that
+    of the user's whole list, and has another value where a user has several positives."""
 
-    name = "ndcg"
+    name = "discounted-hits"
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
         """`float64 [users]`."""

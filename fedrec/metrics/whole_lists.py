@@ -44,10 +44,10 @@ class HitRate(UserMetric):
         return 1 - misses.prod(1) + block.nothing
 
 
-class ListNdcg(UserMetric):
+class Ndcg(UserMetric):
     """DCG of the first k places over that of the best possible list of length k."""
 
-    name = "ndcg-list"
+    name = "ndcg"
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
         """`float64 [users]`."""

@@ -43,6 +43,7 @@ import numpy as np
 from fedrec.errors import ExperimentError, RunError
 from fedrec.evaluation.column_table import ColumnTable
 from fedrec.experiment.schema import Experiment
+from fedrec.runs.earlier_names import RENAMED, present_names, written_names
 from fedrec.runs.environment import environment, installed_version
 from fedrec.runs.folder_lock import locked
 from fedrec.runs.incremental_csv import IncrementalCsv
@@ -51,12 +52,12 @@ from fedrec.runs.tables import UNREADABLE, USER, LaterTables, digests, read_cont
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.new_folders import require_new_folder
 from fedrec.runtime.strict_json import finite, is_number, number
-from fedrec.runtime.text_files import read_json
+from fedrec.runtime.text_files import MOST_JSON, parse_json, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 1
+FORMAT = RENAMED
 """Version of the run folder, in run.json; folders without one are read as 1."""
 Row = dict[str, Any]
 _BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
@@ -148,10 +149,14 @@ class RunFolder:
         self._refuse_newer()
         # It was resolved when written, so its components need not be imported to read it.
         try:
-            experiment = Experiment.parse(read(self.path / "experiment.toml"))
+            written = Experiment.parse(read(self.path / "experiment.toml"))
+            experiment = written
+            if self.version < RENAMED:
+                text = self.present(json.dumps(written.table()))
+                experiment = Experiment.parse(parse_json(text, MOST_JSON))
         except ExperimentError as error:
             raise self._of_another_version(str(error)) from error
-        if experiment.digest() not in self.digests:
+        if not {written.digest(), experiment.digest()} & {*self.digests}:
             if self.about.get("fedrec") != installed_version("fedrec"):
                 raise self._of_another_version("settings that have other defaults now, or an edit")
             raise RunError(
@@ -164,9 +169,23 @@ class RunFolder:
 
     def _refuse_newer(self) -> None:
         """Refuse a folder that a later version wrote in another form."""
-        found = self.about.get("format", FORMAT)
+        found = self.about.get("format", 1)
         if type(found) is not int or found > FORMAT:
             raise self._of_another_version(f"run folder of format {found!r}")
+
+    @cached_property
+    def version(self) -> int:
+        """The format of this folder."""
+        found = self.about.get("format", 1)
+        return found if type(found) is int else FORMAT
+
+    def present(self, text: str) -> str:
+        """A text of this folder with the present names of metrics."""
+        return present_names(text, self.version)
+
+    def written(self, text: str) -> str:
+        """A text with the names that metrics have in this folder."""
+        return written_names(text, self.version)
 
     def _of_another_version(self, got: str) -> RunError:
         """The error for a folder that this version cannot read."""
@@ -175,7 +194,7 @@ class RunFolder:
         toml = quote(str(self.path / "experiment.toml"))
         return RunError(
             f"{self.path} was written by fedrec {written} and cannot be read",
-            expected=f"a run folder of format {FORMAT}, with settings of fedrec {here}",
+            expected=f"a run folder of format {FORMAT} or before, with settings of fedrec {here}",
             got=got,
             fix=f"pip install 'fedrec=={written}' reads it; or run its experiment again, with the"
             f" settings of this version in a copy of it: fedrec run {toml}",
@@ -263,7 +282,7 @@ class RunFolder:
         for name, rows in tables if timings else tables[:1]:
             write_atomically(
                 self.path / name,
-                self._tables.setdefault(name, IncrementalCsv()).text(rows),
+                self.written(self._tables.setdefault(name, IncrementalCsv()).text(rows)),
                 durable=False,
             )
 
@@ -294,7 +313,7 @@ class RunFolder:
 
     def write_baselines(self, metrics: dict[str, dict[str, float]]) -> None:
         """Store the metrics of the baselines for a resumed run."""
-        write_atomically(self.path / "baselines.json", _json(metrics))
+        write_atomically(self.path / "baselines.json", self.written(_json(metrics)))
 
     def baseline_folder(self, label: str) -> Path:
         """Folder of one centralised baseline."""
@@ -321,12 +340,14 @@ class RunFolder:
     def write_baseline_texts(self, label: str, texts: Mapping[str, str]) -> None:
         """Store the files of one baseline, as `baseline_texts` returned them."""
         for name in _OF_BASELINE:
-            write_atomically(self.baseline_folder(label) / name, texts[name])
+            write_atomically(self.baseline_folder(label) / name, self.written(texts[name]))
 
     def baseline_texts(self, label: str) -> dict[str, str]:
         """The files of a finished baseline that is not private, by name."""
         folder = self.baseline_folder(label)
-        return {name: (folder / name).read_text(encoding="utf-8") for name in _OF_BASELINE}
+        return {
+            name: self.present((folder / name).read_text(encoding="utf-8")) for name in _OF_BASELINE
+        }
 
     def baseline_users(self) -> LaterTables:
         """Metrics of each user by each centralised baseline, by label. The files are read now, and
@@ -352,8 +373,8 @@ class RunFolder:
     def write_result(self, result: Result, extra: dict[str, Any]) -> None:
         """Write users.csv, groups.csv and, last, result.json."""
         users = result.columns("users")
-        write_atomically(self.path / "users.csv", self._with_ids(users).csv())
-        write_atomically(self.path / "groups.csv", result.columns("groups").csv())
+        write_atomically(self.path / "users.csv", self.written(self._with_ids(users).csv()))
+        write_atomically(self.path / "groups.csv", self.written(result.columns("groups").csv()))
         summary = {
             "experiment": self.experiment.name,
             "experiment-sha256": self.experiment.digest(),
@@ -366,7 +387,7 @@ class RunFolder:
             "tables": digests(self.path),
             **extra,
         }
-        write_atomically(self.path / "result.json", _json(summary))
+        write_atomically(self.path / "result.json", self.written(_json(summary)))
 
     def _with_ids(self, users: ColumnTable) -> ColumnTable:
         """A table of users, with the data's ids in its first column."""
@@ -385,7 +406,7 @@ class RunFolder:
     @property
     def about(self) -> dict[str, Any]:
         """All of run.json: `fedrec`, `experiment-sha256`, `created`, `command`."""
-        return self._read_json("run.json")
+        return self._read_json("run.json", renamed=False)
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -440,16 +461,17 @@ class RunFolder:
 
     def _content(self, name: str) -> bytes:
         try:
-            return read_content(self.path, name)
+            content = read_content(self.path, name)
+            return content if self.version >= RENAMED else self.present(content.decode()).encode()
         except (OSError, ValueError) as error:
             raise self._unreadable(name, error) from None
 
     def _unreadable(self, name: str, error: Exception) -> RunError:
         return self._damaged(name, f"{type(error).__name__}: {error}")
 
-    def _read_json(self, name: str) -> dict[str, Any]:
+    def _read_json(self, name: str, *, renamed: bool = True) -> dict[str, Any]:
         try:
-            found = read_json(self.path / name)
+            found = read_json(self.path / name, self.present if renamed else str)
         except (OSError, ValueError) as error:
             raise self._damaged(name, str(error)) from None
         if not isinstance(found, dict):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,18 @@ def read_toml(file: Path, error: type[FedrecError]) -> dict[str, Any]:
         ) from None
 
 
-def read_json(file: Path) -> Any:
+def read_json(file: Path, change: Callable[[str], str] = str) -> Any:
     """The content of a JSON file.
+
+    Args:
+        file: the file.
+        change: what is done to its text before it is parsed; default: nothing.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is not JSON, nested too deeply, or larger than `MOST_JSON`.
     """
-    return _parsed(_text_of(file, MOST_JSON))
+    return _parsed(change(_text_of(file, MOST_JSON)))
 
 
 def parse_json(text: str | bytes, most: float = MOST_TEXT) -> Any:

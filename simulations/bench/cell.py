@@ -26,10 +26,11 @@ from simulations.study.templates import filled
 
 NAME = "bench"
 K = 10
+DISCOUNTED = f"discounted-hits@{K}"
 SAMPLED = 99  # items that a held-out one is ranked among, in expectation over all draws
-QUALITY = (f"hits@{K}", f"ndcg@{K}", f"hits-of-100@{K}", f"ndcg-of-100@{K}")
+QUALITY = (f"hits@{K}", DISCOUNTED, f"hits-of-100@{K}", f"ndcg-of-100@{K}")
 SPREAD = (f"coverage@{K}", f"gini@{K}")
-GAP = f"gap of ndcg@{K}, "
+GAP = f"gap of {DISCOUNTED}, "
 PROBE = f"probe hits-of-100@{K}"
 UP = "bytes up"
 DOWN = "bytes down"
@@ -231,7 +232,7 @@ def measure_cell(
 def _further(result: Result, label: str) -> dict[str, float]:
     """Epsilon, and the gaps between groups of users."""
     groups = result.groups if label == SYSTEM else result.baseline_groups[label]
-    gaps = group_gaps(groups)[f"ndcg@{K}"].dropna().to_dict()
+    gaps = group_gaps(groups)[DISCOUNTED].dropna().to_dict()
     name = marked(result.experiment) if label == SYSTEM else label
     epsilon = epsilon_of(result, name)
     found = {EPSILON: math.inf if epsilon is None else epsilon}

@@ -18,6 +18,7 @@ An interrupted sweep continues its started runs from their checkpoints.
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -27,9 +28,10 @@ from shlex import quote
 from typing import Any
 
 from fedrec.errors import RunError
+from fedrec.runs.earlier_names import present_names
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.strict_json import is_number, number
-from fedrec.runtime.text_files import read_json
+from fedrec.runtime.text_files import MOST_JSON, parse_json, read_json
 from server.callbacks.base import Callback
 from simulations.study.folder import StudyFolder
 from simulations.study.job import Job
@@ -102,7 +104,7 @@ class SweepFolder(StudyFolder):
             )
         self._values: dict[str, dict[str, float]] = {}
         try:
-            self.plan = SweepPlan.of_record(self.read(SWEEP))
+            self.plan = SweepPlan.of_record(_with_present_names(self.read(SWEEP)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self.damaged(SWEEP, f"{type(error).__name__}: {error}") from None
 
@@ -235,7 +237,7 @@ def values_of(run: RunFolder) -> dict[str, float]:
         RunError: its result cannot be read.
     """
     try:
-        found = read_json(run.path / "result.json")
+        found = read_json(run.path / "result.json", run.present)
         if run.experiment.federated:
             epsilon = float(found.get("privacy", {}).get("epsilon", math.inf))
             return {**_numbers(found["metrics"]), "epsilon": epsilon}
@@ -248,6 +250,12 @@ def values_of(run: RunFolder) -> dict[str, float]:
             got=f"{type(error).__name__}: {error}",
             fix=f"remove {run.path} and run the same command again: that run is done again",
         ) from None
+
+
+def _with_present_names(record: Mapping[str, Any]) -> Any:
+    """What sweep.json has, which an earlier version may have written."""
+    text = present_names(json.dumps(record), int(record.get("format", 1)))
+    return parse_json(text, MOST_JSON)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from fedrec.evaluation.metrics import lower_is_better
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.private_choice import Law
+from fedrec.runs.folder import FORMAT
 from simulations.sweep.private import PrivateChoice, refuse_other_data
 from simulations.sweep.space import (
     MOST,
@@ -90,6 +91,7 @@ class SweepPlan:
     def record(self) -> dict[str, Any]:
         """The sweep as JSON; `of_record` is the inverse."""
         return {
+            "format": FORMAT,
             "experiment": self.experiment,
             "vary": to_record(self.space),
             "seeds": list(self.seeds),

@@ -40,7 +40,7 @@ from simulations.sweep.space import Point, Space, grid, overrides
 if TYPE_CHECKING:
     from fedrec.privacy.accounting.events import Release
 
-_BOUNDED = ("hits", "ndcg", "recall", "hit-rate", "precision", "map", "ndcg-list")
+_BOUNDED = ("hits", "discounted-hits", "recall", "hit-rate", "precision", "map", "ndcg")
 _OF_TRAINING_USERS = "popularity"
 _SEEDS = 2**53  # whole numbers that all readers of JSON know exactly
 SCORES = "scores.json"

@@ -161,7 +161,9 @@ def test_named_clients_are_evaluated_one_row_each(ask, theta):
     order = EvaluateOrder(1, clients, None)
     table = Evaluated(*unpack_table(ask(pack_evaluate(to_record(theta), order), "evaluate"))).table
     assert table.index.tolist() == sorted(clients.tolist())
-    assert {"hits@5", "ndcg@5", "mrr", "group:active", "group:inactive"} <= set(table.columns)
+    assert {"hits@5", "discounted-hits@5", "mrr", "group:active", "group:inactive"} <= set(
+        table.columns
+    )
 
 
 def test_evaluation_in_standard_form_is_the_mean_over_all(ask, theta):

@@ -75,7 +75,7 @@ def test_metrics_of_known_scores(node, theta):
     assert table.index.tolist() == [0, 1, 2]
     assert table["hits@1"].tolist() == [0, 0, 0]
     assert table["hits@2"].tolist() == [0, 1, 0]
-    np.testing.assert_allclose(table["ndcg@2"], [0, 1 / np.log2(3), 0])
+    np.testing.assert_allclose(table["discounted-hits@2"], [0, 1 / np.log2(3), 0])
     # Whole lists exclude known items: of 5 4 3 2 item 2 is fourth for client 0; item 4 is second
     # for client 1.
     np.testing.assert_allclose(table["mrr"], [1 / 4, 1 / 2, 1 / 5])

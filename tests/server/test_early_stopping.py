@@ -17,7 +17,7 @@ from simulations import runner
 from tests.runs import assert_close, assert_same_run, resumed
 
 ROUNDS, PATIENCE = 14, 3
-WATCH = f"early-stopping={{metric='ndcg@5', patience={PATIENCE}}}"
+WATCH = f"early-stopping={{metric='discounted-hits@5', patience={PATIENCE}}}"
 HOLDOUT = ("split.validation-users=0.25", "seed=2")
 PRIVATE_VECTORS = (
     "seed=0",
@@ -52,11 +52,11 @@ def expected_end(values, patience, least=0.0):
 
 @pytest.fixture
 def curve(run_tiny):
-    """NDCG of validation users after each round, by the ordinary evaluation."""
+    """Discounted hits of validation users after each round, by the ordinary evaluation."""
 
     def measured(settings):
         result = run_tiny(*settings, f"rounds={ROUNDS}", *ON_VALIDATION, output="curve")
-        return result.rounds["ndcg@5"].tolist()
+        return result.rounds["discounted-hits@5"].tolist()
 
     return measured
 
@@ -137,7 +137,7 @@ def test_small_gains_do_not_count(run_tiny, curve):
     values = curve(HOLDOUT)
     least = values[2] - values[0] + 1e-6  # more than was ever gained
     assert expected_end(values, PATIENCE, least) != expected_end(values, PATIENCE)
-    text = f"early-stopping={{metric='ndcg@5', patience={PATIENCE}, min-improvement={least}}}"
+    text = WATCH.replace("}", f", min-improvement={least}}}")
     result = run_tiny(*HOLDOUT, f"rounds={ROUNDS}", text)
     assert (result.best_round, len(result.rounds)) == expected_end(values, PATIENCE, least)
 
@@ -155,8 +155,11 @@ def test_errors_are_watched_downwards_and_seldom(run_ratings):
 def test_it_uses_validation_users_regardless_of_the_evaluation(run_tiny):
     result = run_tiny(*HOLDOUT, "rounds=3", WATCH)
     shown = run_tiny(*HOLDOUT, "rounds=3", *ON_VALIDATION, output="shown")
-    assert result.rounds["validation-ndcg@5"].tolist() == shown.rounds["ndcg@5"].tolist()
-    assert result.rounds["ndcg@5"].tolist() != shown.rounds["ndcg@5"].tolist()
+    assert (
+        result.rounds["validation-discounted-hits@5"].tolist()
+        == shown.rounds["discounted-hits@5"].tolist()
+    )
+    assert result.rounds["discounted-hits@5"].tolist() != shown.rounds["discounted-hits@5"].tolist()
 
 
 @pytest.mark.parametrize(
@@ -249,7 +252,7 @@ def test_result_json_has_the_best_round(run_tiny):
     result = run_tiny(*HOLDOUT, f"rounds={ROUNDS}", WATCH)
     kept = json.loads((result.folder / "result.json").read_text())["early-stopping"]
     assert kept["best-round"] == result.best_round and kept["planned-rounds"] == ROUNDS
-    values = result.rounds["validation-ndcg@5"]
+    values = result.rounds["validation-discounted-hits@5"]
     assert kept["best"] == values.max() == values[result.best_round - 1]
 
 

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedrec.report.inputs import Inputs
-from simulations.bench.cell import GAP, PROBE, K
+from simulations.bench.cell import DISCOUNTED, GAP, PROBE, K
 from simulations.bench.declaration import Bench, BenchCell
 from simulations.bench.results import NUMBERS, at_chance, number_text, state
 from simulations.reproduce.recorded import Number, Recorded
 
 _HEADS = {
     f"hits@{K}": f"Hits@{K}",
-    f"ndcg@{K}": f"NDCG@{K}",
+    DISCOUNTED: f"Discounted hits@{K}",
     f"hits-of-100@{K}": f"Hits@{K} of 100",
     f"ndcg-of-100@{K}": f"NDCG@{K} of 100",
     f"coverage@{K}": "Coverage",
@@ -137,7 +137,7 @@ def _of_record(cell: BenchCell, record: Recorded) -> list[tuple[str, str]]:
         ("Commit", record.commit or "not from a checkout"),
         ("Machine", f"{record.machine}, {record.date}, {version}"),
         ("Inputs", _input_text(record.inputs.get(cell.system))),
-        (f"Gaps of NDCG@{K} between groups", gap_text),
+        (f"Gaps of discounted hits@{K} between groups", gap_text),
         ("Probe without a model", f"{row[PROBE].text()}, {probe}"),
     ]
 

@@ -237,5 +237,5 @@ def fitted(
     for top in (10, 100, 1000):
         yield Found(dataset, row, f"share of {top} items", float(shares[:top].sum()))
     for name, found in result.baselines.items():
-        yield Found(dataset, row, f"NDCG@100, {name}", found["ndcg-list@100"])
+        yield Found(dataset, row, f"NDCG@100, {name}", found["ndcg@100"])
         yield Found(dataset, row, f"Recall@20, {name}", found["recall@20"])

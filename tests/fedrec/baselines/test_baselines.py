@@ -180,7 +180,7 @@ class TestEvaluate:
         got = evaluated(
             names, table, partition, positive_above=None, held_out="validation", ks=(3,)
         )
-        ranks = {"hits@3", "ndcg@3", "recall@3", "precision@3", "ndcg-list@3", "map@3", "mrr"}
+        ranks = {"hits@3", "discounted-hits@3", "recall@3", "precision@3", "ndcg@3", "map@3", "mrr"}
         ranks.add("hit-rate@3")
         assert set(got["ease"]) == ranks | {
             "coverage@3",

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import AP, RR, P, R, ScoredDoc, Success, nDCG
+from sklearn.metrics import ndcg_score
 
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.lists import ranking_metrics
@@ -72,7 +73,7 @@ def test_whole_lists_agree_with_ir_measures(seed):
     scores, masks = random_block(seed)
     ours = ranking_metrics(scores, **masks, ks=KS)
     users = [u for u in range(len(scores)) if masks["relevant"][u].any()]
-    names = {"recall": R, "precision": P, "ndcg-list": nDCG, "map": AP, "hit-rate": Success}
+    names = {"recall": R, "precision": P, "ndcg": nDCG, "map": AP, "hit-rate": Success}
     theirs = judged(
         [RR, *(measure @ k for measure in names.values() for k in KS)],
         {str(u): scores[u].numpy() for u in users},
@@ -91,6 +92,39 @@ def test_whole_lists_agree_with_ir_measures(seed):
                 )
 
 
+@pytest.mark.parametrize("levels", [None, 6])
+def test_ndcg_agrees_with_scikit_learn(levels):
+    """It gives tied items their mean gain, which is what they have in expectation."""
+    scores, masks = random_block(0, levels=levels)
+    ours = ranking_metrics(scores, **masks, ks=KS)
+    for u in range(len(scores)):
+        listed = ~masks["known"][u]
+        relevant = masks["relevant"][u, listed].numpy()[None]
+        for k in KS:
+            expected = math.nan  # theirs is 0 for a user without a held-out item
+            if relevant.any():
+                expected = ndcg_score(relevant, scores[u, listed].numpy()[None], k=k)
+            assert ours[f"ndcg@{k}"][u].item() == pytest.approx(expected, nan_ok=True), (u, k)
+
+
+@pytest.mark.parametrize("levels", [None, 6])
+def test_discounted_hits_are_ndcg_with_one_positive_and_no_validation_item_alone(levels):
+    scores, masks = random_block(1, levels=levels)
+    held_out = torch.zeros_like(masks["seen"])
+    held_out[torch.arange(len(scores)), (scores + 9 * masks["known"]).argmin(1)] = True
+    validation = torch.zeros_like(held_out)
+    places = (scores - 9 * (masks["known"] | held_out)).argmax(1)
+    validation[torch.arange(len(scores)), places] = True
+    lists = {"known": masks["known"], "relevant": held_out}
+    for further, equal in ((torch.zeros_like(validation), True), (validation, False)):
+        seen = lists["known"] | held_out | further
+        found = ranking_metrics(scores, seen=seen, **lists, ks=(40,))
+        one, other = (found[f"{name}@40"] for name in ("discounted-hits", "ndcg"))
+        assert np.allclose(one, other, rtol=0, atol=1e-12) is equal
+    several = ranking_metrics(scores, **masks, ks=(10,))
+    assert not np.allclose(several["ndcg@10"], several["discounted-hits@10"], equal_nan=True)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_single_positive_lists_agree_with_ir_measures(seed):
     """One query per held-out positive: itself against the never-seen items."""
@@ -107,7 +141,7 @@ def test_single_positive_lists_agree_with_ir_measures(seed):
     )
     for u in {u for u, _ in pairs}:
         own = [q for q, (user, _) in queries.items() if user == u]
-        for name, measure in (("hits", Success), ("ndcg", nDCG)):
+        for name, measure in (("hits", Success), ("discounted-hits", nDCG)):
             for k in KS:
                 expected = np.mean([theirs[q, str(measure @ k)] for q in own])
                 assert ours[f"{name}@{k}"][u].item() == pytest.approx(expected, abs=1e-9)
@@ -120,11 +154,11 @@ def test_by_hand():
     )
     got = single(scores, masks, ks=(1, 2, 4))
     assert got["hits@1"] == 0 and got["hits@2"] == 0.5 and got["hits@4"] == 1
-    assert got["ndcg@4"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(5)) / 2)
+    assert got["discounted-hits@4"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(5)) / 2)
     # The whole list without a: d, b, e, f, c.
     assert got["mrr"] == 0.5 and got["recall@2"] == 0.5 and got["precision@4"] == 0.25
     ideal = 1 + 1 / math.log2(3)
-    assert got["ndcg-list@4"] == pytest.approx((1 / math.log2(3)) / ideal)
+    assert got["ndcg@4"] == pytest.approx((1 / math.log2(3)) / ideal)
 
 
 def test_list_of_hit_miss_hit():
@@ -132,7 +166,7 @@ def test_list_of_hit_miss_hit():
     recall 2/3."""
     scores, masks = block([3, 2, 1, 0], [1, 0, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1])
     got = single(scores, masks, ks=(3,))
-    assert got["ndcg-list@3"] == pytest.approx(0.7039, abs=5e-5)
+    assert got["ndcg@3"] == pytest.approx(0.7039, abs=5e-5)
     assert got["recall@3"] == pytest.approx(2 / 3)
 
 
@@ -156,7 +190,7 @@ def test_ties_have_the_expectation_of_random_breaking(levels):
     got = ranking_metrics(scores, **masks, ks=(5,))
     hits, ndcg = _broken_ties(scores, masks, k=5, draws=20_000)
     np.testing.assert_allclose(got["hits@5"], hits, atol=0.01)
-    np.testing.assert_allclose(got["ndcg@5"], ndcg, atol=0.01)
+    np.testing.assert_allclose(got["discounted-hits@5"], ndcg, atol=0.01)
 
 
 @pytest.mark.parametrize("never_seen", [1, 9, 50])
@@ -182,7 +216,7 @@ def all_orders(scores: torch.Tensor, masks, k: int) -> dict[str, float]:
             f"recall@{k}": found[:k].sum() / found.sum(),
             f"precision@{k}": found[:k].sum() / k,
             f"hit-rate@{k}": found[:k].any(),
-            f"ndcg-list@{k}": (found * gains)[:k].sum() / gains[: min(k, found.sum())].sum(),
+            f"ndcg@{k}": (found * gains)[:k].sum() / gains[: min(k, found.sum())].sum(),
             f"map@{k}": (found * precision)[:k].sum() / found.sum(),
             "mrr": 1 / (1 + np.argmax(found)),
         }.items():
@@ -267,10 +301,10 @@ class TestEdges:
         got = single(*block([0.0], [1], [0], [1]), ks=(1, 5))
         assert (
             got["hits@1"]
-            == got["ndcg@5"]
+            == got["discounted-hits@5"]
             == got["recall@5"]
             == got["mrr"]
-            == got["ndcg-list@5"]
+            == got["ndcg@5"]
             == 1
         )
         assert got["precision@5"] == 0.2
@@ -327,7 +361,7 @@ def test_a_known_positive_is_no_item_that_a_whole_list_misses():
         "relevant": torch.tensor([[True, True, False]]),
     }
     found = ranking_metrics(scores, **masks, ks=(1,))
-    assert found["recall@1"].item() == found["ndcg-list@1"].item() == found["map@1"].item() == 1.0
+    assert found["recall@1"].item() == found["ndcg@1"].item() == found["map@1"].item() == 1.0
 
 
 def test_a_masked_positive_counts_as_missed():

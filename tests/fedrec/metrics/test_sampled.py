@@ -68,7 +68,7 @@ def test_a_constant_score_is_chance_and_all_items_are_the_full_ranking(lists):
     np.testing.assert_allclose(found["hits-of-10@20"][1:], 1.0)
     full = ranking_metrics(**lists, ks=(3,), sampled_items=ITEMS)
     np.testing.assert_allclose(full[f"hits-of-{ITEMS + 1}@3"], full["hits@3"])
-    np.testing.assert_allclose(full[f"ndcg-of-{ITEMS + 1}@3"], full["ndcg@3"])
+    np.testing.assert_allclose(full[f"ndcg-of-{ITEMS + 1}@3"], full["discounted-hits@3"])
 
 
 def test_a_catalogue_that_is_short_for_the_name_is_told_once(lists, caplog):

@@ -224,10 +224,10 @@ def test_files_of_somebodys_own_are_not_taken_for_a_killed_run(load_tiny, tmp_pa
 def test_folders_of_other_versions_are_refused_with_what_reads_them(run):
     """A folder of a later form, and one with a setting that this version does not have."""
     about = json.loads((run.path / "run.json").read_text())
-    assert about["format"] == 1
-    (run.path / "run.json").write_text(json.dumps(about | {"format": 2, "fedrec": "9.0"}))
+    assert about["format"] == 2
+    (run.path / "run.json").write_text(json.dumps(about | {"format": 3, "fedrec": "9.0"}))
     error = refused(lambda: RunFolder(run.path).experiment)
-    assert "fedrec 9.0" in str(error) and "fedrec==9.0" in str(error) and "format 2" in str(error)
+    assert "fedrec 9.0" in str(error) and "fedrec==9.0" in str(error) and "format 3" in str(error)
 
     older = {key: value for key, value in about.items() if key != "format"}
     (run.path / "run.json").write_text(json.dumps(older | {"fedrec": "0.0.9"}))

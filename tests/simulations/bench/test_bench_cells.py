@@ -166,7 +166,7 @@ ENTRY = {
         ({"date": "yesterday"}, "date"),
         ({"command": "python mine.py"}, "command"),
         ({"sedes": 1}, "did you mean 'seeds'"),
-        ({"rows": {"c": {"hits@10": [0.9]}}}, "ndcg@10"),
+        ({"rows": {"c": {"hits@10": [0.9]}}}, "discounted-hits@10"),
         ({"rows": {"c": {name: ["many"] for name in NUMBERS}}}, "rows"),
     ],
 )
@@ -196,11 +196,11 @@ def test_a_true_result_passes_and_a_changed_number_is_refused(
     words = ("bench", "check", tmp_path / "results.json", "-o", tmp_path / "again")
     assert command(*words) == 0 and "as recorded" in capsys.readouterr().out
     row = found["/".join(FEDMF)]["rows"]["fedmf"]
-    row["ndcg@10"] = [value + 0.01 for value in row["ndcg@10"]]
+    row["discounted-hits@10"] = [value + 0.01 for value in row["discounted-hits@10"]]
     (tmp_path / "results.json").write_text(json.dumps(found))
     assert command(*words) == 1
     told = capsys.readouterr().out
-    assert "ndcg@10: recorded" in told and "hits@10:" not in told
+    assert "discounted-hits@10: recorded" in told and "\nhits@10:" not in told
 
 
 def test_a_result_whose_probe_is_not_at_chance_is_refused(tmp_path, command):
