@@ -103,9 +103,8 @@ KINDS = (
     METRIC,
 )
 
-_PARTS = re.compile(  # a docstring, the start of a class or of another block, a class's `name`
-    r'"""[\s\S]*?"""|^(class )|^[\w@]|^    name = "([^"\n]+)"(?:  #.*)?$', re.MULTILINE
-)
+_NAME = re.compile(r'\n    name = "([^"\n]+)"(?=\n|  #)')
+_NEXT_BLOCK = re.compile(r"\n[\w@]")
 
 
 def resolve(kind: Kind, name: str) -> type:
@@ -183,12 +182,12 @@ def _modules(home: str) -> Iterator[tuple[str, Path]]:
 
 def _names_in(source: str) -> Iterator[str]:
     """Each `name = "..."` in the body of a class of a module."""
-    in_class = False
-    for part in _PARTS.finditer(source):
-        if part[2]:
-            yield from [part[2]] if in_class else []
-        elif not part[0].startswith('"'):
-            in_class = part[1] is not None
+    for line in _NAME.finditer(source):
+        before = f"\n{source[: line.start()]}"
+        in_class, body = before.rpartition("\nclass ")[1:]
+        in_text = before.count('"""') % 2
+        if in_class and not in_text and not _NEXT_BLOCK.search(body):
+            yield line[1]
 
 
 def available_names(kind: Kind) -> list[str]:
