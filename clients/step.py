@@ -54,7 +54,7 @@ class Step(ABC):
     Raises:
         ExperimentError: the model, or its task, is not one that it trains.
 
-    A subclass lives in a file of its own in `clients/steps/`, its configuration class above it. It
+    A built-in has a `name` and lives in `clients/steps/`, its configuration class above it. It
     defines `train_block`, and `batches` unless it draws its batches while it trains. The result is
     a function of the parameters, the clients' data and their random streams; a step holds no state
     between calls.
@@ -227,8 +227,8 @@ class Step(ABC):
     def _other_model(self) -> ExperimentError:
         model = self.trains
         name = f"{model.__module__}:{model.__name__}"
-        if ours(MODEL, model):
-            name = model.__module__.rpartition(".")[2].replace("_", "-")
+        if ours(MODEL, model):  # `name` of a plug-in may mean something else
+            name = vars(model).get("name", name)
         task = f" for {self.tasks[0]}" if len(self.tasks) == 1 else ""
         wanted = f" and task = {self.tasks[0]!r}" if task else ""
         return ExperimentError(

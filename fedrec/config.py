@@ -31,7 +31,7 @@ def _kebab(name: str) -> str:
 
 
 class Config(BaseModel):
-    """Settings of one component; they sit in the component's own file, above it.
+    """Settings of one component; they sit above it, in its file.
 
     Fields are written `snake_case` in Python and `kebab-case` in TOML. Unknown keys are refused.
     The docstring below a field (meaning, unit, range) is shown by `fedrec list` and by error

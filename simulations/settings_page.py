@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fedrec.components.registry import KINDS, available
+from fedrec.components.registry import KINDS, available, ours
 from fedrec.components.settings import Setting, settings_of
 from fedrec.errors import FedrecError
 from simulations.cli.experiments.listing import SECTIONS, section_class
@@ -32,7 +32,7 @@ def page() -> str:
     for kind in KINDS:
         parts.append(f"## {kind.name.capitalize()}: `[{kind.key}]`\n")
         for name, found in available(kind):
-            if not isinstance(found, FedrecError) and found.__module__.startswith(kind.home):
+            if not isinstance(found, FedrecError) and ours(kind, found):
                 parts.append("\n".join(_part(f"### {kind.name} `{name}`", found)))
     return "\n".join(parts)
 

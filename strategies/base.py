@@ -157,7 +157,7 @@ class CohortStrategy(Strategy):
     """Base of fedrec's strategies. A subclass says how updates are weighted and how their sum is
     applied, or asks for each of them.
 
-    A subclass lives in a file of its own in `strategies/`, its configuration class above it. State
+    A built-in has a `name` and lives in `strategies/`, its configuration class above it. State
     that must survive a resumed run is in `memories`, or goes through `state` and `restore`.
 
     Args:

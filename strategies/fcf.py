@@ -48,6 +48,7 @@ class FcfConfig(ServerRate):
 class Fcf(CohortStrategy):
     """Adam on the items' factors, with the gradient computed from the clients' sums."""
 
+    name = "fcf"
     Config = FcfConfig
     paper = "FCF (Ammad-ud-din et al. 2019), eq. 7-10"
     config: FcfConfig

@@ -49,6 +49,7 @@ class FedAdamConfig(ServerRate):
 class FedAdam(CohortStrategy):
     """Adam on the server, with the mean update of the cohort in place of a gradient."""
 
+    name = "fed-adam"
     Config = FedAdamConfig
     paper = "Adaptive Federated Optimization (Reddi et al. 2021), algorithm 2"
     config: FedAdamConfig

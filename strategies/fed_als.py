@@ -42,6 +42,7 @@ class FedAlsConfig(Config):
 class FedAls(CohortStrategy):
     """Solves for the items' factors, exactly, in every round."""
 
+    name = "fed-als"
     Config = FedAlsConfig
     paper = "DP-ALS (Chien et al. 2021); Hu et al. 2008"
     config: FedAlsConfig

@@ -26,6 +26,7 @@ class FedAvgConfig(Config):
 class FedAvg(CohortStrategy):
     """Averages the clients' parameters, weighted by examples or uniformly."""
 
+    name = "fedavg"
     Config = FedAvgConfig
     paper = "FedAvg (McMahan et al. 2017), algorithm 1"
     config: FedAvgConfig

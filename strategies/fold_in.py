@@ -38,6 +38,7 @@ class FoldInStrategyConfig(LearnedConfig):
 class FoldInStrategy(ProductsStrategy):
     """Sums the products and computes the items' learned coordinates."""
 
+    name = "fold-in"
     Config = FoldInStrategyConfig
     paper = "fold-in of iALS (Hu et al. 2008) and EASE's Gram matrix (Steck 2019), from one release"
     products = PRODUCTS

@@ -47,6 +47,7 @@ class GramStrategyConfig(Config):
 class GramStrategy(ProductsStrategy):
     """Sums the products and solves for the weights."""
 
+    name = "gram"
     Config = GramStrategyConfig
     paper = "EASE (Steck 2019), equation 8"
     products = WEIGHTS

@@ -28,6 +28,7 @@ class ReptileConfig(ServerRate):
 class Reptile(CohortStrategy):
     """Moves the shared initialisation towards the mean of the locally trained parameters."""
 
+    name = "reptile"
     Config = ReptileConfig
     paper = "PrivRec (Wang et al. 2021), eq. 6"
     config: ReptileConfig

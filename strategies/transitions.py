@@ -39,6 +39,7 @@ class TransitionsStrategyConfig(SmoothingConfig):
 class TransitionsStrategy(ProductsStrategy):
     """Sums the transitions and normalises them."""
 
+    name = "transitions"
     Config = TransitionsStrategyConfig
     paper = "a smoothed Markov chain; FPMC (Rendle et al. 2010) without factors"
     products = WEIGHTS

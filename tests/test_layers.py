@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports go one way: simulations -> server -> strategies -> fedrec, and simulations -> clients ->
-fedrec."""
+fedrec. A source file has 40 to 500 lines of code, `__init__` excepted; there may be several public
+classes in a file and any number of files in a folder."""
 
 import ast
 import importlib
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.size import body_length, packed_assignments
+from benchmarks.size import body_length, code_lines, packed_assignments
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
@@ -38,6 +39,9 @@ PARSERS = {
     "simulations/contracts/attack.py",  # what the attack under test has written
     "simulations/export/score.py",  # scores without fedrec
 }
+FEWEST_LINES = 40
+MOST_LINES = 500
+MOST_SHORT_FILES = 215  # the number of those that are still too short; it may only be lowered
 FLWR_IN_CORE = Path("fedrec/protocol")
 FLWR_PRIVATE = (Path("simulations/engines/flwr_private.py"), Path("simulations/deployment/flower"))
 
@@ -196,6 +200,18 @@ def test_no_function_is_longer_than_a_page():
         for node in nodes((ROOT / file).read_text(encoding="utf-8"))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_length(node) > 60
     }
+
+
+def test_files_are_neither_long_nor_short():
+    sizes = {}
+    for file in (file for file in modules().values() if file.name != "__init__.py"):
+        source = (ROOT / file).read_text(encoding="utf-8")
+        tree = nodes(source)[0]
+        assert isinstance(tree, ast.Module)
+        sizes[file.as_posix()] = len(code_lines(source, tree))
+    assert not {file: lines for file, lines in sizes.items() if lines > MOST_LINES}
+    short = {file: lines for file, lines in sizes.items() if lines < FEWEST_LINES}
+    assert len(short) <= MOST_SHORT_FILES, f"{len(short)} files are short, such as {short}"
 
 
 def test_no_two_statements_are_packed_into_one_tuple():

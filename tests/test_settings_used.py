@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting serves somebody: a shipped experiment, study or example gives it a value other than
-its default, a guide explains it, or a test of behaviour changes it. One that does none of that is
-removed."""
+"""Every setting serves somebody: a shipped experiment, a study, an example or a block of code in
+the documentation gives it a value other than its default, or users need it for data and machines of
+their own. A test that sets it does not count. One that serves nobody is removed."""
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,17 +30,171 @@ from simulations.study.declaration import declared
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "examples").rglob("*.md")]
-TESTS = [file for file in (ROOT / "tests").rglob("*.py") if file != Path(__file__)]
+NOTEBOOKS = [*(ROOT / "docs").rglob("*.ipynb")]
 CODE = [
     *(file for file in (ROOT / "benchmarks").rglob("*.py") if ".venvs" not in file.parts),
     *(ROOT / "simulations/reproduce").rglob("*.py"),
 ]
 STUDIES = [ROOT / "simulations/reproduce/papers", ROOT / "benchmarks"]
 OTHER = {"node": Policy, "deployment": DeploymentConfig}  # by their files
-WITHOUT_A_TEST = {
-    "DeploymentConfig.revoked": "written by `fedrec deploy revoke`, whose tests read it",
+# columns, paths and addresses of a user's own data and machines
+OF_OWN_DATA = {
+    "DeploymentConfig": (
+        "bind hosts local_nodes most_clients node_port nodes port proxy revoked superlink_port"
+    ),
+    "EngineConfig": "ray_address",
+    "MlflowConfig": "experiment tracking_uri",
+    "PriorsConfig": "sha256 source words",
+    "ReaderConfig": "item_vectors path",
+    "TableConfig": (
+        "header item item_features item_texts rating separator time time_format user "
+        "user_categories user_features"
+    ),
+    "TensorBoardConfig": "folder",
 }
-"""Settings that are used in another way, with the reason."""
+# set by nobody yet; to be taken away
+SET_BY_NOBODY = {
+    "AdaptiveClipConfig": "count_noise quantile",
+    "AdversaryConfig": "clients target_choice target_items targets",
+    "AsynchronousConfig": "staleness_exponent",
+    "AttentionConfig": "batch_rows",
+    "AttributeConfig": "attacker folds length lists without",
+    "AuditConfig": "denominator overshoot significance",
+    "BandedConfig": "momentum optimised_for",
+    "BandwagonConfig": "popular_share",
+    "BiasedMfConfig": "factors sweeps",
+    "BltConfig": "buffers momentum optimised_for separation",
+    "BoundedConfig": "delta dimension inner omega",
+    "BprmfConfig": "biases negatives spread",
+    "CentralIalsConfig": "cg_steps frequency_exponent seed",
+    "CentralNeumfConfig": "pretrain_epochs product_share",
+    "CentralPnbmConfig": "renormalise",
+    "ChoiceConfig": "malicious",
+    "ChosenItemsConfig": "exponent",
+    "ClosingConfig": "enough",
+    "ClusterAttackConfig": "clusters spread",
+    "DataSettings": "split_seed",
+    "DevicesConfig": (
+        "behaviour capacity example_seconds megabyte_seconds_down megabyte_seconds_up upload_share"
+    ),
+    "DpAeConfig": "dropout hidden latent",
+    "DpAlsConfig": "clip_norm gram_clip regularisation start steps unobserved",
+    "DpFoldInConfig": "factors",
+    "DpGramConfig": "regularisation",
+    "DpItemMeanConfig": "adjacency backend delta most_ratings user_damping",
+    "DpMfConfig": "factors learning_rate regularisation steps",
+    "DpSgdConfig": "batch_size negatives private_rate",
+    "DpSvdConfig": "user_regularisation",
+    "DpsgdMfConfig": "error_bound factors regularisation",
+    "DpsgdPnbmConfig": "minimum_ratings",
+    "EarlyStoppingConfig": "every users",
+    "EaseConfig": "max_items",
+    "EvaluationConfig": "inactive_below",
+    "ExamplesConfig": "negatives",
+    "Experiment": "early_stopping train_config",
+    "FcfConfig": "beta1 beta2",
+    "FedAdamConfig": "beta1 beta2 bias_correction tau",
+    "FedAvgConfig": "weighting",
+    "FedRecAttackConfig": "fit_rate fit_steps row_limit rows",
+    "FedgnnConfig": "embedding",
+    "FedgnnStepConfig": "clip clip_norm negatives noise pseudo token_key",
+    "FedgnnStrategyConfig": "history neighbours",
+    "FedrapConfig": "embedding",
+    "FedrapStepConfig": "decay schedule",
+    "FitConfig": "fine_tune signal",
+    "FoldInConfig": "factors",
+    "FrappeConfig": "unit",
+    "GeneratorConfig": "privacy_weight utility_weight",
+    "GfCfConfig": "alpha factors",
+    "GlobalTimeConfig": "new_users test test_from tested validation_from",
+    "GpfedrecConfig": "embedding hidden",
+    "GpfedrecStepConfig": "pull user_rate",
+    "GpfedrecStrategyConfig": "layers neighbours",
+    "GradientConfig": "momentum proximal_mu weight_decay",
+    "GramStartConfig": "step",
+    "GramStrategyConfig": "ridge",
+    "Gru4RecConfig": "layers",
+    "HardUsersConfig": "hard_rate hard_steps",
+    "HistoriesConfig": "beta",
+    "IalsConfig": "spread",
+    "ItemMeanConfig": "damping",
+    "JointConfig": "lambda_dssm",
+    "KfoldConfig": "folds",
+    "LearnedConfig": "learned_variance popularity_variance",
+    "LeaveOneOutConfig": "order",
+    "LightgcnConfig": "factors layers",
+    "LiraConfig": "mode shadows variance",
+    "MadeUpUsersConfig": "user_std users",
+    "MamlConfig": "learning_rate",
+    "MeansStartConfig": "scale step",
+    "MembershipConfig": "delta",
+    "MetaMfConfig": "embedding hidden user",
+    "MetaMfStepConfig": "negatives",
+    "MetaMfStrategyConfig": "undecayed weighting",
+    "MfConfig": "init_std",
+    "MinSeparationConfig": "draw",
+    "NeighboursConfig": "neighbours_of",
+    "NeumfConfig": "init_std layers tower",
+    "NightlyConfig": "hours spread start",
+    "NoisyCooccurrenceConfig": "backend delta",
+    "NormBoundConfig": "norm",
+    "PerClientConfig": "optimiser",
+    "PersonalNoise": "budget_seed quantile",
+    "PfedrecConfig": "embedding",
+    "PieckConfig": "emphasis popular variant",
+    "PnbmConfig": "scale start",
+    "PnbmStepConfig": "learning_rate",
+    "PoissonConfig": "cohort",
+    "Policy": (
+        "largest_parameter least_noise most_epochs most_epsilon most_evaluations "
+        "most_negatives most_rounds most_seconds most_threads opted_in plugins report_errors"
+    ),
+    "PopularityStartConfig": "floor noise_floor",
+    "PosteriorConfig": "bound most_ratings",
+    "PriorsConfig": "features noise share",
+    "PrivRecAttackConfig": "balanced encoding exclude_known length lists members used",
+    "PrivRecProfileConfig": "similarity",
+    "PrivacyConfig": (
+        "adaptive_clip budget max_dropouts noise_relative_to paper_noise_order placement "
+        "private_phases"
+    ),
+    "PrivateConfig": "backend delta mode seed",
+    "PrivateParameters": "private_std",
+    "PrivrecConfig": "item_rate",
+    "ProductBoostingConfig": "popular",
+    "ProductsConfig": "traffic_limit",
+    "PublicPriorConfig": (
+        "feature_variance interaction_variance ordered_variance vector_variance word_items "
+        "word_variance"
+    ),
+    "PublishedPairsConfig": "part",
+    "QuantileConfig": "quantile rate share",
+    "RatingSumsConfig": "scale",
+    "RatioConfig": "order test validation",
+    "ReaderConfig": "items_without_vector verify",
+    "RecencyConfig": "decay",
+    "ReplacementConfig": "users",
+    "RoundingConfig": "largest",
+    "SampledListsConfig": "items",
+    "SasRecConfig": "heads",
+    "ScaleConfig": "scale",
+    "SessionConfig": "hidden item_table lambda_im segment_length segment_negatives sessions_of",
+    "SgdConfig": "negatives_policy",
+    "ShuffledConfig": "batch_size negatives",
+    "SmoothingConfig": "column_prior power row_prior",
+    "StageOneConfig": "clients share",
+    "SvdConfig": "epochs factors learning_rate regularisation",
+    "SyntheticConfig": "data_seed demographics rank",
+    "TargetedConfig": "mechanism",
+    "TopKConfig": "bits error_feedback",
+    "TrainingConfig": "optimiser",
+    "TransitionsStrategyConfig": "factors",
+    "TrimmedMeanConfig": "cut",
+    "UnionConfig": "embeddings sample",
+    "UserHoldoutConfig": "halves test_users",
+    "VaeConfig": "dropout history",
+    "VaeStepConfig": "learning_rate",
+}
 
 
 class Setting(NamedTuple):
@@ -92,7 +247,8 @@ def names() -> Mapping[Setting, frozenset[str]]:
 
     for name, config in components():
         if config is Experiment:
-            found.update({declaration(config, key): {"rounds"} for key in config.model_fields})
+            for key in config.model_fields:  # the key stands at the top level, beside `rounds`
+                found[declaration(config, key)].update({"rounds", key.replace("_", "-")})
         else:
             add(config, {name, name.replace("-", "_")})
     return {setting: frozenset(words) for setting, words in found.items()}
@@ -182,54 +338,67 @@ WORD = re.compile(r"[A-Za-z][\w-]*")
 GIVEN = re.compile(  # `key = value`, `key=value` and `"key": value`, but not `key: type`
     r"""(?<![\w-])(?:([A-Za-z][\w-]*)\s*=|["']([A-Za-z][\w-]*)["']:)\s*(?=([^=\s][^,\n})\]]*))"""
 )
-QUOTED = re.compile(r"`-*([\w.-]+)[^`\n]*`")
-PASSAGE = re.compile(r"^```.*?^```|(?:^(?!```).+\n)+", re.S | re.M)
+OPTION = re.compile(r"--([a-z][\w-]*)(?:[ =](?!-)(\S+))?")
+BLOCK = re.compile(r"^ *```.*?^ *```", re.S | re.M)
 
 
-def by_texts(texts: Iterable[str], *, explained: bool) -> Iterator[Setting]:
-    """The settings that texts name together with what they are of, and set to something else than
-    their default.
-
-    Args:
-        texts: passages of guides, or whole tests.
-        explained: whether a setting in back-quotes counts, too.
-    """
+def by_texts(texts: Iterable[str]) -> Iterator[Setting]:
+    """The settings that texts set, also by an option of a command, to something else than their
+    default, and of which they name the component or the table."""
     for text in texts:
         words = set(WORD.findall(text))
         given: dict[str, set[str]] = defaultdict(set)
         for key, quoted, value in GIVEN.findall(text):
             given[(key or quoted).replace("-", "_")].add(value.strip(" \"'`").lower())
-        told = {key.rpartition(".")[2].replace("-", "_") for key in QUOTED.findall(text)}
-        named = given.keys() | (told if explained else set())
-        for setting, means in ((one, names()[one]) for key in named for one in of_field(key)):
-            if means & words:
-                default = str(setting.config.model_fields[setting.field].get_default()).lower()
-                if (explained and setting.field in told) or given[setting.field] - {default}:
-                    yield setting
+        for key, value in OPTION.findall(text):
+            given[key.replace("-", "_")].add(value.strip("\"'").lower() or "true")
+        for setting, means in ((one, names()[one]) for key in given for one in of_field(key)):
+            default = str(setting.config.model_fields[setting.field].get_default()).lower()
+            if means & words and given[setting.field] - {default}:
+                yield setting
 
 
 @cache
-def in_guides() -> frozenset[Setting]:
-    """What guides explain, in one paragraph, item, or block of code with what it is of."""
+def in_blocks() -> frozenset[Setting]:
+    """What blocks of code in the documentation set: in one block, with what it is of."""
     pages = (file.read_text(encoding="utf-8") for file in GUIDES if file.name != "settings.md")
-    return frozenset(by_texts((p for page in pages for p in PASSAGE.findall(page)), explained=True))
+    cells = (
+        "".join(cell["source"])
+        for file in NOTEBOOKS
+        for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    )
+    return frozenset(by_texts([*cells, *(b for page in pages for b in BLOCK.findall(page))]))
 
 
 @cache
-def in_tests() -> frozenset[Setting]:
-    """What tests change, and the code of studies."""
-    texts = (file.read_text(encoding="utf-8") for file in (*TESTS, *CODE))
-    return frozenset(by_texts(texts, explained=False))
+def by_code() -> frozenset[Setting]:
+    """What the code of studies sets."""
+    return frozenset(by_texts(file.read_text(encoding="utf-8") for file in CODE))
 
 
-def unused(settings: Iterable[Setting]) -> list[str]:
-    """Those of some settings that nobody uses and that have no reason."""
-    used = by_experiments() | in_guides() | in_tests()
-    return sorted(str(one) for one in set(settings) - used if str(one) not in WITHOUT_A_TEST)
+def unused(settings: Iterable[Setting]) -> set[str]:
+    """Those of some settings that nobody sets and that users do not need for their own data."""
+    used = by_experiments() | in_blocks() | by_code()
+    return {str(one) for one in set(settings) - used} - full_names(OF_OWN_DATA)
+
+
+def full_names(fields: Mapping[str, str]) -> set[str]:
+    """`Class.field` of each field of each class."""
+    return {f"{config}.{field}" for config, own in fields.items() for field in own.split()}
 
 
 def test_every_setting_is_used():
-    assert not unused(names()), "use these settings, test what they do, or remove them"
+    idle = sorted(unused(names()) - full_names(SET_BY_NOBODY))
+    assert not idle, f"set by nobody: {', '.join(idle)}; use them in an experiment, or remove them"
+
+
+def test_the_lists_only_shrink():
+    """A setting that something sets, and one that is gone, leave the list."""
+    done = sorted(full_names(SET_BY_NOBODY) - unused(names()))
+    assert not done, f"take away from SET_BY_NOBODY: {', '.join(done)}"
+    gone = sorted(full_names(OF_OWN_DATA) - {str(setting) for setting in names()})
+    assert not gone, f"take away from OF_OWN_DATA: {', '.join(gone)}"
 
 
 def test_a_setting_that_nothing_sets_is_found():
@@ -239,12 +408,20 @@ def test_a_setting_that_nothing_sets_is_found():
         never_written_anywhere: int = 1
         """A number."""
 
-    assert unused([Setting(Idle, "never_written_anywhere")]) == ["Idle.never_written_anywhere"]
+    assert unused([Setting(Idle, "never_written_anywhere")]) == {"Idle.never_written_anywhere"}
 
 
-def test_reasons_are_of_settings_that_need_one():
-    used = by_experiments() | in_guides() | in_tests()
-    assert set(WITHOUT_A_TEST) <= {str(setting) for setting in set(names()) - used}
+@pytest.mark.parametrize(
+    ("text", "is_set"),
+    [
+        ("fedrec attack audit e.toml --canaries 3", True),
+        ("attack = AuditConfig(canaries=3)", True),
+        ("the audit has `canaries`", False),
+        ("fedrec attack lira e.toml --canaries 3", False),
+    ],
+)
+def test_a_block_sets_what_it_names_with_its_component(text, is_set):
+    assert ("AuditConfig.canaries" in map(str, by_texts([text]))) == is_set
 
 
 @pytest.mark.parametrize(

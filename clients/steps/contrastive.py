@@ -31,6 +31,7 @@ class ContrastiveConfig(SessionStepConfig):
 class Contrastive(SessionStep):
     """Local SGD on masked views of the client's sessions."""
 
+    name = "contrastive"
     Config = ContrastiveConfig
     paper = "PrivRec (Wang et al. 2021), eq. 8-10"
     config: ContrastiveConfig

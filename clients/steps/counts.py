@@ -27,6 +27,7 @@ class Counts(SufficientStatistics):
     A user who likes n items has an update of L2 norm sqrt(n) and L1 norm n then.
     """
 
+    name = "counts"
     Config = SufficientStatisticsConfig
     contributions = "non-negative"
     config: SufficientStatisticsConfig

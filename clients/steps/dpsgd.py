@@ -73,6 +73,7 @@ class DpSgdConfig(OwnNoiseConfig, PrivateParameters):
 class DpSgd(OwnNoiseStep):
     """One noisy gradient of the shared parameters."""
 
+    name = "dpsgd"
     Config = DpSgdConfig
     paper = "DP-VAE (Fang et al. 2022), algorithm 3 and table 11"
     config: DpSgdConfig

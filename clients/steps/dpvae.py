@@ -63,6 +63,7 @@ class DpVaeConfig(OwnNoiseConfig, HistoryStepConfig):
 class DpVae(HistoryStep, OwnNoiseStep):
     """One noisy gradient of a user."""
 
+    name = "dpvae"
     Config = DpVaeConfig
     paper = "DP-VAE (Fang et al. 2022), algorithm 3"
     config: DpVaeConfig

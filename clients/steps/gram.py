@@ -40,6 +40,7 @@ class GramStep(SufficientStatistics):
         ExperimentError: the model is not computed from products of items.
     """
 
+    name = "gram"
     Config = GramStepConfig
     contributions = "non-negative"
     symmetric = (WEIGHTS, PRODUCTS)

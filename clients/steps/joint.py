@@ -35,6 +35,7 @@ class Joint(SessionStep, Sgd):
     """Local SGD on the recommender's loss plus the loss on masked views of the client's
     sessions."""
 
+    name = "joint"
     Config = JointConfig
     paper = "PrivRec (Wang et al. 2021), eq. 11"
     config: JointConfig

@@ -40,6 +40,7 @@ class MetaMfStepConfig(StepConfig):
 class MetaMfStep(Step):
     """Gradients with respect to generated parameters."""
 
+    name = "metamf"
     Config = MetaMfStepConfig
     generated = True
     paper = "MetaMF (Lin et al. 2020)"

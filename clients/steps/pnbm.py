@@ -44,6 +44,7 @@ class PnbmStepConfig(StepConfig):
 class PnbmStep(Step):
     """Gradient steps on one user's block of the similarities."""
 
+    name = "pnbm"
     Config = PnbmStepConfig
     trains = Pnbm
     model: Pnbm

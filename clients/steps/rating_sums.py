@@ -39,6 +39,7 @@ class RatingSums(Step):
     A user with n ratings has an update of L2 norm between sqrt(n) and sqrt(2 n).
     """
 
+    name = "rating-sums"
     Config = RatingSumsConfig
     contributions = "non-negative"
     config: RatingSumsConfig

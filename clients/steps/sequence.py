@@ -64,6 +64,7 @@ class SequenceBatches(Batches):
 class SequenceStep(DescentStep):
     """Gradient steps on the loss of what comes next."""
 
+    name = "sequence"
     Config = SequenceStepConfig
     trains = SequenceModel
     tasks = ("ranking",)

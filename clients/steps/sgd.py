@@ -58,6 +58,7 @@ class SgdConfig(DescentConfig, PrivateParameters):
 class Sgd(DescentStep):
     """Plain local SGD."""
 
+    name = "sgd"
     Config = SgdConfig
     paper = "PrivRec (Wang et al. 2021), algorithm 1"
     config: SgdConfig

@@ -41,6 +41,7 @@ class TransitionsStep(SufficientStatistics):
         ExperimentError: the model is not one of transitions.
     """
 
+    name = "transitions"
     Config = TransitionsStepConfig
     contributions = "non-negative"
     paper = "a smoothed Markov chain as a sum over users"

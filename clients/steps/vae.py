@@ -48,6 +48,7 @@ class VaeStepConfig(HistoryStepConfig):
 class VaeStep(HistoryStep):
     """Gradient steps on one client's evidence lower bound."""
 
+    name = "vae"
     Config = VaeStepConfig
     paper = "DP-VAE (Fang et al. 2022), eq. 7 and 19"
     config: VaeStepConfig

@@ -179,7 +179,7 @@ class Histories:
 class Baseline(ABC):
     """A centralised recommender: it sees the data of all training users.
 
-    A subclass lives in a file of its own in `fedrec/baselines/`, its configuration class above it.
+    A built-in has a `name` and lives in `fedrec/baselines/`, its configuration class above it.
 
     Attributes:
         stand_in: the baseline to use instead if the data are too large for this one; empty: none.

@@ -64,6 +64,7 @@ class Central(ExamplesBaseline, RatingBaseline):
         ExperimentError: the model is unknown, or a setting of it is unknown or wrong.
     """
 
+    name = "central"
     Config = CentralConfig
     config: CentralConfig
     model: Model

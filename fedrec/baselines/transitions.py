@@ -24,6 +24,7 @@ class TransitionsConfig(RecencyConfig, SmoothingConfig):
 class TransitionsBaseline(Baseline):
     """Sums of the transitions between the items of sequences."""
 
+    name = "transitions"
     Config = TransitionsConfig
     paper = "a smoothed Markov chain; FPMC (Rendle et al. 2010) without factors"
     config: TransitionsConfig

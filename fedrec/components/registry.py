@@ -4,14 +4,14 @@
 A name is resolved in this order:
 
 1. `"package.module:Class"`: that class, from anywhere on `sys.path`;
-2. a built-in: the file of that name in the kind's home package or in a folder below it (`"ml-1m"`
-   is `fedrec/data/readers/ml_1m.py`, `"ease"` is `fedrec/baselines/factorisation/ease.py`); a kind
-   whose classes have a `name` may have several of them in a file (`"recall"` and `"map"` are in
-   `fedrec/metrics/whole_lists.py`);
+2. a built-in: a class with `name = "..."` in its body, in any module of the kind's home, which is
+   a module, or a package with its subpackages;
 3. an entry point of the group `fedrec.<kind>` that an installed package declares.
 
-There is no list to edit: a new built-in is a new file. Homes and base classes are named by strings
-because this core library must not import the packages above it.
+There is no list to edit: a new built-in is a new class with a `name`. The name is public. A class
+without one of its own is no component, even if it inherits one. Names are read from the text of the
+modules, without importing them, so `name = "..."` stands on a line of its own. Homes and base
+classes are named by strings because this core library must not import the packages above it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import pkgutil
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,14 +35,13 @@ from fedrec.errors import ExperimentError
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of component: where its built-ins live, what they derive from, the table that names
-    one, and whether its classes have a `name` of their own."""
+    """One kind of component: the package or module of its built-ins, what they derive from, and the
+    table that names one."""
 
     name: str
     home: str
     base: str
     table: str = ""
-    named: bool = False
 
     @property
     def group(self) -> str:
@@ -86,7 +84,7 @@ POISONING = Kind(
 COMPRESSION = Kind(
     "compression", "fedrec.compression.members", "fedrec.compression.base:Compression"
 )
-METRIC = Kind("metric", "fedrec.metrics", "fedrec.metrics.base:Metric", named=True)
+METRIC = Kind("metric", "fedrec.metrics", "fedrec.metrics.base:Metric")
 
 KINDS = (
     DATASET,
@@ -105,19 +103,8 @@ KINDS = (
     METRIC,
 )
 
-_NAME = re.compile(r'^    name = "(.+)"$', re.MULTILINE)
-_NOT_COMPONENTS = {  # modules with the shared code of components
-    "base",
-    "callback_list",
-    "dp",
-    "examples",
-    "histories",
-    "similarity",
-    "training",
-    "triples",
-    "user_rows",
-    "warp_steps",
-}
+_NAME = re.compile(r'\n    name = "([^"\n]+)"(?=\n|  #)')
+_NEXT_BLOCK = re.compile(r"\n[\w@]")
 
 
 def resolve(kind: Kind, name: str) -> type:
@@ -151,42 +138,56 @@ def place_of(kind: Kind, name: str) -> str | None:
 
 
 def ours(kind: Kind, component: type) -> bool:
-    """Whether a class is a built-in of its kind and not a plug-in."""
-    return component.__module__.startswith(f"{kind.home}.")
+    """Whether a class is from the home of its kind and not from a plug-in."""
+    return f"{component.__module__}.".startswith(f"{kind.home}.")
 
 
 def builtin_names(kind: Kind) -> list[str]:
-    """Names of the built-ins of a kind, without importing them."""
+    """Names of the built-ins of a kind, without importing them.
+
+    Raises:
+        ExperimentError: two classes have one name.
+    """
     return sorted(_builtins(kind))
 
 
 @functools.lru_cache  # a node asks in every round, and listing the folders takes half a millisecond
 def _builtins(kind: Kind) -> dict[str, str]:
     """Name -> dotted module of each built-in, without importing any."""
-    spec = importlib.util.find_spec(kind.home)
+    modules: dict[str, str] = {}
+    for module, file in _modules(kind.home):
+        for name in _names_in(file.read_text("utf-8")):
+            if name in modules:
+                raise ExperimentError(
+                    f"two classes have the name of the {kind.name} {name!r}",
+                    expected=f"one class of {kind.home} with name = {name!r}",
+                    got=f"one in {modules[name]}, another in {module}",
+                    fix="rename one of them",
+                )
+            modules[name] = module
+    return modules
+
+
+def _modules(home: str) -> Iterator[tuple[str, Path]]:
+    """Dotted name and file of a home's modules: of a package all below it, of a module itself."""
+    spec = importlib.util.find_spec(home)
     folders = spec.submodule_search_locations if spec else None
-    return {
-        name: module
-        for folder in folders or ()
-        for module, file in _modules(kind.home, Path(folder))
-        for name in (_NAME.findall(file.read_text("utf-8")) if kind.named else _name_of(file))
-    }
+    if spec and spec.origin and folders is None:
+        yield home, Path(spec.origin)
+    for folder in map(Path, folders or ()):
+        for file in sorted(folder.rglob("*.py")):
+            parts = file.relative_to(folder).with_suffix("").parts
+            yield ".".join([home, *parts]).removesuffix(".__init__"), file
 
 
-def _name_of(file: Path) -> list[str]:
-    """The name of the component in a file; none where it holds something else."""
-    other = file.stem.startswith("_") or file.stem in _NOT_COMPONENTS
-    return [] if other else [file.stem.replace("_", "-")]
-
-
-def _modules(package: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    """The modules in a package and its subpackages: dotted name and file."""
-    for module in pkgutil.iter_modules([str(folder)]):
-        name = f"{package}.{module.name}"
-        if not module.ispkg:
-            yield name, folder / f"{module.name}.py"
-        elif not module.name.startswith("_"):
-            yield from _modules(name, folder / module.name)
+def _names_in(source: str) -> Iterator[str]:
+    """Each `name = "..."` in the body of a class of a module."""
+    for line in _NAME.finditer(source):
+        before = f"\n{source[: line.start()]}"
+        in_class, body = before.rpartition("\nclass ")[1:]
+        in_text = before.count('"""') % 2
+        if in_class and not in_text and not _NEXT_BLOCK.search(body):
+            yield line[1]
 
 
 def available_names(kind: Kind) -> list[str]:
@@ -224,25 +225,23 @@ def _from_path(kind: Kind, path: str) -> type:
 
 @functools.cache  # a run of ten milliseconds a round asks some seventy times
 def _class_of(kind: Kind, name: str) -> type:
-    """The only public class of a built-in's name that its module defines."""
+    """The class of a built-in's name."""
     module_name = _builtins(kind)[name]
     module = _import(kind, module_name)
-    base = _base_of(kind)
-    own = [
+    named = [
         value
-        for key, value in vars(module).items()
-        if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module_name
-        if not key.startswith("_") and not inspect.isabstract(value)
-        if not kind.named or getattr(value, "name", None) == name
+        for value in vars(module).values()
+        if inspect.isclass(value) and value.__module__ == module_name
+        if vars(value).get("name") == name
     ]
-    if len(own) != 1:
+    if not (named and issubclass(named[0], _base_of(kind))):
         raise ExperimentError(
-            f"module {module_name!r} does not define exactly one {kind.name}",
-            expected=f"one public class derived from {kind.base}",
-            got=", ".join(cls.__name__ for cls in own) or "none",
-            fix="one concept, one file: move the others",
+            f"module {module_name!r} does not define the {kind.name} {name!r}",
+            expected=f"a class derived from {kind.base} with name = {name!r} in its body",
+            got=f"the class {named[0].__name__} of another base" if named else "none",
+            fix=f"derive the class from {kind.base.partition(':')[2]}, or take its `name` away",
         )
-    return own[0]
+    return named[0]
 
 
 def file_of(kind: Kind, name: str) -> str:
@@ -265,15 +264,16 @@ def described(kind: Kind, name: str) -> str:
     Raises:
         ExperimentError: see `resolve`.
     """
-    wanted = (name if ":" in name else place_of(kind, name) or "").partition(":")[2]
+    class_name = (name if ":" in name else place_of(kind, name) or "").partition(":")[2]
     try:
         parsed = ast.parse(Path(file_of(kind, name)).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
         parsed = ast.Module([], [])
-    classes = [one for one in parsed.body if isinstance(one, ast.ClassDef)]
-    public = [one for one in classes if one.name == wanted or not (wanted or one.name[0] == "_")]
-    about = ast.get_docstring(public[-1]) if public else None  # below its configuration class
-    return about or inspect.getdoc(resolve(kind, name)) or ""
+    for node in (node for node in parsed.body if isinstance(node, ast.ClassDef)):
+        statements = [ast.unparse(line) for line in node.body if isinstance(line, ast.Assign)]
+        if node.name == class_name or (not class_name and f"name = {name!r}" in statements):
+            return ast.get_docstring(node) or inspect.getdoc(resolve(kind, name)) or ""
+    return inspect.getdoc(resolve(kind, name)) or ""
 
 
 def _base_of(kind: Kind) -> type:

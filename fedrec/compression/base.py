@@ -34,7 +34,7 @@ class Grid(NamedTuple):
 class Compression(ABC):
     """What is sent of a client's update.
 
-    A subclass lives in a file of its own in `fedrec/compression/members/`, its configuration class
+    A built-in has a `name` and lives in `fedrec/compression/members/`, its configuration class
     above it.
 
     Args:

@@ -61,7 +61,7 @@ class Perturbed:
 class Perturbation(ABC):
     """Changes the training rows of clients.
 
-    A subclass lives in a file of its own in `fedrec/perturb/members/`, its configuration class
+    A built-in has a `name` and lives in `fedrec/perturb/members/`, its configuration class
     above it. Its result is a function of the data, its settings and the seed.
 
     Args:

@@ -37,7 +37,7 @@ class ReaderConfig(Config):
 class Reader(ABC):
     """Reads one dataset into `Interactions`.
 
-    A subclass lives in a file of its own in `fedrec/data/readers/`, its configuration class above
+    A built-in has a `name` and lives in `fedrec/data/readers/`, its configuration class above
     it.
 
     Attributes:

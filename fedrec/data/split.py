@@ -84,7 +84,7 @@ class Partition:
 class Split(ABC):
     """Divides interactions into training rows and held-out rows.
 
-    A subclass lives in a file of its own in `fedrec/data/splits/`, its configuration class above
+    A built-in has a `name` and lives in `fedrec/data/splits/`, its configuration class above
     it. It is a function of the interactions, its configuration and the experiment's seed (stream
     `"split"`).
     """

@@ -19,7 +19,7 @@ class Metric(ABC):
     """What every metric says of itself; derive from `UserMetric`, `RatingMetric` or `ListMetric`.
 
     Attributes:
-        name: its name in tables, before `@k`, by which a built-in is found.
+        name: its name in tables, before `@k`.
         lower_is_better: whether the smaller value is the better one.
         range: smallest and largest possible value.
         has_k: whether there is one value for each list length of `evaluation.ks`.

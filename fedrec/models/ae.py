@@ -24,6 +24,7 @@ class AeConfig(VaeConfig):
 class Ae(Vae):
     """Encoder and decoder."""
 
+    name = "ae"
     Config = AeConfig
     paper = "Mult-DAE (Liang et al. 2018)"
     config: AeConfig

@@ -41,7 +41,7 @@ _SCORED_AT_ONCE = 4096  # clients times items per forward pass; their activation
 class Model(ABC):
     """A recommender as a pure function of its parameters.
 
-    A subclass lives in a file of its own in `fedrec/models/`, its configuration class above it.
+    A built-in has a `name` and lives in `fedrec/models/`, its configuration class above it.
 
     Attributes:
         item_tables: names of the parameters with one row per item, `[num_items, d]`. A client uses

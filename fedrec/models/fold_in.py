@@ -52,6 +52,7 @@ class FoldInConfig(PublicPriorConfig, ProductsConfig):
 class FoldIn(ProductsModel):
     """Embeddings of items, public and learned, and tastes that devices fit."""
 
+    name = "fold-in"
     Config = FoldInConfig
     paper = "fold-in of iALS (Hu et al. 2008), features as a Gaussian prior"
     products = PRODUCTS

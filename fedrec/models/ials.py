@@ -57,6 +57,7 @@ class Ials(Model):
         ExperimentError: the catalogue is too large for `products`.
     """
 
+    name = "ials"
     Config = IalsConfig
     paper = "FCF (Ammad-ud-din et al. 2019); Hu et al. 2008"
     item_tables = ("item.factors", "item.right")

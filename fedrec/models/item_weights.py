@@ -30,6 +30,7 @@ class ItemWeightsConfig(ProductsConfig, LowRatedConfig):
 class ItemWeights(ProductsModel):
     """Weights between items."""
 
+    name = "item-weights"
     Config = ItemWeightsConfig
     paper = "SLIM (Ning and Karypis 2011), EASE (Steck 2019)"
     products = WEIGHTS

@@ -72,6 +72,7 @@ class MetaMf(Model):
             passed instead.
     """
 
+    name = "metamf"
     Config = MetaMfConfig
     paper = "MetaMF (Lin et al. 2020)"
     item_tables = ("item.low",)

@@ -53,6 +53,7 @@ class MfConfig(Config):
 class Mf(Model):
     """Factors and biases."""
 
+    name = "mf"
     Config = MfConfig
     paper = "Koren et al. 2009, eq. 4"
     capturable = True

@@ -54,6 +54,7 @@ class NeumfConfig(Config):
 class Neumf(Model):
     """A product of factors and a tower of layers, joined."""
 
+    name = "neumf"
     Config = NeumfConfig
     paper = "FedNCF (Perifanis and Efraimidis 2022); He et al. 2017"
     capturable = True

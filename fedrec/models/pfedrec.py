@@ -29,6 +29,7 @@ class PfedrecConfig(Config):
 class Pfedrec(Model):
     """Item embeddings under a linear score function."""
 
+    name = "pfedrec"
     Config = PfedrecConfig
     paper = "PFedRec (Zhang et al. 2023)"
     item_tables = ("item.id",)

@@ -53,6 +53,7 @@ class Pnbm(HistoryModel):
         ExperimentError: the task is ranking, or there are fewer items than `items`.
     """
 
+    name = "pnbm"
     Config = PnbmConfig
     paper = "PNBM, equations 1-3"
     item_tables = ("item.mean", "item.count")

@@ -71,6 +71,7 @@ class PrivRecConfig(Config):
 class PrivRec(Model):
     """The network of PrivRec, for implicit feedback (logits) and for ratings (linear output)."""
 
+    name = "privrec"
     Config = PrivRecConfig
     paper = "PrivRec (Wang et al. 2021), eq. 1-2"
     item_tables = ("item.id",)

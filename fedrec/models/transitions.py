@@ -22,6 +22,7 @@ class TransitionsModelConfig(ProductsConfig, RecencyConfig):
 class TransitionsModel(ItemWeights):
     """Weights from one item to the next."""
 
+    name = "transitions"
     Config = TransitionsModelConfig
     paper = "a smoothed Markov chain; FPMC (Rendle et al. 2010) without factors"
     config: TransitionsModelConfig

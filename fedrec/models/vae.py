@@ -88,6 +88,7 @@ class Draw:
 class Vae(HistoryModel):
     """Encoder, code, decoder."""
 
+    name = "vae"
     Config = VaeConfig
     paper = "DP-VAE (Fang et al. 2022), section 2.3; Mult-VAE (Liang et al. 2018)"
     config: VaeConfig

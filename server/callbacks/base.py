@@ -17,7 +17,7 @@ from server.forecast.estimate import Estimate
 class Callback:
     """Observes a run. All methods do nothing by default.
 
-    A subclass lives in a file of its own in `server/callbacks/`, its configuration class above it.
+    A built-in has a `name` and lives in `server/callbacks/`, its configuration class above it.
     An experiment names it in `callbacks = [{ name = "...", ... }]`; from Python, instances can be
     passed to `fedrec.run`. The state of a callback is not saved: a resumed run has a new instance.
 

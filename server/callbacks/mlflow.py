@@ -58,6 +58,7 @@ class Mlflow(Callback):
         ExperimentError: MLflow is not installed.
     """
 
+    name = "mlflow"
     Config = MlflowConfig
     config: MlflowConfig
     tracker = True

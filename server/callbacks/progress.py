@@ -61,6 +61,8 @@ def _bar(task: Task) -> str:
 class Progress(Callback):
     """Shows the progress of a run: on standard error, or below the cell of a notebook."""
 
+    name = "progress"
+
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
         self._console = Console(stderr=True)

@@ -32,6 +32,7 @@ class TensorBoard(Callback):
         ExperimentError: TensorBoard is not installed.
     """
 
+    name = "tensorboard"
     Config = TensorBoardConfig
     config: TensorBoardConfig
     tracker = True

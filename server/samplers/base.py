@@ -17,7 +17,7 @@ from fedrec.rng import stream
 class Sampler(ABC):
     """Draws the cohort of a round.
 
-    A subclass lives in a file of its own in `server/samplers/`, its configuration class above it.
+    A built-in has a `name` and lives in `server/samplers/`, its configuration class above it.
 
     Args:
         config: its settings.

@@ -20,6 +20,7 @@ class FixedSizeConfig(Config):
 class FixedSizeSampler(SizedSampler):
     """Uniform sampling without replacement."""
 
+    name = "fixed-size"
     Config = FixedSizeConfig
     paper = "PrivRec (Wang et al. 2021), algorithm 1"
     config: FixedSizeConfig

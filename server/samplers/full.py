@@ -20,6 +20,7 @@ class FullConfig(Config):
 class FullSampler(Sampler):
     """All clients."""
 
+    name = "full"
     Config = FullConfig
     config: FullConfig
 

@@ -26,6 +26,7 @@ class LimitedConfig(Config):
 class Limited(SizedSampler):
     """Uniform sampling without replacement from those who may still be drawn."""
 
+    name = "limited"
     Config = LimitedConfig
     config: LimitedConfig
 

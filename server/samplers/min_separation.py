@@ -44,6 +44,7 @@ class MinSeparation(SizedSampler):
         ExperimentError: a group has fewer clients than a cohort.
     """
 
+    name = "min-separation"
     Config = MinSeparationConfig
     paper = "(Amplified) Banded Matrix Factorization (Choquette-Choo et al. 2023)"
     config: MinSeparationConfig

@@ -24,6 +24,7 @@ class PoissonConfig(Config):
 class PoissonSampler(SizedSampler):
     """Independent sampling with probability cohort / clients."""
 
+    name = "poisson"
     Config = PoissonConfig
     config: PoissonConfig
 

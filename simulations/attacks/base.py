@@ -107,7 +107,7 @@ class AttackOutcome:
 class Attack(ABC):
     """Measures what training reveals.
 
-    A subclass lives in a file of its own in `simulations/attacks/builtin/`, its configuration class
+    A built-in has a `name` and lives in `simulations/attacks/builtin/`, its configuration class
     above it; every setting is an option of the command. Its outcome is a function of what it sees,
     its settings and the seed.
 

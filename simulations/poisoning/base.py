@@ -20,7 +20,7 @@ from fedrec.data.adversary.known import Known
 class Poisoning(ABC):
     """What malicious clients do. Derive from `ProfilePoisoning` or `UpdatePoisoning`.
 
-    A subclass lives in a file of its own in `simulations/poisoning/attacks/`, its configuration
+    A built-in has a `name` and lives in `simulations/poisoning/attacks/`, its configuration
     class above it. It holds no state between calls: what it returns is a function of its input.
 
     Args:

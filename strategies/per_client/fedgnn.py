@@ -58,6 +58,7 @@ class FedgnnStrategyConfig(PerClientConfig):
 class FedgnnStrategy(PerClientStrategy):
     """Averages gradients of local graphs; the third party finds neighbours."""
 
+    name = "fedgnn"
     Config = FedgnnStrategyConfig
     paper = "FedGNN (Wu et al. 2021), algorithm 1"
     config: FedgnnStrategyConfig

@@ -62,6 +62,7 @@ class GpfedrecStrategyConfig(PerClientConfig):
 class GpfedrecStrategy(PerClientStrategy):
     """Guides each client by similar clients; sees each client's update separately."""
 
+    name = "gpfedrec"
     Config = GpfedrecStrategyConfig
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
     config: GpfedrecStrategyConfig

@@ -64,6 +64,7 @@ class MetaMfStrategyConfig(PerClientConfig):
 class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
     """Generates each client's parameters and learns from each client's gradient."""
 
+    name = "metamf"
     Config = MetaMfStrategyConfig
     paper = "MetaMF (Lin et al. 2020)"
     config: MetaMfStrategyConfig

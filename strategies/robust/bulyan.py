@@ -27,6 +27,7 @@ class Bulyan(RobustRule):
         ExperimentError: the cohort is too small for the share of malicious clients.
     """
 
+    name = "bulyan"
     Config = ChoiceConfig
     paper = "El Mhamdi, Guerraoui and Rouault 2018"
     config: ChoiceConfig

@@ -32,6 +32,7 @@ class Krum(RobustRule):
         ExperimentError: a round has fewer updates than are averaged.
     """
 
+    name = "krum"
     Config = KrumConfig
     paper = "Blanchard, El Mhamdi, Guerraoui and Stainer 2017"
     config: KrumConfig

@@ -15,6 +15,7 @@ from strategies.robust._coordinates import CoordinateRule
 class Median(CoordinateRule):
     """Moves each coordinate by the median of the clients' updates."""
 
+    name = "median"
     paper = "Yin, Chen, Ramchandran and Bartlett 2018, option I"
 
     def of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -30,6 +30,7 @@ class NormBoundConfig(ServerRate):
 class NormBound(RobustRule):
     """Moves the shared parameters by the mean of bounded updates."""
 
+    name = "norm-bound"
     Config = NormBoundConfig
     paper = "Sun, Kairouz, Suresh and McMahan 2019"
     config: NormBoundConfig

@@ -24,6 +24,7 @@ class TrimmedMeanConfig(CoordinateRuleConfig):
 class TrimmedMean(CoordinateRule):
     """Moves each coordinate by the trimmed mean of the clients' updates."""
 
+    name = "trimmed-mean"
     Config = TrimmedMeanConfig
     paper = "Yin, Chen, Ramchandran and Bartlett 2018, option II"
     config: TrimmedMeanConfig

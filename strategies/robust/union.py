@@ -48,6 +48,7 @@ class Union(RobustRule):
         ExperimentError: the model has no table of item embeddings, or none of that name.
     """
 
+    name = "union"
     Config = UnionConfig
     paper = "Yu et al. 2023, UNION"
     config: UnionConfig

@@ -68,6 +68,7 @@ class _Starting(ProductsStrategy):
 class GramStart(FirstRound):
     """Sums products in the first round, then runs another strategy, see `FirstRound`."""
 
+    name = "gram-start"
     Config = GramStartConfig
     paper = "PureSVD (Cremonesi et al. 2010) as the start of iALS (Hu et al. 2008)"
     first_phase = PRODUCTS

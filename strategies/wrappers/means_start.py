@@ -79,6 +79,7 @@ class MeansStart(FirstRound):
         ExperimentError: the step of the first round has another scale of ratings.
     """
 
+    name = "means-start"
     Config = MeansStartConfig
     first_phase = MEANS
     first_class = _Averaging

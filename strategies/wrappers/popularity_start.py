@@ -71,6 +71,7 @@ class _Counting(CohortStrategy):
 class PopularityStart(FirstRound):
     """Counts likes in the first round, then runs another strategy, see `FirstRound`."""
 
+    name = "popularity-start"
     Config = PopularityStartConfig
     first_phase = POPULARITY
     first_class = _Counting

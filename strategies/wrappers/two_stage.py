@@ -88,6 +88,7 @@ class TwoStage(ByRound):
             cohort is larger than its stage's clients.
     """
 
+    name = "two-stage"
     Config = TwoStageConfig
     paper = "PrivRec (Wang et al. 2021), section 2.4"
     config: TwoStageConfig

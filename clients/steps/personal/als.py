@@ -116,6 +116,7 @@ class SolvedUsers(Trained):
 class Als(Step):
     """Solves for the user's factors and sends sums for the items'."""
 
+    name = "als"
     Config = AlsConfig
     trains = Ials
     private = ("user.factors",)

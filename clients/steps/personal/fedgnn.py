@@ -134,6 +134,7 @@ class _Graphs:
 class FedgnnStep(Step):
     """Sends a clipped and noisy gradient on the local graph."""
 
+    name = "fedgnn"
     Config = FedgnnStepConfig
     trains = Fedgnn
     tasks = ("ranking",)

@@ -78,6 +78,7 @@ class FedrapStepConfig(ShuffledConfig):
 class FedrapStep(ShuffledStep):
     """Trains a private score function, a private and a shared part of the item embeddings."""
 
+    name = "fedrap"
     Config = FedrapStepConfig
     trains = Fedrap
     tasks = ("ranking",)

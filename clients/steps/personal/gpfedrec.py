@@ -68,6 +68,7 @@ class GpfedrecStepConfig(ShuffledConfig):
 class GpfedrecStep(ShuffledStep):
     """Trains a private network, and rows of item embeddings under guidance."""
 
+    name = "gpfedrec"
     Config = GpfedrecStepConfig
     trains = Gpfedrec
     tasks = ("ranking",)

@@ -71,6 +71,7 @@ class MamlConfig(StepConfig):
 class Maml(Step):
     """Adapts to some examples and sends the gradient of the loss on the others."""
 
+    name = "maml"
     Config = MamlConfig
     kernels = ("train_clients", "move_by_meta_gradients")
     paper = "Finn et al. 2017, algorithm 1; Chen et al. 2018 (NN-SELF in PrivRec)"

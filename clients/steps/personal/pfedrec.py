@@ -53,6 +53,7 @@ class PfedrecStepConfig(ShuffledConfig):
 class PfedrecStep(ShuffledStep):
     """Trains a private score function and the shared item embeddings in turns."""
 
+    name = "pfedrec"
     Config = PfedrecStepConfig
     trains = Pfedrec
     tasks = ("ranking",)

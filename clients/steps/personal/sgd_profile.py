@@ -37,6 +37,7 @@ class SgdProfile(Sgd):
         keeps: the setting's parameters alone, as the profile is taken anew in each round.
     """
 
+    name = "sgd-profile"
     Config = SgdProfileConfig
     trains = PrivRecProfile
     tasks = ("ranking",)

@@ -58,6 +58,7 @@ class Bprmf(UserRowsBaseline):
         biases: `float32 [items]`; zero without them.
     """
 
+    name = "bprmf"
     Config = BprmfConfig
     paper = "Rendle et al. 2009"
     config: BprmfConfig

@@ -35,6 +35,7 @@ class EaseConfig(LowRatedConfig):
 class Ease(Baseline):
     """Linear item-to-item model in closed form."""
 
+    name = "ease"
     Config = EaseConfig
     paper = "Steck 2019"
     stand_in = "ials"

@@ -36,6 +36,7 @@ class GfCfConfig(LowRatedConfig):
 class GfCf(Baseline):
     """A linear filter and an ideal low-pass filter on the graph of items."""
 
+    name = "gf-cf"
     Config = GfCfConfig
     paper = "Shen et al. 2021"
     config: GfCfConfig

@@ -70,6 +70,7 @@ class CentralIalsConfig(LowRatedConfig):
 class CentralIals(Baseline):
     """Weighted matrix factorization with each side solved for exactly."""
 
+    name = "ials"
     Config = CentralIalsConfig
     paper = "Hu et al. 2008"
     config: CentralIalsConfig

@@ -31,6 +31,7 @@ class PuresvdConfig(LowRatedConfig):
 class Puresvd(Baseline):
     """Projects a user's items on the first right singular vectors."""
 
+    name = "puresvd"
     Config = PuresvdConfig
     paper = "Cremonesi et al. 2010"
     config: PuresvdConfig

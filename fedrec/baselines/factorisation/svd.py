@@ -40,6 +40,7 @@ class SvdConfig(Config):
 class Svd(RatingBaseline):
     """Factors and biases, rating by rating."""
 
+    name = "svd"
     Config = SvdConfig
     paper = "Funk 2006; Koren et al. 2009"
     config: SvdConfig

@@ -55,6 +55,7 @@ class WarpConfig(UserRowsConfig):
 class Warp(UserRowsBaseline):
     """Factors of ids and side features, trained to rank liked items first."""
 
+    name = "warp"
     Config = WarpConfig
     paper = "Kula 2015; Weston et al. 2011"
     config: WarpConfig

@@ -20,6 +20,7 @@ class CosConfig(NeighboursConfig):
 class Cos(Neighbours):
     """Predicts from similar items by cosine."""
 
+    name = "cos"
     Config = CosConfig
     paper = "PNBM, section 5.1"
 

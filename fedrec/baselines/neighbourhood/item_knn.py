@@ -21,6 +21,7 @@ class ItemKnnConfig(NeighbourConfig):
 class ItemKnn(Baseline):
     """Scores an item by the likes among its nearest items."""
 
+    name = "item-knn"
     Config = ItemKnnConfig
     paper = "Deshpande and Karypis 2004"
     config: ItemKnnConfig

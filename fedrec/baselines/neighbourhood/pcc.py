@@ -19,6 +19,7 @@ class PccConfig(NeighboursConfig):
 class Pcc(Neighbours):
     """Predicts from correlated items."""
 
+    name = "pcc"
     Config = PccConfig
     paper = "PNBM, section 5.1"
 

@@ -118,6 +118,7 @@ class CentralPnbmConfig(SimilarityConfig):
 class CentralPnbm(LearnedSimilarities):
     """Neighbourhoods of learned similarity."""
 
+    name = "pnbm"
     Config = CentralPnbmConfig
     paper = "PNBM, equations 1-4"
     config: CentralPnbmConfig

@@ -25,6 +25,7 @@ class UserKnnConfig(NeighbourConfig):
 class UserKnn(Baseline):
     """Scores an item by its likes among the nearest users."""
 
+    name = "user-knn"
     Config = UserKnnConfig
     paper = "Herlocker et al. 1999"
     config: UserKnnConfig

@@ -18,6 +18,7 @@ class CentralAeConfig(CentralVaeConfig):
 class CentralAe(CentralVae):
     """Trained with Adam on batches of users."""
 
+    name = "ae"
     Config = CentralAeConfig
     paper = "Mult-DAE (Liang et al. 2018)"
     network = Ae

@@ -18,6 +18,7 @@ class GmfConfig(CentralNeumfConfig):
 class Gmf(CentralNeumf):
     """A weighted product of factors."""
 
+    name = "gmf"
     Config = GmfConfig
     paper = "He et al. 2017, section 3.2"
     config: GmfConfig

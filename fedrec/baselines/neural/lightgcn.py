@@ -67,6 +67,7 @@ _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Lightgcn(UserRowsBaseline):
     """Factors of users and items, averaged over their graph."""
 
+    name = "lightgcn"
     Config = LightgcnConfig
     paper = "He et al. 2020"
     config: LightgcnConfig

@@ -21,6 +21,7 @@ class CentralMfConfig(GmfConfig):
 class CentralMf(CentralNeumf):
     """An unweighted product of factors."""
 
+    name = "mf"
     Config = CentralMfConfig
     paper = "Koren et al. 2009"
     config: CentralMfConfig

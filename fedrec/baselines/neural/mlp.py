@@ -17,6 +17,7 @@ class MlpConfig(CentralNeumfConfig):
 class Mlp(CentralNeumf):
     """A tower of layers."""
 
+    name = "mlp"
     Config = MlpConfig
     paper = "He et al. 2017, section 3.3"
     config: MlpConfig

@@ -71,6 +71,7 @@ class CentralNeumfConfig(ExamplesConfig, NeumfConfig):
 class CentralNeumf(ExamplesBaseline):
     """A product of factors and a tower of layers, trained on cross-entropy."""
 
+    name = "neumf"
     Config = CentralNeumfConfig
     paper = "He et al. 2017"
     config: CentralNeumfConfig

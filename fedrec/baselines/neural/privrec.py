@@ -67,6 +67,7 @@ class PrivrecConfig(PrivRecModelConfig):
 class Privrec(Baseline):
     """The network of PrivRec, by REPTILE over users."""
 
+    name = "privrec"
     Config = PrivrecConfig
     paper = "PrivRec (Wang et al. 2021), table 2"
     config: PrivrecConfig

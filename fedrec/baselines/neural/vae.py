@@ -26,6 +26,7 @@ class CentralVaeConfig(HistoriesConfig, VaeConfig):
 class CentralVae(HistoryBaseline):
     """Trained with Adam on batches of users."""
 
+    name = "vae"
     Config = CentralVaeConfig
     paper = "Mult-VAE (Liang et al. 2018)"
     network = Vae

@@ -86,6 +86,7 @@ class DpAlsConfig(ChosenItemsConfig):
 class DpAls(PrivateBaseline):
     """Alternating least squares whose item side is solved from noisy sums."""
 
+    name = "dp-als"
     Config = DpAlsConfig
     paper = "DP-ALS (Chien et al. 2021; Krichene et al. 2023)"
     config: DpAlsConfig

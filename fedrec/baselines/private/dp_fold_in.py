@@ -56,6 +56,7 @@ class DpFoldInConfig(CountsAndGramConfig, LearnedConfig, PublicPriorConfig):
 class DpFoldIn(CountsAndGramBaseline):
     """User vectors fitted on the device to item embeddings that are public or released once."""
 
+    name = "dp-fold-in"
     Config = DpFoldInConfig
     paper = "fold-in of iALS (Hu et al. 2008) and EASE's Gram matrix (Steck 2019), from one release"
     config: DpFoldInConfig

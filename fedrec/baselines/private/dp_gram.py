@@ -65,6 +65,7 @@ class DpGramConfig(CountsAndGramConfig):
 class DpGram(CountsAndGramBaseline):
     """EASE or PureSVD from a noisy Gram matrix of the items with the largest noisy counts."""
 
+    name = "dp-gram"
     Config = DpGramConfig
     paper = "EASE (Steck 2019), PureSVD (Cremonesi et al. 2010), each from one Gaussian release"
     config: DpGramConfig

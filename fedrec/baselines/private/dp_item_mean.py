@@ -58,6 +58,7 @@ class DpItemMeanConfig(ScaleConfig):
 class DpItemMean(RatingBaseline):
     """Noisy item means and users' own means."""
 
+    name = "dp-item-mean"
     Config = DpItemMeanConfig
     config: DpItemMeanConfig
 

@@ -37,6 +37,7 @@ class DpPopularityConfig(PrivateConfig):
 class DpPopularity(PrivateBaseline):
     """Scores an item by its noisy number of likers."""
 
+    name = "dp-popularity"
     Config = DpPopularityConfig
     config: DpPopularityConfig
 

@@ -79,6 +79,7 @@ class DpMfConfig(PrivateConfig):
 class DpMf(PrivateBaseline):
     """Alternates between users, solved for on their devices, and items, updated by noisy sums."""
 
+    name = "dpmf"
     Config = DpMfConfig
     paper = "Hua et al. 2015; Liu et al. 2015; DPMF in DP-VAE (Fang et al. 2022), table 8"
     config: DpMfConfig

@@ -45,6 +45,7 @@ class DppsMfConfig(PosteriorConfig):
 class DppsMf(RatingBaseline):
     """One posterior sample of the items' factors."""
 
+    name = "dpps-mf"
     Config = DppsMfConfig
     paper = "Liu, Wang and Smola 2015; PNBM, section 5.1"
     config: DppsMfConfig

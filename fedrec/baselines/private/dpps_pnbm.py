@@ -48,6 +48,7 @@ class DppsPnbmConfig(PosteriorConfig, SimilarityConfig):
 class DppsPnbm(LearnedSimilarities):
     """One posterior sample of the similarities."""
 
+    name = "dpps-pnbm"
     Config = DppsPnbmConfig
     paper = "PNBM, algorithm 2"
     config: DppsPnbmConfig

@@ -61,6 +61,7 @@ class DpsgdMfConfig(ScaleConfig):
 class DpsgdMf(RatingBaseline):
     """Factors from noisy errors."""
 
+    name = "dpsgd-mf"
     Config = DpsgdMfConfig
     paper = "Berlioz et al. 2015; PNBM, section 5.1"
     config: DpsgdMfConfig

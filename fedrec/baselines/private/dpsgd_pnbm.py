@@ -97,6 +97,7 @@ class DpsgdPnbmConfig(SimilarityConfig):
 class DpsgdPnbm(LearnedSimilarities):
     """Learned similarities whose gradients get Laplace noise."""
 
+    name = "dpsgd-pnbm"
     Config = DpsgdPnbmConfig
     paper = "PNBM, algorithm 1"
     config: DpsgdPnbmConfig

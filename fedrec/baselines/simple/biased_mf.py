@@ -40,6 +40,7 @@ class BiasedMfConfig(Config):
 class BiasedMf(RatingBaseline):
     """Factors and biases in closed form, in turns."""
 
+    name = "biased-mf"
     Config = BiasedMfConfig
     paper = "Koren et al. 2009, eq. 4-5"
     config: BiasedMfConfig

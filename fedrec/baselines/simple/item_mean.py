@@ -22,6 +22,7 @@ class ItemMeanConfig(Config):
 class ItemMean(RatingBaseline):
     """Predicts an item's mean rating; an item without one gets the mean of all."""
 
+    name = "item-mean"
     Config = ItemMeanConfig
     config: ItemMeanConfig
 

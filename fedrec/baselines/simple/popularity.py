@@ -23,6 +23,7 @@ class PopularityConfig(Config):
 class Popularity(Baseline):
     """Scores an item by its number of positive interactions."""
 
+    name = "popularity"
     Config = PopularityConfig
 
     def fit(self, histories: Histories) -> None:

@@ -26,6 +26,7 @@ class RandomConfig(Config):
 class Random(Baseline):
     """Uniform scores, the same for a user whenever asked."""
 
+    name = "random"
     Config = RandomConfig
     config: RandomConfig
 

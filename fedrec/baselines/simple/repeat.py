@@ -22,6 +22,7 @@ class RepeatConfig(Config):
 class RepeatBaseline(Baseline):
     """Scores an item by the user's own count, equal counts by popularity."""
 
+    name = "repeat"
     Config = RepeatConfig
 
     def fit(self, histories: Histories) -> None:

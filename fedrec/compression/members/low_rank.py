@@ -48,6 +48,7 @@ class LowRankConfig(Config):
 class LowRank(Compression):
     """Projections on a subspace; on a common one, sums of them are the projections of sums."""
 
+    name = "low-rank"
     Config = LowRankConfig
     paper = "CoLR: communication and secure federated recommendation by low rank (Nguyen 2024)"
     config: LowRankConfig

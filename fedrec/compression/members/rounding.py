@@ -47,6 +47,7 @@ class RoundingConfig(Config):
 class Rounding(Compression):
     """Stochastic rounding; the mean over chance is the update itself."""
 
+    name = "rounding"
     Config = RoundingConfig
     paper = "QSGD: Communication-Efficient SGD via Gradient Quantization (Alistarh et al. 2017)"
     config: RoundingConfig

@@ -34,6 +34,7 @@ class TopKConfig(Config):
 class TopK(Compression):
     """The largest rows, with error feedback."""
 
+    name = "top-k"
     Config = TopKConfig
     paper = "Sparsified SGD with Memory (Stich et al. 2018)"
     config: TopKConfig

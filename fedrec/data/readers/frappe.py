@@ -53,6 +53,7 @@ class Frappe(Reader):
     """Reads `frappe.csv`, and app categories from `meta.csv` where it is there. Import only: no
     fixed address."""
 
+    name = "frappe"
     Config: ClassVar[type[ReaderConfig]] = FrappeConfig
     config: FrappeConfig
     title = "Frappe: 96,203 rows of app usage, 957 users, 4,082 apps"

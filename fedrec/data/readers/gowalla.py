@@ -25,6 +25,7 @@ class Gowalla(PublishedPairs):
     """Reads `train.txt` and `test.txt`. Import only: no publisher offers these files at a fixed
     address."""
 
+    name = "gowalla"
     title = "Gowalla: 1,027,370 check-ins, 29,858 users, 40,981 places"
     paper = "UPC-SDG; X. He et al., LightGCN, SIGIR 2020"
     source = DatasetSource(

@@ -25,6 +25,7 @@ _GENRES = (
 class MovieLens100K(MovieLens):
     """Reads `u.data`, `u.user` and `u.item`."""
 
+    name = "ml-100k"
     title = "MovieLens-100K: 100,000 ratings, 943 users, 1,682 films"
     paper = "DP-VAE, PNBM; F. M. Harper, J. A. Konstan, The MovieLens Datasets, ACM TiiS 2015"
     source = DatasetSource(

@@ -45,6 +45,7 @@ class MovieLens1MConfig(ReaderConfig):
 class MovieLens1M(MovieLens):
     """Reads `ratings.dat`, `users.dat` and `movies.dat`."""
 
+    name = "ml-1m"
     Config: ClassVar[type[ReaderConfig]] = MovieLens1MConfig
     config: MovieLens1MConfig
     title = "MovieLens-1M: 1,000,209 ratings, 6,040 users, 3,706 rated films"

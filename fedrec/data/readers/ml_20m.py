@@ -20,6 +20,7 @@ from fedrec.data.readers._movielens import LICENCE, MovieLens, genre_lists
 class MovieLens20M(MovieLens):
     """Reads `ratings.csv` and `movies.csv`."""
 
+    name = "ml-20m"
     title = "MovieLens-20M: 20,000,263 ratings, 138,493 users, 26,744 rated films"
     paper = "DP-VAE; F. M. Harper, J. A. Konstan, The MovieLens Datasets, ACM TiiS 2015"
     source = DatasetSource(

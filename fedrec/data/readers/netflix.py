@@ -37,6 +37,7 @@ _DAY = 86_400
 class Netflix(Reader):
     """Reads either form. Import only: the publisher withdrew the download."""
 
+    name = "netflix"
     title = "Netflix Prize: 100,480,507 ratings, 480,189 users, 17,770 films"
     paper = "DP-VAE; J. Bennett, S. Lanning, The Netflix Prize, KDD Cup and Workshop 2007"
     source = DatasetSource(

@@ -81,6 +81,7 @@ class SyntheticConfig(ReaderConfig):
 class Synthetic(Reader):
     """Generates the dataset; equal settings give equal data."""
 
+    name = "synthetic"
     Config = SyntheticConfig
     title = "synthetic interactions with known truth, any size (default 600 users, 400 items)"
     paper = "none; generated"

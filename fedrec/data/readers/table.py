@@ -76,6 +76,7 @@ class TableConfig(ReaderConfig):
 class Table(Reader):
     """Reads the file named by `path`."""
 
+    name = "table"
     Config: ClassVar[type[ReaderConfig]] = TableConfig
     config: TableConfig
     title = "your own CSV, Parquet or JSON file"

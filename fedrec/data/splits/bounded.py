@@ -64,6 +64,7 @@ class BoundedConfig(Config):
 class Bounded(Split):
     """Bounds the number of training rows of a user from above and below."""
 
+    name = "bounded"
     Config = BoundedConfig
     paper = "DP-VAE (Fang et al. 2022), theorem 1"
     config: BoundedConfig

@@ -80,6 +80,7 @@ class GlobalTime(Split):
     """Trains before one point of time, and validates and tests after it; no row that trains is
     later than one that is held out."""
 
+    name = "global-time"
     Config = GlobalTimeConfig
     paper = "Ji et al. 2023"
     config: GlobalTimeConfig

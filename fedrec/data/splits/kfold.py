@@ -58,6 +58,7 @@ class KfoldConfig(Config):
 class Kfold(Split):
     """One fold of the rows is tested, the others train."""
 
+    name = "kfold"
     Config = KfoldConfig
     paper = "PNBM, section 5"
     config: KfoldConfig

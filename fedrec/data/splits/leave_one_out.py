@@ -50,6 +50,7 @@ class LeaveOneOut(Split):
     """The last row of each user is tested, the one before chooses settings, the others train, those
     of other users that are later than a tested row, too (`global-time` has none of these)."""
 
+    name = "leave-one-out"
     Config = LeaveOneOutConfig
     config: LeaveOneOutConfig
 

@@ -30,6 +30,7 @@ class PublishedConfig(Config):
 class Published(Split):
     """Rows of the publisher's training file train, those of the test file are tested."""
 
+    name = "published"
     Config = PublishedConfig
     paper = "UPC-SDG's author files; NGCF and LightGCN (Gowalla)"
     config: PublishedConfig

@@ -49,6 +49,7 @@ class RatioConfig(Config):
 class Ratio(Split):
     """Fixed shares of each user's rows for training, validation and testing."""
 
+    name = "ratio"
     Config = RatioConfig
     paper = "UPC-SDG (Liu et al. 2022), as stated there"
     config: RatioConfig

@@ -82,6 +82,7 @@ class UserHoldoutConfig(Config):
 class UserHoldout(Split):
     """Some users train the shared model, the others are tested on one half of their rows."""
 
+    name = "user-holdout"
     Config = UserHoldoutConfig
     paper = "PrivRec (Wang et al. 2021), section 3.3"
     config: UserHoldoutConfig

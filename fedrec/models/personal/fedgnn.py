@@ -35,6 +35,7 @@ class FedgnnConfig(Config):
 class Fedgnn(Model):
     """Item embeddings, and a user vector computed from a local graph."""
 
+    name = "fedgnn"
     Config = FedgnnConfig
     paper = "FedGNN (Wu et al. 2021), section 3.2"
     item_tables = ("item.id",)

@@ -32,6 +32,7 @@ class FedrapConfig(Config):
 class Fedrap(Model):
     """Shared and personal item embeddings, added, under a linear score function."""
 
+    name = "fedrap"
     Config = FedrapConfig
     paper = "FedRAP (Li et al. 2024), section 3"
     item_tables = ("item.id",)

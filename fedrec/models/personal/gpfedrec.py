@@ -37,6 +37,7 @@ class GpfedrecConfig(Config):
 class Gpfedrec(Model):
     """A perceptron on a private user embedding and an item's embedding."""
 
+    name = "gpfedrec"
     Config = GpfedrecConfig
     paper = "GPFedRec (Zhang et al. 2024), section 4"
     item_tables = ("item.id",)

@@ -41,6 +41,7 @@ class PrivRecProfile(Model):
         network: PrivRec's network, which has all parameters but the profile.
     """
 
+    name = "privrec-profile"
     Config = PrivRecProfileConfig
     paper = "an extension of PrivRec (Wang et al. 2021)"
     config: PrivRecProfileConfig

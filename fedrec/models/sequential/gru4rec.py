@@ -32,6 +32,7 @@ class Gru4RecConfig(SequenceConfig):
 class Gru4Rec(SequenceModel):
     """Item embeddings and recurrent layers."""
 
+    name = "gru4rec"
     Config = Gru4RecConfig
     paper = "GRU4Rec (Hidasi et al. 2016)"
     config: Gru4RecConfig

@@ -45,6 +45,7 @@ class SasRecConfig(SequenceConfig):
 class SasRec(SequenceModel):
     """Item embeddings, embeddings of places, blocks."""
 
+    name = "sasrec"
     Config = SasRecConfig
     paper = "SASRec (Kang and McAuley 2018)"
     config: SasRecConfig

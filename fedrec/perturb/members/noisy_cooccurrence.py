@@ -57,6 +57,7 @@ class NoisyCooccurrenceConfig(Config):
 class NoisyCooccurrence(Perturbation):
     """Replaces every profile by one drawn from noisy counts of items and pairs of items."""
 
+    name = "noisy-cooccurrence"
     Config = NoisyCooccurrenceConfig
     config: NoisyCooccurrenceConfig
 

@@ -24,6 +24,7 @@ class RandomReplacementConfig(ReplacementConfig):
 class RandomReplacement(Perturbation):
     """Random rows of each user get uniformly random items that the user does not have."""
 
+    name = "random-replacement"
     Config = RandomReplacementConfig
     config: RandomReplacementConfig
 

@@ -28,6 +28,7 @@ class RandomisedResponse(Perturbation):
     """Each row keeps its item with probability e^eps / (e^eps + M - 1), or gets any other item of
     the catalogue's M."""
 
+    name = "randomised-response"
     Config = RandomisedResponseConfig
     paper = "Warner 1965; Kairouz et al. 2016"
     config: RandomisedResponseConfig

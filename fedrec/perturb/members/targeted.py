@@ -16,6 +16,7 @@ class Targeted(Perturbation):
     """Randomises the most stereotypical interactions of each profile, or random ones, on the
     client's device."""
 
+    name = "targeted"
     Config = TargetedConfig
     paper = 'poster "targeted DP", equations 1 to 3'
     config: TargetedConfig

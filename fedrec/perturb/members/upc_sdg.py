@@ -72,6 +72,7 @@ class UpcSdg(Perturbation):
     """Synthetic rows by attention and Gumbel-softmax, with a privacy level per user but without a
     guarantee."""
 
+    name = "upc-sdg"
     Config = UpcSdgConfig
     paper = "UPC-SDG (Liu et al. 2022)"
     config: UpcSdgConfig

@@ -43,6 +43,7 @@ class Banded(ToeplitzMechanism):
     """Noise of which later rounds take parts back, for clients whose rounds are b or more apart, or
     everybody in each round."""
 
+    name = "banded"
     Config = BandedConfig
     paper = "(Amplified) Banded Matrix Factorization (Choquette-Choo et al. 2023)"
     config: BandedConfig

@@ -30,7 +30,7 @@ in a file of their own that only its owner can read."""
 class Mechanism(ABC):
     """Noise of a round, and what the rounds of a run cost together.
 
-    A subclass lives in a file of its own in `fedrec/privacy/mechanisms/`, its configuration class
+    A built-in has a `name` and lives in `fedrec/privacy/mechanisms/`, its configuration class
     above it. Updates are clipped to norm S in the norm of `order`; between neighbours their sum
     moves by at most `Clip.sensitivity` (S, 2S or sqrt(2) S).
 

@@ -48,6 +48,7 @@ class BltConfig(Config):
 class Blt(ToeplitzMechanism):
     """Noise of which later rounds take parts back, from a few buffers."""
 
+    name = "blt"
     Config = BltConfig
     paper = "Buffered linear Toeplitz matrices (Dvijotham et al. 2024; McMahan et al. 2024)"
     config: BltConfig

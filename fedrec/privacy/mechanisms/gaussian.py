@@ -66,6 +66,7 @@ class GaussianPair(NoisePair):
 class Gaussian(Mechanism):
     """The Gaussian mechanism: its scale is the standard deviation."""
 
+    name = "gaussian"
     pair = GaussianPair
     placements = ("central", "distributed", "local")
     needs = (

@@ -74,6 +74,7 @@ class LaplacePair(NoisePair):
 class Laplace(Mechanism):
     """The Laplace mechanism: its scale is b."""
 
+    name = "laplace"
     order = 1
     pair = LaplacePair
     placements = ("central", "local")  # a sum of Laplace shares is not Laplace

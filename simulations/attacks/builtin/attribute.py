@@ -43,6 +43,7 @@ class AttributeConfig(Config):
 class Attribute(Attack):
     """Infers an attribute of users, such as gender, from profiles, recommendations or updates."""
 
+    name = "attribute"
     Config = AttributeConfig
     config: AttributeConfig
 

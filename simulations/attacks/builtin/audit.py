@@ -75,6 +75,7 @@ class AuditConfig(Config):
 class CanaryAudit(Attack):
     """Tests the privacy claim of an experiment with canary clients."""
 
+    name = "audit"
     Config = AuditConfig
     paper = "Steinke et al. 2023; Andrew et al. 2023"
     file = "audit.json"

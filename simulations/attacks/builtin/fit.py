@@ -32,6 +32,7 @@ class FitConfig(MembershipConfig):
 class Fit(MembershipAttack):
     """Suspects the users whom the system fits best; needs no shadow system."""
 
+    name = "fit"
     Config = FitConfig
     paper = "Yeom et al. 2018, section 3"
     config: FitConfig

@@ -31,6 +31,7 @@ class LiraConfig(FitConfig):
 class Lira(Fit):
     """Likelihood-ratio attack with shadow federations."""
 
+    name = "lira"
     Config = LiraConfig
     paper = "Carlini et al. 2022"
     config: LiraConfig

@@ -56,6 +56,7 @@ class PrivRecAttackConfig(MembershipConfig):
 class PrivRecAttack(MembershipAttack):
     """Shadow system, top-10 lists, random forest."""
 
+    name = "membership"
     Config = PrivRecAttackConfig
     paper = "PrivRec (Wang et al. 2021), section 4.6"
     config: PrivRecAttackConfig

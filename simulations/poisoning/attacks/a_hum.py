@@ -34,6 +34,7 @@ class HardUsersConfig(MadeUpUsersConfig):
 class HardUserMining(MadeUpUsers):
     """Promotes the targets for users who do not like them."""
 
+    name = "a-hum"
     Config = HardUsersConfig
     paper = "Rong, He and Chen 2022, A-hum"
     config: HardUsersConfig

@@ -18,6 +18,7 @@ from simulations.poisoning.promotion import Users, made_up_users
 class RandomApproximation(MadeUpUsers):
     """Promotes the targets for random users."""
 
+    name = "a-ra"
     paper = "Rong, He and Chen 2022, A-ra"
 
     def users(self, block: MaliciousBlock, generator: torch.Generator) -> Users:

@@ -26,6 +26,7 @@ class BandwagonConfig(ProfileConfig):
 class BandwagonProfiles(ProfilePoisoning):
     """Likes the targets, some popular items and random ones."""
 
+    name = "bandwagon"
     Config = BandwagonConfig
     paper = "Kapoor et al. 2017; Rong et al. 2022"
     config: BandwagonConfig

@@ -44,6 +44,7 @@ class ClusterAttack(UpdatePoisoning):
         ExperimentError: the model has no table of item embeddings.
     """
 
+    name = "cluster-attack"
     Config = ClusterAttackConfig
     paper = "Yu et al. 2023"
     config: ClusterAttackConfig

@@ -35,6 +35,7 @@ class ExplicitBoostingConfig(UpdatePoisoningConfig):
 class ExplicitBoosting(UpdatePoisoning):
     """Moves the targets' embeddings towards higher scores."""
 
+    name = "explicit-boosting"
     Config = ExplicitBoostingConfig
     paper = "Zhang et al. 2022; Rong, He and Chen 2022"
 

@@ -64,6 +64,7 @@ class FedRecAttack(UpdatePoisoning):
         ExperimentError: the model is no matrix factorisation.
     """
 
+    name = "fedrec-attack"
     Config = FedRecAttackConfig
     paper = "Rong, Ye, Zhao, Yuen, Chen and He 2022"
     config: FedRecAttackConfig

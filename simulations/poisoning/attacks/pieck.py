@@ -48,6 +48,7 @@ class Pieck(UpdatePoisoning):
         ExperimentError: the model has no table of item embeddings, or `uea` needs another model.
     """
 
+    name = "pieck"
     Config = PieckConfig
     paper = "Zhang et al. 2024"
     config: PieckConfig

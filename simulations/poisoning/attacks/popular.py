@@ -14,6 +14,7 @@ from simulations.poisoning.profiles import ProfileConfig
 class PopularProfiles(ProfilePoisoning):
     """Likes the targets and the most popular items."""
 
+    name = "popular"
     Config = ProfileConfig
     paper = "Gunes et al. 2014; Rong et al. 2022"
     config: ProfileConfig

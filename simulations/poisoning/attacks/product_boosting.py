@@ -41,6 +41,7 @@ class ProductBoosting(UpdatePoisoning):
         ExperimentError: the model is not computed from products.
     """
 
+    name = "product-boosting"
     Config = ProductBoostingConfig
     config: ProductBoostingConfig
 

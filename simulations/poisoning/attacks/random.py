@@ -13,6 +13,7 @@ from simulations.poisoning.profiles import ProfileConfig, with_fillers
 class RandomProfiles(ProfilePoisoning):
     """Likes the targets and random items."""
 
+    name = "random"
     Config = ProfileConfig
     paper = "Lam and Riedl 2004"
     config: ProfileConfig

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Components by name: built-in files, dotted paths, entry points; one broken plug-in does not stop
-the others."""
+"""Components by name: built-in classes, dotted paths, entry points; one broken plug-in does not
+stop the others."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -17,6 +17,9 @@ from fedrec.components.registry import (
     available,
     available_names,
     builtin_names,
+    described,
+    file_of,
+    ours,
     resolve,
 )
 from fedrec.errors import ExperimentError
@@ -44,19 +47,17 @@ def plugins(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_built_in_resolves_to_a_class_of_its_own_file(kind):
+def test_every_built_in_resolves_to_the_class_with_its_name(kind):
+    assert builtin_names(kind)
     for name in builtin_names(kind):
         found = resolve(kind, name)
-        home, _, file = found.__module__.rpartition(".")
-        assert home == kind.home or home.startswith(f"{kind.home}.")
-        assert found.name == name if kind.named else file == name.replace("-", "_")
+        assert vars(found)["name"] == name and ours(kind, found)
 
 
-def test_built_ins_are_the_public_files_without_the_contract():
+def test_bases_and_helpers_are_no_built_ins():
     assert "sgd" in builtin_names(STEP) and "fixed-size" in builtin_names(registry.SAMPLER)
-    assert not {"base", "-planted", "evaluate"} & {
-        name for kind in KINDS for name in builtin_names(kind)
-    }
+    names = {name for kind in KINDS for name in builtin_names(kind)}
+    assert not {"base", "descent", "optimiser", "evaluate", ""} & names
 
 
 def test_dotted_path():
@@ -109,15 +110,110 @@ def test_an_unknown_name_is_answered_with_built_ins_and_plug_ins(plugins):
     assert caught.value.fix == "did you mean 'mine'?"
 
 
-def test_a_file_with_two_components_is_refused(monkeypatch, tmp_path):
-    home = tmp_path / "homes_of_two"
-    home.mkdir()
-    (home / "__init__.py").touch()
-    (home / "both.py").write_text(
-        "from clients.steps.sgd import Sgd\nclass A(Sgd): pass\nclass B(Sgd): pass\nclass _C(Sgd):"
-        " pass\n"
-    )
+TWO = '''"""Two steps.
+
+class Told:
+    name = "in-a-docstring"
+"""
+
+from dataclasses import dataclass
+
+from clients.steps.sgd import Sgd
+
+name = "of-the-module"
+
+
+@dataclass
+class Row:
+    """A class with a field of this name."""
+
+    name: str = "a-field"
+
+
+class First(Sgd):
+    """The first step.
+
+    name = "in-a-docstring-of-a-class"
+    """
+
+    name = "first"
+
+
+class Second(First):
+    """The second step."""
+
+    def label(self) -> str:
+        name = "a-variable"
+        return name
+
+    name = "second"
+
+
+class Heir(Second):
+    """It has the name of another class only."""
+
+
+def build() -> str:
+    """Another variable."""
+    name = "a-variable-of-a-function"
+    return name
+'''
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    """A function that writes the modules of a package, given as path and source, and returns its
+    kind of steps."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ExperimentError, match="exactly one step") as caught:
-        resolve(Kind("step", "homes_of_two", STEP.base), "both")
-    assert caught.value.got == "A, B"
+    package = tmp_path.name  # of each test another, as the names of a home are read once
+
+    def write(sources, home=""):
+        for path, source in sources.items():
+            file = tmp_path / package / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            for folder in {file.parent, tmp_path / package}:
+                (folder / "__init__.py").touch()
+            file.write_text(source)
+        return Kind("step", package + home, STEP.base)
+
+    yield write
+    for module in [module for module in sys.modules if module.partition(".")[0] == package]:
+        del sys.modules[module]
+
+
+@pytest.mark.parametrize(
+    ("path", "inside"),
+    [("both.py", ""), ("both.py", ".both"), ("below/both.py", ""), ("below/both.py", ".below")],
+)
+def test_the_components_of_a_module_are_its_classes_with_a_name(home, path, inside):
+    kind = home({path: TWO}, inside)
+    module = f"{kind.home.partition('.')[0]}.{path.removesuffix('.py').replace('/', '.')}"
+    assert builtin_names(kind) == ["first", "second"] and module not in sys.modules
+    assert described(kind, "second") == "The second step." and module not in sys.modules
+    assert file_of(kind, "first").endswith(path)
+    for name in ("first", "second"):
+        found = resolve(kind, name)
+        assert found.__name__.lower() == name and found.__module__ == module and ours(kind, found)
+
+
+def test_a_class_without_a_name_is_no_component_but_a_plug_in(home):
+    kind = home({"steps.py": "from clients.steps.sgd import Sgd\n\n\nclass Mine(Sgd):\n    pass\n"})
+    assert builtin_names(kind) == []
+    with pytest.raises(ExperimentError, match="unknown step 'sgd'"):
+        resolve(kind, "sgd")
+    assert resolve(STEP, f"{kind.home}.steps:Mine").__name__ == "Mine"
+
+
+def test_one_name_in_two_modules_is_refused(home):
+    kind = home({"one.py": TWO, "two.py": TWO.replace('"first"', '"third"')})
+    with pytest.raises(ExperimentError, match=r"two classes .* step 'second'") as caught:
+        builtin_names(kind)
+    assert caught.value.got == f"one in {kind.home}.one, another in {kind.home}.two"
+
+
+def test_a_named_class_of_another_base_is_refused(home):
+    kind = home({"steps.py": 'class Alone:\n    name = "alone"\n'})
+    with pytest.raises(ExperimentError, match="does not define the step 'alone'") as caught:
+        resolve(kind, "alone")
+    assert caught.value.got == "the class Alone of another base"
+    assert caught.value.fix == "derive the class from Step, or take its `name` away"

@@ -46,6 +46,7 @@ class DpSvdConfig(DpSgdBaselineConfig):
 class DpSvd(DpSgdBaseline):
     """Factors of items, trained on clipped gradients of users under noise."""
 
+    name = "dp-svd"
     Config = DpSvdConfig
     paper = "DP-VAE (Fang et al. 2022), table 11, SVD and MF"
     config: DpSvdConfig

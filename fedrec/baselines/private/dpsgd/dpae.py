@@ -41,6 +41,7 @@ class DpAeConfig(DpSgdBaselineConfig):
 class DpAe(DpSgdBaseline):
     """Trained on clipped gradients of users, under noise."""
 
+    name = "dpae"
     Config = DpAeConfig
     paper = "DP-VAE (Fang et al. 2022), tables 8 and 11, DPAE"
     config: DpAeConfig

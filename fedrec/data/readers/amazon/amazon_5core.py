@@ -33,6 +33,7 @@ class Amazon5Core(Reader):
     """Reads one category. Import only, and without published counts: they differ by category and
     edition."""
 
+    name = "amazon-5core"
     title = "Amazon 5-core: product reviews of one category"
     paper = (
         "UPC-SDG; J. McAuley et al., Image-based Recommendations on Styles and Substitutes, SIGIR"

@@ -28,6 +28,7 @@ class AmazonUpc(PublishedPairs):
     """Reads `train.csv` and `test.csv`. Import only: no publisher offers these files at a fixed
     address."""
 
+    name = "amazon-upc"
     title = "Amazon Office (UPC-SDG): 52,957 purchases, 4,874 users, 2,406 items"
     paper = (
         "UPC-SDG: F. Liu et al., Privacy-Preserving Synthetic Data Generation for Recommendation,"

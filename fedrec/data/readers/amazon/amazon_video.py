@@ -26,6 +26,7 @@ _RATINGS = TableLayout(
 class AmazonVideo(Reader):
     """Reads `ratings.dat`. Import only: no fixed address."""
 
+    name = "amazon-video"
     title = "Amazon Instant Video: 63,836 ratings with times, 8,072 users, 11,830 items"
     paper = "J. McAuley et al., SIGIR 2015; as in PFedRec (Zhang et al. 2023)"
     source = DatasetSource(

@@ -24,6 +24,7 @@ _PAIRS = TableLayout({"user": np.int64, "item": np.int64}, separator=" ")
 class Beauty(Reader):
     """Reads `beauty.txt`. Import only: no fixed address."""
 
+    name = "beauty"
     title = "Amazon Beauty (BERT4Rec): 353,962 rows in order, 40,226 users, 54,542 items"
     paper = "J. McAuley et al., SIGIR 2015; F. Sun et al., BERT4Rec, CIKM 2019"
     source = DatasetSource(
