@@ -23,6 +23,7 @@ from fedrec.privacy.accounting.sampling import FixedSize, Full
 class Autodp(RdpBackend):
     """The analytical moments accountant of autodp, the improved bound, integer orders 2 to 64."""
 
+    name = "autodp"
     method = (
         "RDP curves of autodp (improved bound, orders 2..64), conversion of Canonne, Kamath and"
         " Steinke"

@@ -27,6 +27,7 @@ _ORDERS = np.arange(2, 129)
 class Paper(Backend):
     """The arithmetic of PrivRec's tables."""
 
+    name = "paper"
     method = (
         "as PrivRec's tables 4 and 5 (every client of a round counted as a release); for comparison"
         " only"

@@ -39,6 +39,7 @@ _Counted = tuple[tuple[Release, int], ...]
 class Pld(Backend):
     """Composed privacy loss distributions."""
 
+    name = "pld"
     method = "privacy loss distribution of the dominating pair (connect the dots, FFT)"
 
     def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:

@@ -24,6 +24,7 @@ from fedrec.privacy.accounting.sampling import FixedSize, Full
 class TightRdp(RdpBackend):
     """RDP of the dominating pair, integer orders 2 to 64."""
 
+    name = "tight-rdp"
     method = "RDP of the dominating pair (orders 2..64), conversion of Canonne, Kamath and Steinke"
 
     def curve(self, release: Release) -> np.ndarray:
