@@ -22,6 +22,7 @@ from fedrec.runtime.grouping import within_groups
 
 log = logging.getLogger("fedrec.data")
 
+_LEAST_SHARE = 0.0005  # smallest share that is reported, a tenth of a percent when rounded
 _TIES = 4  # part of the stream "split", behind those of fedrec.data.splits
 
 
@@ -49,7 +50,7 @@ class TimeOrder:
         order = sorted_rows(data.users, times)
         tied = _tied(data, order)
         if tied.any():
-            _report(data.name, round(tied_share(data), 3))
+            _report(data.name, tied_share(data))
             rows = np.sort(order[tied])
             keys = pair_numbers(data.with_rows(rows), self._seed, "split", _TIES)
             # A place of a tied run goes to a row of that run, as both are sorted alike.
@@ -61,6 +62,8 @@ class TimeOrder:
 
 @functools.lru_cache  # a split and the clients' sequences need the same order
 def _report(name: str, share: float) -> None:
+    if share < _LEAST_SHARE:
+        return
     log.warning(
         "%s: %.1f%% of the rows share their time with a row of another item of their user; the seed"
         " decides the order of these",

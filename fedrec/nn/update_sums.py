@@ -73,6 +73,25 @@ def add_rows(totals, slots, rows, used, start, touched, counts, values, shares):
 
 
 @compiled
+def add_shares(totals, slots, clients, amounts, values):
+    """Add an amount of a client's numbers to a sum, for each of some pairs of sum and client.
+
+    Args:
+        totals: `float64 [N, d]`, changed in place.
+        slots: `int64 [P]`, in `[0, N)`.
+        clients: `int64 [P]`.
+        amounts: `float64 [P]`.
+        values: `float32 [C, d]`.
+    """
+    for pair in range(len(slots)):
+        total = totals[slots[pair]]
+        own = values[clients[pair]]
+        amount = amounts[pair]
+        for i in range(total.size):
+            total[i] += amount * np.float64(own[i])
+
+
+@compiled
 def add_to_rows(table, places, moves, factor):
     """Add factor times moves to rows of a table, one after the other.
 

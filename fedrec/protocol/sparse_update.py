@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,6 +15,7 @@ from fedrec.runtime.grouping import distinct
 from fedrec.runtime.shared_memory import SharedArray
 
 _PIECE = 2**14  # numbers
+_RESERVED = 2**27  # numbers of a table that may be reserved at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,14 +142,18 @@ class SparseAccumulator:
     def add(self, rows: np.ndarray, values: np.ndarray, drift: float = 0.0) -> None:
         """Add `[n, d]` to rows `int64 [n]`, which may repeat."""
         self.drift += drift
+        slots = torch.from_numpy(self.slots_of(rows))
+        # deterministic order, and fast
+        torch.from_numpy(self.values).index_add_(0, slots, torch.from_numpy(values))
+
+    def slots_of(self, rows: np.ndarray) -> np.ndarray:
+        """Where the sums of rows `int64 [n]` are, `int64 [n]`; rows without a sum get one."""
         fresh = distinct(rows[self.slots[rows] < 0])
         self.reserve(len(fresh))
         self.slots[fresh] = np.arange(self.used, self.used + len(fresh))
         self.rows[self.used : self.used + len(fresh)] = fresh
         self.used += len(fresh)
-        slots = torch.from_numpy(self.slots[rows])
-        # deterministic order, and fast
-        torch.from_numpy(self.values).index_add_(0, slots, torch.from_numpy(values))
+        return self.slots[rows]
 
     def total(self, kind: np.dtype | None = None) -> SparseUpdate:
         """The sum so far, as rows `int64 [R]` and values `[R, d]`, `float64` unless of a `kind`."""
@@ -175,6 +181,8 @@ class SparseAccumulator:
         if size <= len(self.rows):
             return
         grown = min(max(size, 2 * len(self.rows)), self.shape[0])
+        if math.prod(self.shape) <= _RESERVED:  # what is not touched takes no memory
+            grown = self.shape[0]
         rows = np.empty(grown, dtype=np.int64)
         values = np.zeros((grown, *self.shape[1:]))
         rows[: self.used] = self.rows[: self.used]

@@ -33,7 +33,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from clients.step import Step, StepConfig
@@ -86,21 +85,18 @@ class SolvedUsers(Trained):
         return (found**order + counts * own**order) ** (1 / order)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """The same for an item table, by rows; `shares` is `float64 [C]`. For each item the
-        weighted sum over those who like it, by one sparse product."""
+        """The same for an item table, by rows; `shares` is `float64 [C]`."""
         if name != MOMENTS or self.moments is None:
             super().add_rows(name, total, shares)
             return
-        own = self.shares.double().numpy(force=True)
+        from fedrec.nn.update_sums import add_shares
+
+        weights = self.shares.double().numpy(force=True)
         # a client of weight 0 must not add NaN
-        users, rows = np.nonzero((own > 0) & (shares.numpy() != 0)[:, None])
-        if not len(users):
-            return
-        items = self.block.touched.numpy(force=True)[users, rows]
-        distinct, places = np.unique(items, return_inverse=True)
-        amounts = shares.numpy()[users] * own[users, rows]
-        liked = csr_array((amounts, (places, users)), shape=(len(distinct), len(own)))
-        total.add(distinct, liked @ self.moments.double().numpy(force=True))
+        users, rows = np.nonzero((weights > 0) & (shares.numpy() != 0)[:, None])
+        amounts = shares.numpy()[users] * weights[users, rows]
+        slots = total.slots_of(self.block.touched.numpy(force=True)[users, rows])
+        add_shares(total.values, slots, users, amounts, self.moments.numpy(force=True))
 
     def parameter_of(self, name: str, place: int) -> Tensor:
         """One client's value of a parameter, `[1, ...]`, an item table at full size."""
