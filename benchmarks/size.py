@@ -3,9 +3,10 @@
 
     python benchmarks/size.py [--json]
 
-Per package and in total: files, lines of code, public classes and functions, assignments that pack
-two statements into one tuple (per 1,000 lines), and the longest function body. The tests are
-counted separately.
+Per package and in total: files, files of less than 40 and of more than 500 lines of code, lines of
+code, public classes and functions, assignments that pack two statements into one tuple (per 1,000
+lines), and the longest function body. Tests and benchmarks are counted separately. Below the table
+are the public members of the main contracts, and beside all of it the targets.
 """
 
 from __future__ import annotations
@@ -21,6 +22,34 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
+TARGETS = {
+    "source files": 320,
+    "source lines": 41_000,
+    "source public": 3000,
+    "source short": 0,
+    "source long": 0,
+    "tests files": 240,
+    "tests lines": 34_000,
+    "benchmarks files": 16,
+    "benchmarks lines": 1600,
+    "Step": 12,
+    "CohortStrategy": 12,
+    "Model": 16,
+    "Baseline": 14,
+    "Mechanism": 6,
+    "Callback": 5,
+}
+"""The most that each figure is to be."""
+_CONTRACTS = {
+    "Step": ("Step",),
+    "CohortStrategy": ("CohortStrategy",),
+    "Model": ("Model", "HistoryModel", "SequenceModel"),
+    "Baseline": ("Baseline",),
+    "Mechanism": ("Mechanism", "NoisePair"),
+    "Callback": ("Callback",),
+}
+_SHORT = 40
+_LONG = 500
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -37,6 +66,10 @@ class Size:
     """Size of one file, or of many."""
 
     files: int = 0
+    short: int = 0
+    """Files of less than 40 lines of code, without `__init__.py`."""
+    long: int = 0
+    """Files of more than 500 lines of code."""
     lines: int = 0
     public: int = 0
     """Classes and functions without a leading underscore, methods included."""
@@ -48,6 +81,8 @@ class Size:
     def __add__(self, other: Size) -> Size:
         return Size(
             self.files + other.files,
+            self.short + other.short,
+            self.long + other.long,
             self.lines + other.lines,
             self.public + other.public,
             self.packed + other.packed,
@@ -55,14 +90,17 @@ class Size:
         )
 
 
-def size_of(source: str) -> Size:
-    """Size of the source text of one file."""
+def size_of(source: str, name: str = "") -> Size:
+    """Size of the source text of one file of that name."""
     tree = ast.parse(source)
+    lines = len(code_lines(source, tree))
     functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTION)]
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     return Size(
         files=1,
-        lines=len(code_lines(source, tree)),
+        short=int(lines < _SHORT and name != "__init__.py"),
+        long=int(lines > _LONG),
+        lines=lines,
         public=sum(not node.name.startswith("_") for node in [*functions, *classes]),
         packed=len(list(packed_assignments(tree))),
         longest_body=max((body_length(node) for node in functions), default=0),
@@ -129,14 +167,57 @@ def _is_text(statement: ast.AST) -> bool:
     )
 
 
-def folder_size(folder: Path) -> Size:
-    """Size of all Python files below a folder, without hidden folders (environments)."""
-    files = [
+def members_of(source: str) -> dict[str, set[str]]:
+    """Public names in the body of each class of a source."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            names = {one.name for one in node.body if isinstance(one, _FUNCTION)}
+            for one in node.body:
+                targets = one.targets if isinstance(one, ast.Assign) else [one]
+                targets = [one.target] if isinstance(one, ast.AnnAssign) else targets
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+            found[node.name] = {name for name in names if not name.startswith("_")}
+    return found
+
+
+def contract_sizes(root: Path) -> dict[str, int]:
+    """Number of public members of each main contract, whose classes are in `_CONTRACTS`."""
+    members: dict[str, set[str]] = {}
+    for package in PACKAGES:
+        for file in python_files(root / package):
+            members |= members_of(file.read_text(encoding="utf-8"))
+    return {
+        contract: len(set().union(*(members.get(name, set()) for name in classes)))
+        for contract, classes in _CONTRACTS.items()
+    }
+
+
+def python_files(folder: Path) -> list[Path]:
+    """All Python files below a folder, without hidden folders (environments)."""
+    return [
         file
         for file in sorted(folder.rglob("*.py"))
         if not any(part.startswith(".") for part in file.relative_to(folder).parts)
     ]
-    return sum((size_of(file.read_text(encoding="utf-8")) for file in files), Size())
+
+
+def folder_size(folder: Path) -> Size:
+    """Size of all Python files below a folder."""
+    sizes = (size_of(file.read_text(encoding="utf-8"), file.name) for file in python_files(folder))
+    return sum(sizes, Size())
+
+
+def figures(root: Path) -> dict[str, int]:
+    """Every figure that has a target, by its name."""
+    sizes = {"source": sum((folder_size(root / name) for name in PACKAGES), Size())}
+    sizes |= {name: folder_size(root / name) for name in ("tests", "benchmarks")}
+    counted = {
+        f"{name} {part}": number
+        for name, size in sizes.items()
+        for part, number in asdict(size).items()
+    } | contract_sizes(root)
+    return {name: counted[name] for name in TARGETS}
 
 
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -155,13 +236,19 @@ def main() -> None:
     if options.json:
         print(json.dumps({name: asdict(size) for name, size in sizes.items()}, indent=1))
         return
-    print(f"{'':12} {'files':>6} {'lines':>7} {'public':>7} {'packed/1000':>12} {'body':>5}")
+    print(
+        f"{'':12} {'files':>6} {'<40':>5} {'>500':>5} {'lines':>7} {'public':>7}"
+        f" {'packed/1000':>12} {'body':>5}"
+    )
     for name, size in sizes.items():
         packed = 1000 * size.packed / max(1, size.lines)
         print(
-            f"{name:12} {size.files:6} {size.lines:7} {size.public:7} {packed:12.1f}"
-            f" {size.longest_body:5}"
+            f"{name:12} {size.files:6} {size.short:5} {size.long:5} {size.lines:7} {size.public:7}"
+            f" {packed:12.1f} {size.longest_body:5}"
         )
+    print(f"\n{'':16} {'now':>7} {'target':>7}")
+    for name, number in figures(options.root).items():
+        print(f"{name:16} {number:7} {TARGETS[name]:7}")
 
 
 if __name__ == "__main__":

@@ -49,9 +49,34 @@ def test_the_table_has_a_line_for_each_package(tmp_path, monkeypatch, capsys):
     (tmp_path / "clients" / "box.py").write_text(SOURCE)
     monkeypatch.setattr("sys.argv", ["size.py", "--root", str(tmp_path)])
     size.main()
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    table, _, targets = capsys.readouterr().out.partition("\n\n")
+    rows = [line.split() for line in table.splitlines()[1:]]
     assert [row[0] for row in rows] == [*size.PACKAGES, "source", "tests", "benchmarks"]
-    assert [row[1:3] for row in rows if row[0] in ("clients", "source")] == [["1", "10"]] * 2
+    counts = [row[1:5] for row in rows if row[0] in ("clients", "source")]
+    assert counts == [["1", "1", "0", "10"]] * 2
+    assert len(targets.splitlines()) == 1 + len(size.TARGETS)
+
+
+def test_members_are_the_public_names_of_a_body():
+    source = """
+class Step(Base):
+    name = "step"
+    width: int = 0
+    _own = 1
+
+    @property
+    def half(self): ...
+
+    def __init__(self):
+        self.other = 1
+"""
+    assert size.members_of(source) == {"Step": {"name", "width", "half"}}
+
+
+def test_files_are_short_or_long_by_their_lines_of_code():
+    assert [size_of("a = 1\n" * n).short for n in (39, 40)] == [1, 0]
+    assert [size_of("a = 1\n" * n).long for n in (500, 501)] == [0, 1]
+    assert size_of("", "__init__.py").short == 0
 
 
 def test_environments_in_hidden_folders_do_not_count(tmp_path):
