@@ -225,7 +225,7 @@ _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--root", type=Path, default=ROOT, help="folder of the checkout")
     options = parser.parse_args()
