@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from fedrec.baselines.base import Baseline
 from fedrec.baselines.private._private import PrivateBaseline
@@ -29,7 +29,6 @@ from fedrec.evaluation.central import (
     settings_that_fit,
     stated_privacy,
 )
-from fedrec.evaluation.column_table import ColumnTable
 from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Report
@@ -94,17 +93,17 @@ def central_result(
     """Finish an experiment of centralised systems alone."""
     privacy = baseline_privacy(run)
     users = run.baseline_users()
-    first = next(iter(users), None)
-    clients = np.empty(0, np.int64) if first is None else users.columns(first, ()).names
+    nobody = pd.Index([], dtype="int64", name="client")
+    clients = next((table.index for table in users.values()), nobody)
     result = Result(
         experiment=run.experiment,
         folder=run.path,
         metrics={},
         before_fine_tuning={},
         baselines=metrics,
-        rounds=[],
-        users=ColumnTable("client", clients, {}),
-        groups=ColumnTable("group", [], {}),
+        rounds=pd.DataFrame(),
+        users=pd.DataFrame(index=clients),
+        groups=pd.DataFrame(index=pd.Index([], name="group")),
         privacy=privacy,
         baseline_users=users,
         baseline_groups=run.baseline_groups(),
