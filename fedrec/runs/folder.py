@@ -64,7 +64,6 @@ _SAID = (
     *("leak", "perturb", "adversary", "strategy", "personal", "privacy", "early-stopping"),
     *("baselines-privacy", "replies"),
 )
-_OF_BASELINE = ("users.csv", "groups.csv", "result.json")  # in this order
 TIED_SHARE = "share-of-rows-with-tied-times"  # in result.json
 _METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # in result.json
 
@@ -329,20 +328,13 @@ class RunFolder:
         self, label: str, found: dict[str, Any], users: pd.DataFrame, groups: pd.DataFrame
     ) -> None:
         """Store one baseline for a resumed run: users.csv, groups.csv and, last, result.json."""
-        texts = (self._with_ids(users).to_csv(), groups.to_csv(), _json(found))
-        self.write_baseline_texts(label, dict(zip(_OF_BASELINE, texts, strict=True)))
-
-    def write_baseline_texts(self, label: str, texts: Mapping[str, str]) -> None:
-        """Store the files of one baseline, as `baseline_texts` returned them."""
-        for name in _OF_BASELINE:
-            write_atomically(self.baseline_folder(label) / name, self.written(texts[name]))
-
-    def baseline_texts(self, label: str) -> dict[str, str]:
-        """The files of a finished baseline that is not private, by name."""
-        folder = self.baseline_folder(label)
-        return {
-            name: self.present((folder / name).read_text(encoding="utf-8")) for name in _OF_BASELINE
+        texts = {
+            "users.csv": self._with_ids(users).to_csv(),
+            "groups.csv": groups.to_csv(),
+            "result.json": _json(found),
         }
+        for name, text in texts.items():
+            write_atomically(self.baseline_folder(label) / name, self.written(text))
 
     def baseline_users(self) -> dict[str, pd.DataFrame]:
         """Metrics of each user by each centralised baseline, by label."""
