@@ -223,15 +223,6 @@ class RunFolder:
         """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
-    def noise_file(self, charges: int) -> Path:
-        """The file with the noise of earlier rounds that belongs to the checkpoint with so many
-        charges in the ledger."""
-        return self.path / "private" / f"noise-{charges:09d}.npz"
-
-    def noise_files(self) -> list[Path]:
-        """All of these files, the oldest first."""
-        return sorted(self.path.glob("private/noise-*.npz"))
-
     @property
     def log_file(self) -> Path:
         """The log."""
