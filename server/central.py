@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from fedrec.baselines.base import Baseline
 from fedrec.baselines.private._private import PrivateBaseline
@@ -29,7 +29,6 @@ from fedrec.evaluation.central import (
     settings_that_fit,
     stated_privacy,
 )
-from fedrec.evaluation.column_table import ColumnTable
 from fedrec.evaluation.table import Evaluated
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Report
@@ -41,7 +40,6 @@ from fedrec.report.privacy_total import systems_together
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.strict_json import finite
-from server.baseline_cache import BaselineCache, keep_texts, read_texts
 from server.callbacks.callback_list import CallbackList
 
 log = logging.getLogger("fedrec")
@@ -59,8 +57,6 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
     callback_list.on_message("fitting baselines")
     metrics = {}
     evaluation = _evaluation(run.experiment)
-    population = POPULATIONS.population(run.experiment)
-    cache = BaselineCache(run.experiment, population, evaluation)
     settings = settings_that_fit(
         run.experiment.evaluation.baseline_settings(),
         *evaluation.sizes,
@@ -72,7 +68,7 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
         kept = run.read_baseline(label)
         if kept is None:
             callback_list.on_baseline(label, number, len(settings))
-            kept = _measured(run, evaluation, cache, label, options, callback_list)
+            kept = _measured(run, evaluation, label, options, callback_list)
         # a baseline without rating predictions has no metrics in rating experiments
         if kept["metrics"]:
             metrics[label] = kept["metrics"]
@@ -94,17 +90,17 @@ def central_result(
     """Finish an experiment of centralised systems alone."""
     privacy = baseline_privacy(run)
     users = run.baseline_users()
-    first = next(iter(users), None)
-    clients = np.empty(0, np.int64) if first is None else users.columns(first, ()).names
+    nobody = pd.Index([], dtype="int64", name="client")
+    clients = next((table.index for table in users.values()), nobody)
     result = Result(
         experiment=run.experiment,
         folder=run.path,
         metrics={},
         before_fine_tuning={},
         baselines=metrics,
-        rounds=[],
-        users=ColumnTable("client", clients, {}),
-        groups=ColumnTable("group", [], {}),
+        rounds=pd.DataFrame(),
+        users=pd.DataFrame(index=clients),
+        groups=pd.DataFrame(index=pd.Index([], name="group")),
         privacy=privacy,
         baseline_users=users,
         baseline_groups=run.baseline_groups(),
@@ -146,22 +142,15 @@ def _refuse_dependent(experiment: Experiment, label: str, baseline: Baseline) ->
 def _measured(
     run: RunFolder,
     evaluation: CentralEvaluation,
-    cache: BaselineCache,
     label: str,
     options: Mapping[str, Any],
     callback_list: CallbackList,
 ) -> dict[str, Any]:
-    """Fit and evaluate one baseline, or take what an earlier run kept of it, and save its results;
-    there are no metrics if it is not for the experiment's task."""
+    """Fit and evaluate one baseline, and save its results, which have no metrics if it is not for
+    the experiment's task."""
     experiment = run.experiment
     device = resolve_device(experiment.engine.device)
     baseline = make_baseline(label, options, seed=experiment.seed, device=device)
-    file = cache.file(baseline)
-    texts = None if file is None else read_texts(file)
-    if texts is not None:
-        run.write_baseline_texts(label, texts)
-        log.info("baseline %s: fitted by an earlier run, kept in %s", label, file)
-        return run.read_baseline(label) or {}
     ledger = None
     if isinstance(baseline, PrivateBaseline):
         ledger = Ledger(run.baseline_folder(label) / LEDGER, baseline.config.backend)
@@ -179,8 +168,6 @@ def _measured(
     if ledger is not None and isinstance(baseline, PrivateBaseline):
         found["privacy"] = _account(label, ledger, baseline)
     run.write_baseline(label, found, evaluated.users, evaluated.groups())
-    if file is not None:
-        keep_texts(file, run.baseline_texts(label))
     log.info("baseline %s in %.2f s: %s", label, sum(seconds.values()), metrics)
     return found
 

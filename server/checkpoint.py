@@ -5,10 +5,6 @@ A checkpoint is a numpy archive without pickled objects: the global parameters, 
 arrays, and one JSON text. The archive's checksums detect a damaged file; then the previous
 checkpoint is used, with a warning.
 
-Large arrays of which a round changes few rows are whole in one checkpoint, and in those after it
-only their changed rows are written (`fedrec.runs.changed_rows`); it remains as long as one of these
-does. They become whole again when a quarter of the rows has changed.
-
 Writing a large catalogue can take as long as training a round, so it happens while the next round's
 clients train.
 """
@@ -32,7 +28,6 @@ import numpy as np
 
 from fedrec.errors import RunError
 from fedrec.prefixes import add_prefix, strip_prefix
-from fedrec.runs.changed_rows import with_unchanged, without_unchanged
 from fedrec.runs.earlier_names import present_names, written_names
 from fedrec.runs.folder import FORMAT, RunFolder
 from fedrec.runtime.atomic_files import open_atomically
@@ -94,10 +89,6 @@ class Checkpoints:
         self._known = (digest, *earlier)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        self._base: int | None = None
-        """Round of the newest checkpoint of this process whose large arrays are whole."""
-        self._bases: dict[Path, int | None] = {}
-        """What is known of files: the round of the checkpoint that each is a difference from."""
 
     @classmethod
     def of(cls, run: RunFolder) -> Checkpoints:
@@ -142,24 +133,19 @@ class Checkpoints:
             RunError: it cannot be written; the earlier ones are intact.
         """
         arrays = add_prefix({"parameters/": state.parameters, "strategy/": state.strategy})
-        names = list(arrays)
-        arrays, changes = self._changes(arrays, state.round)
         about = {
             "round": state.round,
             "rounds": state.rounds,
             "timings": state.timings,
             "digest": self.digest,
-            "arrays": names,
-            "changes": changes,
+            "arrays": list(arrays),
         }
         text = written_names(json.dumps(about), self._version)
         arrays["about"] = np.frombuffer(text.encode(), dtype=np.uint8)
         with open_atomically(self._file(state.round)) as file:
             _write(file, arrays)
-        if changes is None:
-            self._base = state.round
-        self._bases[self._file(state.round)] = None if changes is None else changes["base"]
-        self._drop_old()
+        for old in self._files()[: -self.keep]:
+            old.unlink()
 
     def latest(self) -> State | None:
         """The newest state that can be read; None when there is no checkpoint at all.
@@ -186,32 +172,24 @@ class Checkpoints:
             )
         return None
 
-    def _changes(
-        self, arrays: dict[str, np.ndarray], round_number: int
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any] | None]:
-        """The arrays of a round, large ones as their difference from an earlier checkpoint where
-        that is short, and which one it is; None: they are whole."""
-        if self._base is None or self._base >= round_number:
-            return arrays, None
-        try:
-            arrays, checksums = without_unchanged(arrays, self._file(self._base))
-        except _DAMAGE:
-            return arrays, None
-        return arrays, {"base": self._base, "checksums": checksums} if checksums else None
-
     def _read(self, file: Path) -> State:
         """The state in a file.
 
         Raises:
             _Damaged: it cannot be read.
-            RunError: it belongs to another experiment.
+            RunError: it belongs to another experiment, or to an earlier version.
         """
         with _damage_told():
             about, arrays = _content(file, self._version)
-            changes = about.get("changes")
-            if changes is not None:
-                base = self._file(int(changes["base"]))
-                arrays = with_unchanged(arrays, changes["checksums"], base)
+        if about.get("changes") is not None:
+            raise RunError(
+                f"checkpoint {file.name} has only the rows that changed since an earlier one",
+                expected="a checkpoint with all rows, as this version writes it",
+                got="a checkpoint of an earlier version of fedrec",
+                fix="use the version that run.json names under fedrec, or start a new run with"
+                " `fedrec run`",
+            )
+        with _damage_told():
             _refuse_other_shape(about, arrays)
         if about["digest"] not in self._known:
             raise RunError(
@@ -220,8 +198,6 @@ class Checkpoints:
                 got=f"digest {about['digest']}",
                 fix="start a new run with `fedrec run`",
             )
-        names = about.get("arrays", list(arrays))  # earlier versions wrote no list
-        arrays = {name: arrays[name] for name in names}
         return State(
             about["round"],
             strip_prefix("parameters/", arrays),
@@ -229,20 +205,6 @@ class Checkpoints:
             about["rounds"],
             about["timings"],
         )
-
-    def _drop_old(self) -> None:
-        """Delete all but the newest checkpoints and what they are differences from."""
-        files = self._files()
-        needed = set(files[-self.keep :])
-        for file in files[-self.keep :]:
-            if file not in self._bases:
-                self._bases[file] = _base_of(file)
-            base = self._bases[file]
-            if base is not None:
-                needed.add(self._file(base))
-        for file in set(files) - needed:
-            file.unlink()
-            self._bases.pop(file, None)
 
     def _file(self, round_number: int) -> Path:
         return self.folder / f"round-{round_number:06d}.npz"
@@ -289,16 +251,6 @@ def _content(file: Path, version: int) -> tuple[dict[str, Any], dict[str, np.nda
     if not isinstance(about, dict):
         raise ValueError("no description of the state")
     return about, arrays
-
-
-def _base_of(file: Path) -> int | None:
-    """Round of the checkpoint that a file is a difference from; None: of none, or it is damaged."""
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            changes = parse_json(archive["about"].tobytes(), MOST_JSON).get("changes")
-        return None if changes is None else int(changes["base"])
-    except _DAMAGE:
-        return None
 
 
 def _refuse_other_shape(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
 from flwr.app import ArrayRecord
 
 from fedrec.attacks.leaky_negatives import leak_words
@@ -74,7 +75,7 @@ def conclude(
         metrics=after.means(evaluator.metrics),
         before_fine_tuning=before.means(evaluator.metrics) if tuned else {},
         baselines=baselines,
-        rounds=state.rounds,
+        rounds=pd.DataFrame(state.rounds),
         users=after.users,
         groups=after.groups(),
         parameters=parameters,

@@ -10,9 +10,8 @@ the best number. Where cores are left over, nodes have more threads if that trai
 All rounds are taken for rounds of the experiment's own step, and of evaluations the fine-tuning of
 the last one alone counts.
 
-Only sums of the clients' updates are the same for all numbers of nodes, up to their last digits.
-What was measured is kept for later runs of the same settings and any seed, so that these have the
-same digits too.
+Only sums of the clients' updates are the same for all numbers of nodes, up to their last digits. A
+run that sets `engine.nodes` to what was chosen, as its run folder does, has the same digits too.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from clients.training.round import train_clients
 from fedrec.components.registry import STRATEGY, ours, resolve
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import EngineConfig
-from fedrec.runs.kept import kept_arrays
 from server.cohorts.selection import SampledCohorts
 from server.forecast.estimate import extrapolated, trial_order, trial_seconds
 from server.forecast.training_paths import compile_ahead
@@ -85,12 +83,10 @@ def measured_size(
     """
     if cores == 1 or not _is_free(experiment):
         return None
-    settings = experiment.model_copy(update={"seed": 0, "name": ""}).digest()
     try:
         with _trial_node(experiment) as node:
-            # before the digest of what is kept, on which the libraries that compile have a part
             compile_ahead(node.paths.items(), node.paths, tell)
-            found = kept_arrays(lambda: _measured(node, cores), "engine size", settings, cores)
+            found = _measured(node, cores)
     except Exception:  # also of a plug-in; the run, which does the same work, reports it
         log.debug("the trial for the number of nodes failed", exc_info=True)
         return None

@@ -23,9 +23,6 @@ settings.load_profile("repeatable")
 # times as long as one works. Set before it is imported; processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Otherwise a test would find what an earlier one fitted. Set before a process starts another.
-os.environ.setdefault("FEDREC_CACHE_BASELINES", "no")
-
 # A shell and nohup let what they start in the background ignore Ctrl-C and hang-ups, which
 # processes of tests would inherit.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -96,14 +93,6 @@ def files_without_sync():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
-
-
-@pytest.fixture
-def kept(tmp_path, monkeypatch):
-    """The folder of what runs keep for later ones: switched on, and empty."""
-    monkeypatch.setenv("FEDREC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDREC_CACHE_BASELINES")
-    return tmp_path / "cache" / "baselines"
 
 
 @pytest.fixture(scope="session")

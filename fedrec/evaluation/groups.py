@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrec.data.interactions import Interactions
-from fedrec.evaluation.column_table import ColumnTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +53,7 @@ def user_groups(
 
 def group_means(
     per_user: Mapping[str, np.ndarray], groups: Mapping[str, np.ndarray]
-) -> ColumnTable:
+) -> pd.DataFrame:
     """Mean of each metric over each group.
 
     Args:
@@ -65,6 +64,8 @@ def group_means(
         One row per group, in order; first a column `count`, the number of users in the group who
         have any value, and then the metrics. The mean of an empty group is NaN.
     """
+    import pandas as pd  # nodes do without
+
     counts = np.zeros(len(groups), dtype=np.int64)
     means = np.empty((len(groups), len(per_user)))
     for place, member in enumerate(groups.values()):
@@ -74,7 +75,7 @@ def group_means(
         counts[place] = (~np.isnan(own)).any(axis=0).sum()
         means[place] = known_means(own, axis=1)
     columns = dict(zip(per_user, means.T, strict=True))
-    return ColumnTable("group", list(groups), {"count": counts, **columns})
+    return pd.DataFrame({"count": counts, **columns}, index=pd.Index(list(groups), name="group"))
 
 
 def known_means(values: np.ndarray, axis: int) -> np.ndarray:

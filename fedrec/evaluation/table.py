@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrec.evaluation.column_table import ColumnTable, joined
 from fedrec.evaluation.groups import UNTRAINED_ITEMS, group_means
 from fedrec.evaluation.metrics import Metrics
 
@@ -42,8 +41,8 @@ class Evaluated:
     @classmethod
     def of_table(cls, table: pd.DataFrame) -> Evaluated:
         """From a table as `table` makes it."""
-        own = ColumnTable.of(table)
-        return cls(np.asarray(own.names), own.columns)
+        columns = {str(name): table[name].to_numpy() for name in table.columns}
+        return cls(table.index.to_numpy(), columns)
 
     @classmethod
     def joined(cls, parts: Iterable[Evaluated]) -> Evaluated:
@@ -92,15 +91,17 @@ class Evaluated:
     @property
     def table(self) -> pd.DataFrame:
         """All columns, one row per user, indexed by client id."""
-        return self._table_of(self.columns).frame()
+        return self._table_of(self.columns)
 
     @property
-    def users(self) -> ColumnTable:
+    def users(self) -> pd.DataFrame:
         """The metrics over all held-out items, likewise, without the groups."""
         return self._table_of(self.metrics)
 
-    def _table_of(self, columns: Mapping[str, np.ndarray]) -> ColumnTable:
-        return ColumnTable("client", self.clients, columns)
+    def _table_of(self, columns: Mapping[str, np.ndarray]) -> pd.DataFrame:
+        import pandas as pd  # nodes do without
+
+        return pd.DataFrame(dict(columns), index=pd.Index(self.clients, name="client"))
 
     def means(self, metrics: Metrics) -> dict[str, float]:
         """Figures for all users together; empty without users."""
@@ -109,19 +110,21 @@ class Evaluated:
         columns = {name: values.astype(kind) for name, values in own.items()}
         return (metrics.means(columns) if len(self) else {}) | metrics.of_sums(self.sums)
 
-    def groups(self) -> ColumnTable:
+    def groups(self) -> pd.DataFrame:
         """Means over each group of users, one row per group, sorted by name, because nodes reply in
         any order and know different groups; and over items without training rows, where there are
         any among the held-out ones."""
+        import pandas as pd
+
         names = sorted(name for name in self.columns if name.startswith(GROUP))
         members = {name.removeprefix(GROUP): self.columns[name] > 0 for name in names}
-        found = group_means(self.metrics, members)
+        means = group_means(self.metrics, members)
         untrained = {
             name.removeprefix(UNTRAINED): values
             for name, values in self.columns.items()
             if name.startswith(UNTRAINED)
         }
         if not untrained:
-            return found
+            return means
         everybody = {UNTRAINED_ITEMS: np.ones(len(self), dtype=bool)}
-        return joined(found, group_means(untrained, everybody))
+        return pd.concat([means, group_means(untrained, everybody)])

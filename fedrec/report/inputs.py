@@ -99,7 +99,7 @@ def _federated(result: Result) -> Inputs | None:
     if known is None:
         return None
     tables = [_table(one) for one in (*settings.values(), fine_tuned)]
-    clients = result.columns("rounds").columns.get("num-clients")
+    clients = result.rounds.get("num-clients")
     used = model.features_used(settings[registry.MODEL], known)
     return Inputs(
         used.users,

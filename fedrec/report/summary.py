@@ -13,7 +13,6 @@ import numpy as np
 from fedrec.attacks.leaky_negatives import marked
 from fedrec.components.registry import MODEL
 from fedrec.errors import ExperimentError
-from fedrec.evaluation.column_table import ColumnTable
 from fedrec.evaluation.metrics import lower_is_better, main_metric
 from fedrec.experiment.phases import last_phase
 from fedrec.experiment.tables import EvaluationConfig
@@ -28,6 +27,7 @@ from fedrec.report.signed_ranks import signed_ranks
 from fedrec.runs.folder import TIED_SHARE, RunFolder
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.table import Table
 
     from fedrec.runs.result import Result
@@ -161,7 +161,7 @@ def significance_line(result: Result) -> str:
     """How the system differs from each centralised one: difference of the deciding metric, its
     interval, and a test over the same users; empty where nothing can be compared."""
     metric = deciding_metric(result)
-    if metric is None or metric not in result.columns("users").columns:
+    if metric is None or metric not in result.users:
         return ""
     apart = _differences(result, metric)
     users = min(map(len, apart.values()), default=0)
@@ -248,15 +248,19 @@ def _verdict(low: float, high: float) -> str:
 
 def _differences(result: Result, metric: str) -> dict[str, np.ndarray]:
     """The system's metric less that of each centralised one, of the users who have both."""
-    own = result.of_users(metric)
     tables = _of_baselines(result, metric)
-    return {label: own.difference(table, metric) for label, table in tables.items()}
+    return {label: _difference(result.users, table, metric) for label, table in tables.items()}
 
 
-def _of_baselines(result: Result, metric: str) -> dict[str, ColumnTable]:
-    """The metric of each user by each centralised system that has it."""
-    tables = {label: result.of_users(metric, label) for label in result.baseline_users}
-    return {label: table for label, table in tables.items() if metric in table.columns}
+def _difference(first: pd.DataFrame, second: pd.DataFrame, metric: str) -> np.ndarray:
+    """Values of the users who have both, the first less the second."""
+    differences = (first[metric] - second[metric]).to_numpy()
+    return differences[np.isfinite(differences)]
+
+
+def _of_baselines(result: Result, metric: str) -> dict[str, pd.DataFrame]:
+    """The tables of users of the centralised systems that have the metric."""
+    return {label: table for label, table in result.baseline_users.items() if metric in table}
 
 
 def early_stopping_line(result: Result) -> str:
@@ -389,12 +393,12 @@ def _worth_of_order(result: Result, metric: str) -> list[str]:
     if RunFolder(result.folder).summary().get(TIED_SHARE, 1.0) > _MOST_TIES:
         return []
     tables = _of_baselines(result, metric)
-    means = {label: float(np.nanmean(own.columns[metric])) for label, own in tables.items()}
+    means = {label: float(np.nanmean(table[metric])) for label, table in tables.items()}
     others = [label for label in tables if label not in (_ORDERED, _RANDOM)]
     if _ORDERED not in tables or not others:
         return []
     best = max(others, key=means.__getitem__)
-    differences = tables[_ORDERED].difference(tables[best], metric)
+    differences = _difference(tables[_ORDERED], tables[best], metric)
     if len(differences) < 2:
         return []
     ((low, high),) = bootstrap_intervals([differences])

@@ -28,34 +28,33 @@ Every file is written atomically.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedrec.errors import ExperimentError, RunError
-from fedrec.evaluation.column_table import ColumnTable
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.earlier_names import RENAMED, present_names, written_names
 from fedrec.runs.environment import environment, installed_version
 from fedrec.runs.folder_lock import locked
-from fedrec.runs.incremental_csv import IncrementalCsv
 from fedrec.runs.result import Result
-from fedrec.runs.tables import UNREADABLE, USER, LaterTables, digests, read_content, table_of
+from fedrec.runs.tables import UNREADABLE, USER, digests, read_content, table_of
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.new_folders import require_new_folder
 from fedrec.runtime.strict_json import finite, is_number, number
 from fedrec.runtime.text_files import MOST_JSON, parse_json, read_json
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FORMAT = RENAMED
 """Version of the run folder, in run.json; folders without one are read as 1."""
@@ -65,7 +64,6 @@ _SAID = (
     *("leak", "perturb", "adversary", "strategy", "personal", "privacy", "early-stopping"),
     *("baselines-privacy", "replies"),
 )
-_OF_BASELINE = ("users.csv", "groups.csv", "result.json")  # in this order
 TIED_SHARE = "share-of-rows-with-tied-times"  # in result.json
 _METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # in result.json
 
@@ -95,7 +93,7 @@ class RunFolder:
                 ),
                 fix="give the folder that `fedrec run` printed",
             )
-        self._tables: dict[str, IncrementalCsv] = {}
+        self._tables: dict[str, _Written] = {}
         self.user_ids: Callable[[], np.ndarray | None] = lambda: None
         """The data's ids of users by their numbers, `[users]`, for users.csv; None where this
         process has not read the data. Set by who runs it."""
@@ -225,15 +223,6 @@ class RunFolder:
         """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
-    def noise_file(self, charges: int) -> Path:
-        """The file with the noise of earlier rounds that belongs to the checkpoint with so many
-        charges in the ledger."""
-        return self.path / "private" / f"noise-{charges:09d}.npz"
-
-    def noise_files(self) -> list[Path]:
-        """All of these files, the oldest first."""
-        return sorted(self.path.glob("private/noise-*.npz"))
-
     @property
     def log_file(self) -> Path:
         """The log."""
@@ -279,12 +268,10 @@ class RunFolder:
         """Write all rounds so far, and their times if there are any."""
         # they are also in the checkpoint
         tables = (("rounds.csv", rounds), ("timings.csv", timings))
-        for name, rows in tables if timings else tables[:1]:
-            write_atomically(
-                self.path / name,
-                self.written(self._tables.setdefault(name, IncrementalCsv()).text(rows)),
-                durable=False,
-            )
+        for name, rows in tables:
+            if rows:
+                table = self._tables[name] = _Written.of(rows, self._tables.get(name))
+                write_atomically(self.path / name, self.written(table.text), durable=False)
 
     def timings(self) -> pd.DataFrame:
         """Seconds of each round, one row per round: `round`, `seconds`, `train`, `evaluate`."""
@@ -296,8 +283,6 @@ class RunFolder:
         Raises:
             RunError: the table is damaged.
         """
-        import pandas as pd
-
         if not (self.path / "rounds.csv").exists():
             return pd.DataFrame()
         return self._read_table("rounds.csv")
@@ -331,56 +316,44 @@ class RunFolder:
         return found | {"metrics": _numbers(found["metrics"])}
 
     def write_baseline(
-        self, label: str, found: dict[str, Any], users: ColumnTable, groups: ColumnTable
+        self, label: str, found: dict[str, Any], users: pd.DataFrame, groups: pd.DataFrame
     ) -> None:
         """Store one baseline for a resumed run: users.csv, groups.csv and, last, result.json."""
-        texts = (self._with_ids(users).csv(), groups.csv(), _json(found))
-        self.write_baseline_texts(label, dict(zip(_OF_BASELINE, texts, strict=True)))
-
-    def write_baseline_texts(self, label: str, texts: Mapping[str, str]) -> None:
-        """Store the files of one baseline, as `baseline_texts` returned them."""
-        for name in _OF_BASELINE:
-            write_atomically(self.baseline_folder(label) / name, self.written(texts[name]))
-
-    def baseline_texts(self, label: str) -> dict[str, str]:
-        """The files of a finished baseline that is not private, by name."""
-        folder = self.baseline_folder(label)
-        return {
-            name: self.present((folder / name).read_text(encoding="utf-8")) for name in _OF_BASELINE
+        texts = {
+            "users.csv": self._with_ids(users).to_csv(),
+            "groups.csv": groups.to_csv(),
+            "result.json": _json(found),
         }
+        for name, text in texts.items():
+            write_atomically(self.baseline_folder(label) / name, self.written(text))
 
-    def baseline_users(self) -> LaterTables:
-        """Metrics of each user by each centralised baseline, by label. The files are read now, and
-        become tables of pandas when these are asked for."""
+    def baseline_users(self) -> dict[str, pd.DataFrame]:
+        """Metrics of each user by each centralised baseline, by label."""
         return self._of_baselines("users.csv")
 
-    def baseline_groups(self) -> LaterTables:
-        """Means over groups of users by each centralised baseline, by label, likewise."""
+    def baseline_groups(self) -> dict[str, pd.DataFrame]:
+        """Means over groups of users by each centralised baseline, by label."""
         return self._of_baselines("groups.csv")
 
-    def _of_baselines(self, name: str) -> LaterTables:
+    def _of_baselines(self, name: str) -> dict[str, pd.DataFrame]:
         folders = {label: self.baseline_folder(label) for label in self.read_baselines() or {}}
-        files = {
-            label: str((folder / name).relative_to(self.path))
+        return {
+            label: self._read_table(str((folder / name).relative_to(self.path)), index=0)
             for label, folder in folders.items()
             if (folder / name).exists()
         }
-        return LaterTables(
-            {label: self._content(file) for label, file in files.items()},
-            lambda label, error: self._unreadable(files[label], error),
-        )
 
     def write_result(self, result: Result, extra: dict[str, Any]) -> None:
         """Write users.csv, groups.csv and, last, result.json."""
-        users = result.columns("users")
-        write_atomically(self.path / "users.csv", self.written(self._with_ids(users).csv()))
-        write_atomically(self.path / "groups.csv", self.written(result.columns("groups").csv()))
+        users = self._with_ids(result.users).to_csv()
+        write_atomically(self.path / "users.csv", self.written(users))
+        write_atomically(self.path / "groups.csv", self.written(result.groups.to_csv()))
         summary = {
             "experiment": self.experiment.name,
             "experiment-sha256": self.experiment.digest(),
             "seed": self.experiment.seed,
             "rounds": result.num_rounds,
-            "users": len(users),
+            "users": len(result.users),
             "metrics": result.metrics,
             "metrics-before-fine-tuning": result.before_fine_tuning,
             "baselines": result.baselines,
@@ -389,10 +362,12 @@ class RunFolder:
         }
         write_atomically(self.path / "result.json", self.written(_json(summary)))
 
-    def _with_ids(self, users: ColumnTable) -> ColumnTable:
+    def _with_ids(self, users: pd.DataFrame) -> pd.DataFrame:
         """A table of users, with the data's ids in its first column."""
         ids = self.user_ids()
-        return users if ids is None else users.after(USER, ids[np.asarray(users.names)])
+        if ids is None:
+            return users
+        return users.assign(**{USER: ids[users.index]}).reindex(columns=[USER, *users.columns])
 
     def summary(self) -> dict[str, Any]:
         """All of result.json, such as `metrics`, `seconds`, `cost` and `privacy`; empty before the
@@ -419,8 +394,6 @@ class RunFolder:
         Raises:
             RunError: the run is not finished.
         """
-        import pandas as pd
-
         summary = self.summary()
         if not summary:
             raise RunError(
@@ -447,8 +420,8 @@ class RunFolder:
             rounds=self._read_table("rounds.csv") if self.experiment.federated else pd.DataFrame(),
             users=self._read_table("users.csv", index=0),
             groups=self._read_table("groups.csv", index=0),
-            baseline_users=dict(self.baseline_users()),
-            baseline_groups=dict(self.baseline_groups()),
+            baseline_users=self.baseline_users(),
+            baseline_groups=self.baseline_groups(),
             privacy=tuple(str(line) for lines in said for line in lines or ()),
             early_stopping=summary.get("early-stopping", {}),
         )
@@ -488,6 +461,41 @@ class RunFolder:
                 " checkpoints"
             ),
         )
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The rows of a table that were written, and their text: a run writes its rounds after each
+    one, and formatting all of them each time would take time that grows with the square of their
+    number. A value has the same text in every row, whatever else its column has."""
+
+    rows: list[Row]
+    columns: dict[str, None]
+    text: str
+
+    @classmethod
+    def of(cls, rows: list[Row], earlier: _Written | None) -> _Written:
+        """A table of these rows. Only those are formatted that an earlier table lacks, if it has
+        the first ones and all columns."""
+        count = 0 if earlier is None else len(earlier.rows)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if (
+            earlier is not None
+            and count <= len(rows)
+            and rows[count - 1] is earlier.rows[-1]
+            and all(row.keys() <= earlier.columns.keys() for row in rows[count:])
+        ):
+            columns = earlier.columns
+            text.write(earlier.text)
+        else:
+            columns = dict.fromkeys(name for row in rows for name in row)
+            count = 0
+            writer.writerow(columns)
+        for row in rows[count:]:
+            cells = map(row.get, columns)
+            writer.writerow(None if cell != cell else cell for cell in cells)  # NaN
+        return cls(rows, columns, text.getvalue())
 
 
 def _never_began(folder: Path) -> bool:

@@ -8,15 +8,12 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from fedrec.evaluation.column_table import ColumnTable
+import pandas as pd
+
 from fedrec.evaluation.groups import group_gaps
 from fedrec.experiment.schema import Experiment
-from fedrec.runs.tables import LaterTables
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # in packages above this library, or that need this one, looked up by name on first use, like
 # `fedrec.run`
@@ -25,35 +22,9 @@ _ROWS = "fedrec.report.rows"
 _SHOWN = 5  # metrics of a short table
 
 
-class _Table:
-    """A field with a table, which becomes one of pandas when it is first read."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, result: object | None, owner: type | None = None) -> pd.DataFrame:
-        if result is None:  # no default
-            raise AttributeError(self._name)
-        found = vars(result)[self._name]
-        if isinstance(found, ColumnTable):
-            found = found.frame()
-        elif isinstance(found, list):
-            import pandas as pd
-
-            found = pd.DataFrame(found)
-        vars(result)[self._name] = found
-        return found
-
-    def __set__(
-        self, result: object, table: pd.DataFrame | ColumnTable | list[dict[str, Any]]
-    ) -> None:
-        vars(result)[self._name] = table
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """The result of a finished run. Its tables may be given as arrays or, of rounds, as rows:
-    pandas is imported when they are read.
+    """The result of a finished run.
 
     Attributes:
         experiment: the resolved experiment.
@@ -78,9 +49,9 @@ class Result:
     metrics: dict[str, float]
     before_fine_tuning: dict[str, float]
     baselines: dict[str, dict[str, float]]
-    rounds: _Table = _Table()
-    users: _Table = _Table()
-    groups: _Table = _Table()
+    rounds: pd.DataFrame
+    users: pd.DataFrame
+    groups: pd.DataFrame
     parameters: dict[str, Any] = field(default_factory=dict)
     privacy: tuple[str, ...] = ()
     baseline_users: Mapping[str, pd.DataFrame] = field(default_factory=dict)
@@ -99,8 +70,6 @@ class Result:
 
     def _systems(self) -> pd.DataFrame:
         """The first metrics of each system, and epsilon where one has it."""
-        import pandas as pd
-
         rows = importlib.import_module(_ROWS).system_rows(self)
         names = list(next(iter(rows.values()), {}))
         shown = [name for name in self.experiment.evaluation.shown or () if name in names]
@@ -117,7 +86,7 @@ class Result:
     @property
     def num_rounds(self) -> int:
         """Number of rounds."""
-        return len(vars(self)["rounds"])
+        return len(self.rounds)
 
     @property
     def epsilon(self) -> float | None:
@@ -125,8 +94,8 @@ class Result:
         phase has no noise."""
         if self.experiment.privacy is None:
             return None
-        spent = self.columns("rounds").columns.get("epsilon")
-        return None if spent is None else float(spent[-1])
+        spent = self.rounds.get("epsilon")
+        return None if spent is None else float(spent.iloc[-1])
 
     @property
     def rounds_in_words(self) -> str:
@@ -135,23 +104,6 @@ class Result:
         planned = self.experiment.rounds
         count = f"{done:,}" if done == planned else f"{done:,} of {planned:,}"
         return f"{count} round{'' if planned == 1 else 's'}"
-
-    def columns(self, name: Literal["rounds", "users", "groups"]) -> ColumnTable:
-        """One of these tables as arrays, without pandas."""
-        return ColumnTable.of(vars(self)[name])
-
-    def of_users(self, metric: str, baseline: str | None = None) -> ColumnTable:
-        """A metric of each evaluated user, likewise; without that column if it was not evaluated.
-
-        Args:
-            metric: its name.
-            baseline: label of a centralised baseline with a table; None: the system.
-        """
-        if baseline is None:
-            return self.columns("users")
-        if isinstance(self.baseline_users, LaterTables):
-            return self.baseline_users.columns(baseline, [metric])
-        return ColumnTable.of(self.baseline_users[baseline])
 
     @property
     def best_round(self) -> int:

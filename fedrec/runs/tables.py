@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fedrec.evaluation.column_table import ColumnTable
+import pandas as pd
+from pandas.api.types import is_numeric_dtype
+
 from fedrec.runtime.text_files import read_json
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 USER = "user"
 """Column of users.csv with the data's ids."""
-UNREADABLE = (ValueError, IndexError, OverflowError, csv.Error)  # those of pandas: ValueErrors
+UNREADABLE = (ValueError, IndexError, OverflowError)  # those of pandas: ValueErrors
 """What reading a damaged table raises."""
 _TABLES = (
     "rounds.csv",
@@ -33,46 +29,6 @@ def digests(folder: Path) -> dict[str, str]:
     """SHA-256 of each table of a run folder, by its path within the folder."""
     files = sorted(file for pattern in _TABLES for file in folder.glob(pattern))
     return {str(file.relative_to(folder)): _sha256(file.read_bytes()) for file in files}
-
-
-class LaterTables(Mapping[str, "pd.DataFrame"]):
-    """Tables of numbers whose files have been read, and which become those of pandas when one is
-    asked for.
-
-    Args:
-        contents: of the files, by name; the first column has the names of the rows.
-        damaged: makes the error that is raised for a file without such a table, of its name and
-            what is wrong.
-    """
-
-    def __init__(
-        self, contents: Mapping[str, bytes], damaged: Callable[[str, Exception], Exception]
-    ) -> None:
-        self._contents = contents
-        self._damaged = damaged
-        self._found: dict[str, pd.DataFrame] = {}
-
-    def __getitem__(self, name: str) -> pd.DataFrame:
-        if name not in self._found:
-            try:
-                self._found[name] = table_of(self._contents[name], 0)
-            except UNREADABLE as error:
-                raise self._damaged(name, error) from None
-        return self._found[name]
-
-    def columns(self, name: str, chosen: Sequence[str]) -> ColumnTable:
-        """Columns of one of them, whose rows have numbers as names, without pandas; those that it
-        lacks are left out."""
-        try:
-            return ColumnTable.read_csv(self._contents[name], chosen)
-        except UNREADABLE as error:
-            raise self._damaged(name, error) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._contents)
-
-    def __len__(self) -> int:
-        return len(self._contents)
 
 
 def read_content(folder: Path, name: str) -> bytes:
@@ -104,9 +60,6 @@ def table_of(content: bytes, index: int | None = None) -> pd.DataFrame:
     Raises:
         `UNREADABLE`: it is no table, or has text in a column of numbers.
     """
-    import pandas as pd
-    from pandas.api.types import is_numeric_dtype
-
     table = pd.read_csv(io.BytesIO(content), index_col=index)
     if index is not None:
         table = table.drop(columns=USER, errors="ignore")

@@ -351,7 +351,7 @@ class Guard(RunExtension):
             log.warning(
                 "%s is missing, as after a finished run: noise of further rounds is drawn anew, and"
                 " all rounds of phase %s are charged once more",
-                self.run.noise_file(charges),
+                self._noise.file(charges),
                 ", ".join(keeping),
             )
         return found or {}

@@ -14,6 +14,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -35,6 +36,10 @@ class NoiseFiles:
     def __init__(self, run: RunFolder) -> None:
         self.run = run
 
+    def file(self, charges: int) -> Path:
+        """The file of the checkpoint with so many charges in the ledger."""
+        return self.run.path / "private" / f"noise-{charges:09d}.npz"
+
     def save(self, charges: int, noise: Mapping[str, np.ndarray]) -> None:
         """Write the noise of a checkpoint, before the checkpoint itself, and drop that of
         checkpoints which are no longer kept.
@@ -46,13 +51,14 @@ class NoiseFiles:
         Raises:
             RunError: it cannot be written; the earlier files are intact.
         """
-        file = self.run.noise_file(charges)
+        file = self.file(charges)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.parent.chmod(0o700)
         with open_atomically(file, mode=0o600) as opened:
             np.savez(opened, **noise)  # pyright: ignore[reportArgumentType]
         # one more than there are checkpoints, as the new one is not yet written
-        for old in self.run.noise_files()[: -self.run.experiment.checkpoint.keep - 1]:
+        files = sorted(file.parent.glob("noise-*.npz"))
+        for old in files[: -self.run.experiment.checkpoint.keep - 1]:
             old.unlink()
 
     def read(self, charges: int) -> dict[str, np.ndarray] | None:
@@ -61,7 +67,7 @@ class NoiseFiles:
         Raises:
             RunError: the file is damaged.
         """
-        file = self.run.noise_file(charges)
+        file = self.file(charges)
         try:
             with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
                 return dict(archive)

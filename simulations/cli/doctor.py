@@ -39,7 +39,6 @@ def _checks() -> Iterator[tuple[str, Check]]:
     yield "flower", _flower
     yield "devices", _devices
     yield "kernel", _kernel
-    yield "baselines", _baselines
     yield "shared memory", _shared_memory
     yield "data", _data
     yield "runs", _runs
@@ -98,17 +97,6 @@ def _kernel() -> str:
             " FEDREC_CACHE"
         )
     return f"will be compiled once (a minute), into {folder}"
-
-
-def _baselines() -> str:
-    """What earlier runs kept of centralised systems."""
-    from fedrec.runs.kept import kept_files, kept_folder
-
-    folder = kept_folder()
-    if folder is None:
-        return "fitted in each run (FEDREC_CACHE_BASELINES)"
-    size = sum(file.stat().st_size for file in kept_files(folder)) / 2**20
-    return f"{size:.0f} MiB kept from earlier runs in {folder}, which may be deleted"
 
 
 def _shared_memory() -> str:

@@ -13,9 +13,8 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 
-from fedrec.evaluation.column_table import ColumnTable
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.atomic_files import write_atomically
@@ -53,15 +52,15 @@ def publish(run: RunFolder, score: float, cost: ChoiceCost, folder: Path) -> Non
     Checkpoints.of(target).save(State(last, parameters))
     target.write_rounds(rounds, [])
     target.set_status("finished", last)
-    nobody = np.empty(0, dtype=np.int64)
+    nobody = pd.DataFrame(index=pd.Index([], dtype="int64", name="client"))
     result = Result(
         experiment=run.experiment,
         folder=target.path,
         metrics={cost.aim: score},
         before_fine_tuning={},
         baselines={},
-        rounds=rounds,  # type: ignore[arg-type]  # tables may be given as rows
-        users=ColumnTable("client", nobody, {}),  # type: ignore[arg-type]
-        groups=ColumnTable("group", nobody, {}),  # type: ignore[arg-type]
+        rounds=pd.DataFrame(rounds),
+        users=nobody,
+        groups=pd.DataFrame(index=pd.Index([], name="group")),
     )
     target.write_result(result, {"privacy": cost.record()})

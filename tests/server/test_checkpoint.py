@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: bit-exact, and damage is detected."""
 
+import json
 import logging
 import signal
 import threading
 import zipfile
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedrec.errors import RunError
-from fedrec.runs import changed_rows
 from fedrec.runtime.end_signals import interrupting
 from server.checkpoint import Checkpoints, State
 
@@ -157,83 +156,24 @@ def test_nothing_is_unpickled(checkpoints):
         checkpoints.latest()
 
 
-@pytest.fixture
-def large(monkeypatch):
-    """The table of a round, large enough to be a difference, of which each round changes a row."""
-    monkeypatch.setattr(changed_rows, "LARGE", 4000)
-    table = np.random.default_rng(0).standard_normal((100, 10)).astype(np.float32)
-
-    def of(round_number, changed=1):
-        own = table.copy()
-        own[: changed * round_number] += np.float32(round_number)
-        own[0, 0] = -0.0 if round_number % 2 else 0.0  # bits, not numbers
-        parameters = {"a": np.ones(3), "item.id": own, "z": np.zeros((2, 2))}
-        return State(round_number, parameters, {"best/item.id": table}, [], [])
-
-    return of
-
-
-def sizes(checkpoints):
-    return {
-        file.name[6:12].lstrip("0"): file.stat().st_size for file in checkpoints.folder.iterdir()
+def test_a_checkpoint_of_changed_rows_is_refused_with_what_reads_it(checkpoints):
+    """Earlier versions wrote large tables as their difference from an earlier checkpoint."""
+    checkpoints.folder.mkdir()
+    checkpoints.save(state(1))
+    about = {
+        "round": 2,
+        "rounds": [],
+        "timings": [],
+        "digest": "digest",
+        "arrays": ["parameters/w"],
     }
-
-
-def test_of_large_tables_only_changed_rows_are_written_again(checkpoints, large):
-    for round_number in range(1, 8):
-        checkpoints.save(large(round_number))
-        assert same(checkpoints.latest(), large(round_number))
-    found = sizes(checkpoints)
-    assert set(found) == {"1", "5", "6", "7"}  # the first is what the others differ from
-    assert found["7"] < found["1"] / 2
-
-
-def test_a_table_most_of_which_changed_is_whole_again_and_the_one_before_goes(checkpoints, large):
-    for round_number in range(1, 5):
-        checkpoints.save(large(round_number, changed=9))  # 36 of 100 rows in the fourth round
-    assert set(sizes(checkpoints)) == {"1", "2", "3", "4"}
-    for round_number in range(5, 8):
-        later = replace(large(4, changed=9), round=round_number)
-        later.parameters["item.id"][50] = round_number
-        checkpoints.save(later)
-    assert set(sizes(checkpoints)) == {"4", "5", "6", "7"}
-    assert same(checkpoints.latest(), later)
-
-
-def test_a_resumed_process_starts_with_whole_tables_and_keeps_what_is_needed(checkpoints, large):
-    for round_number in range(1, 6):
-        checkpoints.save(large(round_number))
-    resumed = Checkpoints(checkpoints.folder, "digest", keep=3)
-    assert same(resumed.latest(), large(5))
-    resumed.save(large(6))
-    assert set(sizes(checkpoints)) == {"1", "4", "5", "6"}
-    resumed.save(large(7))
-    resumed.save(large(8))
-    assert set(sizes(checkpoints)) == {"6", "7", "8"} and same(resumed.latest(), large(8))
-
-
-@pytest.mark.parametrize("damage", ["gone", "cut", "another"])
-def test_a_difference_from_a_damaged_checkpoint_is_damaged(checkpoints, large, damage, caplog):
-    for round_number in (1, 2, 3):
-        checkpoints.save(large(round_number))
-    base = checkpoints.folder / "round-000001.npz"
-    if damage == "gone":
-        base.unlink()
-    elif damage == "cut":
-        base.write_bytes(base.read_bytes()[:4000])
-    else:
-        Checkpoints(checkpoints.folder, "digest", keep=9).save(
-            State(1, {**large(1).parameters, "item.id": large(9).parameters["item.id"]}, {}, [], [])
-        )
-    resumed = Checkpoints(checkpoints.folder, "digest", keep=3)
-    if damage == "another":
-        assert resumed.latest().round == 1 and "not the one" in caplog.text
-    else:
-        with pytest.raises(RunError, match="can be read"):
-            resumed.latest()
-    checkpoints.save(large(4))  # whole, because what it would differ from is damaged
-    assert damage == "another" or sizes(checkpoints)["4"] > 8000
-    assert same(checkpoints.latest(), large(4))
+    changes = {"base": 1, "checksums": {"parameters/w": 7}}
+    text = np.frombuffer(json.dumps({**about, "changes": changes}).encode(), np.uint8)
+    rows = {"parameters/w/rows": np.arange(1), "parameters/w/values": np.ones((1, 2))}
+    np.savez(checkpoints.folder / "round-000002.npz", about=text, **rows)
+    with pytest.raises(RunError, match="only the rows that changed") as caught:
+        checkpoints.latest()
+    assert "version that run.json names" in caught.value.fix
 
 
 @pytest.mark.timeout(20)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes and threads of a run on Ray come from a trial, are kept, and are those of a resumed run."""
+"""Nodes and threads of a run on Ray come from a trial, and are those of a resumed run."""
 
 import re
 
@@ -80,15 +80,6 @@ def test_nodes_that_results_depend_on_are_not_chosen(load_tiny, trials, override
 
 def test_one_core_leaves_nothing_to_choose(load_tiny, trials):
     assert measured_size(load_tiny(RAY), 1) is None and not trials
-
-
-def test_what_was_measured_is_kept_for_all_seeds(load_tiny, trials, kept):
-    first = measured_size(load_tiny(RAY, "rounds=1000"), 8)
-    measured = len(trials)
-    assert measured and measured_size(load_tiny(RAY, "rounds=1000", "seed=7"), 8) == first
-    assert len(trials) == measured
-    measured_size(load_tiny(RAY, "rounds=999"), 8)
-    assert len(trials) > measured
 
 
 def test_threads_that_train_faster_are_taken(load_tiny, monkeypatch):

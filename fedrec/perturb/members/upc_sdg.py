@@ -7,8 +7,6 @@ contribution; the k n rows of each user with the smallest weights are replaced, 
 Gumbel-softmax trained for similarity of at most gamma to the row's item and for the user's
 preference. The parts are in `fedrec.perturb.synthesis`. Every row counts as an interaction,
 whatever its rating; a substitute takes over the rating and time of the row that it replaces.
-Embeddings, attention and substitutes are kept for later runs (`fedrec.runs.kept`); the first two
-depend on the rows and not on k and gamma.
 
 The paper's definition 1 calls the share that is *kept* the replacement ratio, but uses it
 everywhere as the share that is replaced, as here. It claims privacy without a proof: see `words`.
@@ -40,7 +38,6 @@ from fedrec.perturb.synthesis.selection import lowest, replaced_counts
 from fedrec.perturb.synthesis.similarity import Definition, Similarity
 from fedrec.perturb.synthesis.substitutes import Draw, random_substitutes, scored_substitutes
 from fedrec.rng import stream, torch_stream
-from fedrec.runs.kept import kept_arrays
 
 
 class UpcSdgConfig(ReplacementConfig):
@@ -122,19 +119,9 @@ class UpcSdg(Perturbation):
         counts = replaced_counts(rows, preferences.ratio)
         if self.config.select == "random" or not counts.any():
             return lowest(rows, stream(self.seed, "perturb-rows").random(len(rows)), counts), {}
-        config = self.config.attention
-
-        def train() -> dict[str, np.ndarray]:
-            source = torch_stream(self.seed, "perturb-attention")
-            logits, losses = train_attention(config, rows, users, items, source)
-            return {"logits": logits, "losses": np.array(losses)}
-
-        learned = users.numpy(), items.numpy()
-        found = kept_arrays(train, "upc-sdg attention", config, self.seed, rows, *learned)
-        losses = found["losses"].tolist()
-        return lowest(rows, found["logits"], counts), {
-            "attention loss per user": _first_and_last(losses)
-        }
+        source = torch_stream(self.seed, "perturb-attention")
+        logits, losses = train_attention(self.config.attention, rows, users, items, source)
+        return lowest(rows, logits, counts), {"attention loss per user": _first_and_last(losses)}
 
     def _substitutes(
         self,
@@ -156,22 +143,13 @@ class UpcSdg(Perturbation):
                 ),
                 {},
             )
-        learned = users.numpy(), similarity.items.numpy()
-        bound = preferences.sensitivity
-
-        def make() -> dict[str, np.ndarray]:
-            source = torch_stream(self.seed, "perturb-generator")
-            made, losses = train_generator(
-                config.generator, rows, chosen, bound, users, similarity, source
-            )
-            scores = _logits(made, rows, users, similarity.items, gamma)
-            drawn = scored_substitutes(rows, chosen, scores, config.draw, self.seed)
-            return {"items": drawn, "losses": np.array(losses)}
-
-        found = kept_arrays(
-            make, "upc-sdg substitutes", config, self.seed, rows, chosen, bound, *learned
+        source = torch_stream(self.seed, "perturb-generator")
+        made, losses = train_generator(
+            config.generator, rows, chosen, preferences.sensitivity, users, similarity, source
         )
-        return found["items"], {"generator loss per row": _first_and_last(found["losses"].tolist())}
+        scores = _logits(made, rows, users, similarity.items, gamma)
+        drawn = scored_substitutes(rows, chosen, scores, config.draw, self.seed)
+        return drawn, {"generator loss per row": _first_and_last(losses)}
 
 
 def _nearness(

@@ -10,18 +10,14 @@ in the same direction, so its range does not end at 1. `released` is computed by
 code: normalised by the substitute's row instead of the original's, always in [0, 1]. The text calls
 the quantity a cosine, but its formula is not one; `cosine` is.
 
-The least and largest product of an item are among its products with all items; they are kept for
-later runs (`fedrec.runs.kept`).
+The least and largest product of an item are among its products with all items.
 """
 
 import copy
 from typing import Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from fedrec.runs.kept import kept_arrays
 
 Definition = Literal["paper", "released", "cosine"]
 _ITEMS_AT_ONCE = 512  # items per block of products in memory
@@ -39,8 +35,7 @@ class Similarity:
     def __init__(self, items: Tensor, definition: Definition) -> None:
         self.items = items
         self.definition = definition
-        found = kept_arrays(lambda: _extremes(items), "extremes of products", items.numpy())
-        self.least, self.most = (torch.from_numpy(found[name]) for name in ("least", "most"))
+        self.least, self.most = _extremes(items)
         self.own = items.square().sum(1)
 
     def defined(self, definition: Definition) -> Self:
@@ -92,9 +87,9 @@ class Similarity:
         return (product - self.least) / (self.most - self.least).clamp(min=_SMALL)
 
 
-def _extremes(items: Tensor) -> dict[str, np.ndarray]:
+def _extremes(items: Tensor) -> tuple[Tensor, Tensor]:
     """Least and largest product of each item with any, itself included, `[items]` each; in blocks
     of items."""
     products = [(part @ items.T).aminmax(dim=1) for part in items.split(_ITEMS_AT_ONCE)]
     least, most = (torch.cat(parts) for parts in zip(*products, strict=True))
-    return {"least": least.numpy(), "most": most.numpy()}
+    return least, most

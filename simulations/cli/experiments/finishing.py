@@ -196,7 +196,7 @@ def print_table(result: Result) -> None:
 
     console = Console()
     console.print(summary_table(result))
-    users = len(result.columns("users"))
+    users = len(result.users)
     counts = f"{users} user{'' if users == 1 else 's'}"
     if result.experiment.federated:
         counts += f", {result.rounds_in_words}"

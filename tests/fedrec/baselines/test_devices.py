@@ -48,7 +48,7 @@ def measured(label, device):
     baseline = make_baseline(name, settings, seed=1, device=torch.device(device))
     found = protocol.measure(baseline)
     lists = protocol.metrics.of_sums(found.sums)
-    return found.users.frame(), lists, baseline.scores(protocol.training.block(0, 2)).device
+    return found.users, lists, baseline.scores(protocol.training.block(0, 2)).device
 
 
 @pytest.fixture

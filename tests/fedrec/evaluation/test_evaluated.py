@@ -38,7 +38,7 @@ def test_parts_are_joined_by_client():
     pd.testing.assert_frame_equal(found.table, expected)
     assert found.sums["seen"].tolist() == [4.0, 6.0] and len(found) == 3
     assert list(found.users.columns) == list(found.metrics) == ["hits@5", "rows"]
-    assert found.groups().names == ["new", "old", "items without training rows"]
+    assert found.groups().index.tolist() == ["new", "old", "items without training rows"]
     pd.testing.assert_frame_equal(Evaluated.of_table(expected).table, expected)
 
 

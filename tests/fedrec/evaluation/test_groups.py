@@ -42,7 +42,7 @@ def test_means_leave_out_users_without_a_value():
         "second": np.array([False, True, False]),
         "nobody": np.zeros(3, bool),
     }
-    means = group_means(dict(per_user), groups).frame()
+    means = group_means(dict(per_user), groups)
     assert means.index.tolist() == list(groups)
     assert means.columns.tolist() == ["count", "hits@10", "mrr"]
     assert means["count"].tolist() == [2, 0, 0]
@@ -54,9 +54,7 @@ def test_gaps_between_groups_of_a_kind():
     """0.2 to 0.5 for activity, 0.1 to 0.4 over the existing ages, a single gender."""
     names = ["inactive", "active", "age=18", "age=25", "age=35", "gender=F"]
     per_user = pd.DataFrame({"hits@10": [0.2, 0.5, 0.1, 0.4, np.nan, 0.3]})
-    means = group_means(
-        dict(per_user), dict(zip(names, np.eye(6, dtype=bool), strict=True))
-    ).frame()
+    means = group_means(dict(per_user), dict(zip(names, np.eye(6, dtype=bool), strict=True)))
     gaps = group_gaps(means)
     assert gaps.index.tolist() == ["activity", "age", "gender"]
     assert gaps.columns.tolist() == ["hits@10"]

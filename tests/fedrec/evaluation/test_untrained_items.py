@@ -81,7 +81,7 @@ def test_their_line_is_the_mean_over_them_alone(population):
     found = CentralEvaluation(population, EvaluationConfig(ks=(3, 5))).measure(
         FixedScores(Baseline.Config())
     )
-    groups = found.groups().frame()
+    groups = found.groups()
     for k in (3, 5):
         count, share = hits_by_hand(population, k)
         assert groups.loc[UNTRAINED_ITEMS, "count"] == count
@@ -97,5 +97,5 @@ def test_parts_without_such_items_are_joined(population):
     whole = CentralEvaluation(population, EvaluationConfig(ks=(3,))).measure(
         FixedScores(Baseline.Config())
     )
-    assert parts.groups().frame().equals(whole.groups().frame())
-    assert UNTRAINED_ITEMS not in Evaluated(whole.clients, whole.metrics).groups().names
+    assert parts.groups().equals(whole.groups())
+    assert UNTRAINED_ITEMS not in Evaluated(whole.clients, whole.metrics).groups().index

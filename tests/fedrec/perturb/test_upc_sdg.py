@@ -7,9 +7,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from fedrec.baselines.factorisation.bprmf import Bprmf
 from fedrec.errors import DataError, ExperimentError
-from fedrec.perturb.members import upc_sdg
 from fedrec.perturb.members.upc_sdg import UpcSdg, UpcSdgConfig
 from fedrec.perturb.synthesis.attention import (
     Attention,
@@ -298,37 +296,6 @@ class TestWhole:
         finally:
             torch.set_num_threads(before)
         assert (found[0] == found[1]).all()
-
-    def test_what_was_computed_for_the_same_rows_and_settings_is_not_computed_again(
-        self, two_tastes, request, monkeypatch
-    ):
-        wanted = [
-            {"replacement-ratio": k, "sensitivity": g} for k in (0.3, 0.6) for g in (0.2, 0.8)
-        ]
-        alone = [synthetic(two_tastes, **one) for one in wanted]
-        request.getfixturevalue("kept")
-        trained = []
-        for owner, name in (
-            (Bprmf, "fit"),
-            (upc_sdg, "train_attention"),
-            (upc_sdg, "train_generator"),
-        ):
-            real = getattr(owner, name)
-
-            def told(*given, name=name, real=real):
-                trained.append(name)
-                return real(*given)
-
-            monkeypatch.setattr(owner, name, told)
-        kept = [synthetic(two_tastes, **one) for one in wanted]
-        assert sorted(trained) == ["fit", "train_attention", *["train_generator"] * len(wanted)]
-        again = [synthetic(two_tastes, **one) for one in wanted]
-        assert len(trained) == 6
-        for one, *others in zip(alone, kept, again, strict=True):
-            for other in others:
-                assert (one.rows.items == other.rows.items).all() and one.figures == other.figures
-        synthetic(two_tastes, seed=1)
-        assert len(trained) == 9
 
     @pytest.mark.parametrize(
         ("wrong", "word"),

@@ -35,7 +35,7 @@ def inputs_of(name, *overrides, baselines=()):
 
 def finished(experiment, rounds):
     """A result without metrics and users."""
-    return Result(experiment, Path(), {}, {}, {}, rounds=rounds, users=[], groups=[])
+    return Result(experiment, Path(), {}, {}, {}, pd.DataFrame(rounds), users=[], groups=[])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from fedrec.errors import RunError
-from fedrec.evaluation.column_table import ColumnTable
 from fedrec.runs.directory import default_folder
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
@@ -121,11 +120,45 @@ def finished(run):
         pd.DataFrame(rounds), users, groups,
     )  # fmt: skip
     run.write_rounds(rounds, [{"round": 1, "seconds": 0.5}])
-    tables = (ColumnTable.of(table) for table in (users, groups))
-    run.write_baseline("ease", {"metrics": {"hits@5": 1.0}}, *tables)
+    run.write_baseline("ease", {"metrics": {"hits@5": 1.0}}, users, groups)
     run.write_baselines({"ease": {"hits@5": 1.0}})
     run.write_result(result, {"seconds": {"training": 1.0}})
     return run, result
+
+
+def test_rounds_are_written_as_pandas_writes_the_whole_table(run):
+    """Also with columns that come later, without a value, and for rows that were changed."""
+    rows = [
+        {"round": n, "loss": math.pi / n if n % 4 else math.nan, "why": None if n % 5 else 'a, "b"'}
+        | ({"hits@5": 1e-17 / n} if n % 3 == 0 else {})
+        for n in range(1, 30)
+    ]
+    file = run.path / "rounds.csv"
+    for end in range(1, len(rows) + 1):
+        run.write_rounds(rows[:end], [])
+        assert file.read_text() == pd.DataFrame(rows[:end]).to_csv(index=False)
+    for other in (
+        rows[:2],
+        [*rows[:1], {"round": 2, "loss": 1.5}],
+        [{"round": 7, "loss": 1.0}, *rows],
+    ):
+        run.write_rounds(other, [])
+        assert file.read_text() == pd.DataFrame(other).to_csv(index=False)
+
+
+def test_a_row_is_formatted_once(run):
+    class Cell:
+        times = 0
+
+        def __str__(self):
+            self.times += 1
+            return "cell"
+
+    rows = [{"round": Cell()} for _ in range(9)]
+    for end in range(1, len(rows) + 1):
+        run.write_rounds(rows[:end], [])
+    assert [row["round"].times for row in rows] == [1] * 9
+    assert (run.path / "rounds.csv").read_text() == "round\n" + "cell\n" * 9
 
 
 def test_a_run_without_a_result_is_reported(run):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -114,7 +115,7 @@ def test_the_best_is_first(load_tiny, metric, order):
     column = "misses@10" if ":" in metric else metric
     experiment = load_tiny(*([own] if ":" in metric else []))
     baselines = {name: {column: v} for name, v in (("a", 0.2), ("b", 0.3), ("c", 0.1))}
-    result = Result(experiment, Path(), {}, {}, baselines, rounds=[], users=[], groups=[])
+    result = Result(experiment, Path(), {}, {}, baselines, pd.DataFrame(), users=[], groups=[])
     rows = {name: name for name in "abc"}
     found = list(values(result, "data", rows, {column: "Quality"}))
     assert "".join(comparison({}, found, best=True)["model"]) == order
