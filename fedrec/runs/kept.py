@@ -3,10 +3,8 @@
 
 Files lie in `$FEDREC_CACHE/baselines` (default `~/.cache/fedrec/baselines`), each under a digest of
 all that it depends on: `surroundings`, data, settings and seed. So a run has the same bytes with
-what is kept and without it, but for the number of nodes on Ray, which is measured
-(`simulations.measured_size`) and kept so that the next run has as many. Only the most recently used
-files stay, readable by this user alone, because they tell of single users of the data; they may be
-deleted at any time.
+what is kept and without it. Only the most recently used files stay, readable by this user alone,
+because they tell of single users of the data; they may be deleted at any time.
 `FEDREC_CACHE_BASELINES=no` switches this off.
 """
 
