@@ -91,7 +91,7 @@ SET_BY_NOBODY = {
     "EaseConfig": "max_items",
     "EvaluationConfig": "inactive_below",
     "ExamplesConfig": "negatives",
-    "Experiment": "early_stopping train_config",
+    "Experiment": "early_stopping",
     "FcfConfig": "beta1 beta2",
     "FedAdamConfig": "beta1 beta2 bias_correction tau",
     "FedAvgConfig": "weighting",
