@@ -334,8 +334,8 @@ class ClosingConfig(Config):
 class AsynchronousConfig(Config):
     """Buffered asynchronous aggregation (FedBuff, Nguyen et al. 2022): a round ends when as many
     answers have come as the sampler's cohort has clients, and a client that has answered is
-    replaced at once, so that nobody waits for slow devices. In a simulation, devices answer after
-    the times of `[devices]`; orders to real nodes expire after `engine.timeout` seconds."""
+    replaced at once, so that nobody waits for slow devices, which answer after the times of
+    `[devices]`. For simulations; real nodes refuse it."""
 
     concurrency: int = Field(ge=1)
     """Number of clients that train at a time."""
