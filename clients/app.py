@@ -94,7 +94,6 @@ def hello(message: Message, context: Context) -> Message:
         node.training,
         node.evaluated,
         node.work,
-        node.memory_mib,
         node.paths,
         node.validated,
     )

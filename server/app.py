@@ -18,7 +18,6 @@ from fedrec.experiment.loading import from_run_config
 from fedrec.runs.directory import default_folder
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.text_files import parse_json
-from server.deployed.foreign_clients import ForeignClientGrid
 from server.deployed.grid import DeployedGrid
 from server.run import execute
 
@@ -33,12 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     deployed = bool(context.run_config.get("deployment"))
     most = int(context.run_config.get("most-clients", 0))
     names = parse_json(str(context.run_config.get("node-names") or "{}"))
-    result = execute(
-        run,
-        DeployedGrid(grid, most or None, names)
-        if deployed
-        else ForeignClientGrid(grid, run.experiment),
-    )
+    result = execute(run, DeployedGrid(grid, most or None, names) if deployed else grid)
     logging.getLogger("flwr").info("fedrec: %s", result.metrics)
 
 

@@ -21,11 +21,6 @@ class RunExtension:
     """Whether a lost round costs more than time; then each round is written to disk before the next
     one starts."""
 
-    @property
-    def hides_updates(self) -> bool:
-        """Whether the server must not see updates without noise; then there is no time estimate."""
-        return False
-
     def begin(self, rounds: int) -> None:
         """A run starts at round 1.
 

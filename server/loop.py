@@ -32,7 +32,6 @@ from server.callbacks.base import Callback
 from server.callbacks.callback_list import CallbackList
 from server.checkpoint import Checkpoints, State
 from server.conclusion import conclude
-from server.forecast.estimate import estimate
 from server.forecast.training_paths import announce_paths
 from server.forecast.user_features import warn_without_user_features
 from server.setup import Setup
@@ -96,7 +95,6 @@ class Loop:
         self.callbacks.on_start(self.run, state.round + 1, self.experiment.rounds)
         for line in (one for own in self.extensions for one in own.announce(state.parameters)):
             self._tell(line)
-        self._forecast(state)
         state, stop = self._remaining(state)
         if stop or state.round < self.experiment.rounds:
             refuse_non_finite(state.parameters, state.round, self.strategy)
@@ -163,25 +161,6 @@ class Loop:
         if reason:
             self._tell(f"{reason} after {rounds} rounds")
         return not reason
-
-    def _forecast(self, state: State) -> None:
-        """Pass the estimate of time and memory to the callbacks. There is no estimate if the server
-        must not see the reply to a trial (updates without noise, one node's sum), if its time is
-        secret, nor if the global parameters never leave the server."""
-        left = self.experiment.rounds - state.round
-        hidden = self.federation.secure is not None or self.evaluator.generating is not None
-        if not left or not self.callbacks or hidden or self.experiment.hides_cohorts:
-            return
-        if any(extension.hides_updates for extension in self.extensions):
-            return
-        roster = self.federation.roster
-        grid = self.federation.grid
-        cohort = self.cohorts.sample(state.round + 1)
-        found = estimate(self.experiment, roster, grid, state.parameters, cohort)
-        if found is not None:
-            log.info("expected: %s", found)
-            whole = dataclasses.replace(found, seconds=found.round_seconds * left)
-            self.callbacks.on_estimate(whole)
 
     def _watched(self, state: State) -> dict[str, np.ndarray]:
         """The parameters for callbacks that compare them with the next ones; a round may change

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedrec.components.registry import SAMPLER, STRATEGY, resolve
 from fedrec.data.cache import POPULATIONS
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
@@ -21,8 +22,10 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.end_signals import interrupting
 from server.callbacks.base import Callback
-from server.callbacks.callback_list import CallbackList
 from simulations.amend import amend
+from strategies.base import CohortStrategy
+
+_CLIENTS_OF_A_NODE = 32  # in a round; fewer do not make up for the start of another node
 
 
 def run(
@@ -45,9 +48,7 @@ def run(
             and no work was done yet, the run folder is removed.
     """
     found = with_private_popularity(load(experiment, overrides))
-    if output is not None:
-        RunFolder.require_new(Path(output))  # before the trial, which may compile for a minute
-    settled = settle(found, _measured(found, callbacks))
+    settled = settle(found)
     folder = RunFolder.create(settled, Path(output) if output else default_folder(settled))
     try:
         return execute(folder, callbacks)
@@ -150,8 +151,8 @@ def settle(experiment: Experiment, known: EngineConfig | None = None) -> Experim
 
     Args:
         experiment: the resolved experiment.
-        known: has nodes and threads for an experiment without; default: a node for each core or
-            GPU, with one thread.
+        known: has nodes and threads for an experiment without; default: as `engine.nodes` and
+            `engine.threads` say.
     """
     from fedrec.device import resolve_device
 
@@ -163,31 +164,24 @@ def settle(experiment: Experiment, known: EngineConfig | None = None) -> Experim
         device = resolved.type if device == "auto" else device
     alone = engine.name == "serial" or not experiment.federated
     own = known or engine
-    nodes = engine.nodes or own.nodes or (1 if alone else _workers(device, cores))
+    nodes = engine.nodes or own.nodes or (1 if alone else _workers(experiment, device, cores))
     threads = engine.threads or own.threads or (1 if experiment.federated else cores)
     settled = {**engine.table(), "nodes": nodes, "threads": threads, "device": device}
     return experiment.model_copy(update={"engine": EngineConfig.parse(settled, at="engine")})
 
 
-def _measured(experiment: Experiment, callbacks: Sequence[Callback]) -> EngineConfig | None:
-    """Nodes and threads of Ray on this machine, by a measurement; None: there is nothing to
-    choose."""
-    cores = len(os.sched_getaffinity(0))
-    if experiment.engine.name != "ray" or cores == 1:
-        return None
-    from simulations.measured_size import measured_size
-
-    tell = CallbackList.of(callbacks).on_message
-    size = measured_size(experiment, cores, tell)
-    if size is None:
-        return None
-    tell(str(size))
-    return experiment.engine.model_copy(update={"nodes": size.nodes, "threads": size.threads})
-
-
-def _workers(device: str, cores: int) -> int:
+def _workers(experiment: Experiment, device: str, cores: int) -> int:
+    """A node for each core or GPU; on Ray on this machine no more than a cohort keeps busy, where
+    the number of nodes changes only the last digits of results."""
     if device.startswith("cuda"):
         import torch
 
         return max(1, torch.cuda.device_count())
-    return cores
+    engine = experiment.engine
+    strategy = resolve(STRATEGY, experiment.strategy.name)
+    cohort = getattr(experiment.settings(SAMPLER), "cohort", None)
+    here = engine.name == "ray" and engine.ray_address is None
+    counts_nodes = experiment.secure_aggregation or not issubclass(strategy, CohortStrategy)
+    if not here or counts_nodes or cohort is None:
+        return cores
+    return min(cores, max(1, int(cohort) // _CLIENTS_OF_A_NODE))

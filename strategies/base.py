@@ -89,24 +89,21 @@ class Part:
         clients: `int64 [clients]`, ascending.
         arrays: the parameters.
         weight: of their updates in the sum.
-        sent: whether their messages were sent in an earlier round.
     """
 
     clients: np.ndarray
     arrays: ArrayRecord
     weight: float = 1.0
-    sent: bool = False
 
 
 class Staleness(Protocol):
-    """Which of a round's clients start, or started, from parameters of earlier rounds."""
+    """Which of a round's clients start from parameters of earlier rounds."""
 
     def parts(
         self, round_number: int, clients: np.ndarray, arrays: ArrayRecord
     ) -> Mapping[str, Part]:
-        """The cohort of a round, `int64 [clients]`, by the parameters that they start from, and
-        those whose messages were sent before and may be answered in it. The present parameters are
-        `arrays`. Keys are texts for the messages."""
+        """The cohort of a round, `int64 [clients]`, by the parameters that they start from. The
+        present parameters are `arrays`. Keys are texts for the messages."""
         ...
 
 
@@ -333,17 +330,9 @@ class CohortStrategy(Strategy):
             if self.staleness is None
             else dict(self.staleness.parts(server_round, cohort, arrays))
         )
-        sent = {key for key, part in self._parts.items() if part.sent}
-        self._asked = {sender: asked for sender, asked in self._asked.items() if sender[1] in sent}
+        self._asked = {}
         for key, part in self._parts.items():
-            if not part.sent:
-                yield from self._messages_to(key, part)
-
-    def more_messages(self, key: str, clients: np.ndarray) -> Iterator[Message]:
-        """Messages of the present round to more clients, `int64 [clients]`, ascending, who start
-        from the present parameters; `key` is that of a new part."""
-        self._parts[key] = Part(clients, self._arrays)
-        yield from self._messages_to(key, self._parts[key])
+            yield from self._messages_to(key, part)
 
     def _messages_to(self, key: str, part: Part) -> Iterator[Message]:
         """The messages to the clients of a part, whose key they carry as Flower's group."""

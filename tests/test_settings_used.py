@@ -40,7 +40,7 @@ OTHER = {"node": Policy, "deployment": DeploymentConfig}  # by their files
 # columns, paths and addresses of a user's own data and machines
 OF_OWN_DATA = {
     "DeploymentConfig": (
-        "bind hosts local_nodes most_clients node_port nodes port proxy revoked superlink_port"
+        "bind hosts local_nodes most_clients node_port nodes port revoked superlink_port"
     ),
     "EngineConfig": "ray_address",
     "MlflowConfig": "experiment tracking_uri",
@@ -91,7 +91,7 @@ SET_BY_NOBODY = {
     "EaseConfig": "max_items",
     "EvaluationConfig": "inactive_below",
     "ExamplesConfig": "negatives",
-    "Experiment": "early_stopping train_config",
+    "Experiment": "early_stopping",
     "FcfConfig": "beta1 beta2",
     "FedAdamConfig": "beta1 beta2 bias_correction tau",
     "FedAvgConfig": "weighting",

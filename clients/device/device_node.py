@@ -140,10 +140,6 @@ class DeviceNode(Node):
     def paths(self) -> dict[str, str]:
         return {}
 
-    @property
-    def memory_mib(self) -> float:
-        return 0.0
-
     @cached_property
     def noise(self) -> NoiseSource:
         return source_of("secure", self.experiment.seed)

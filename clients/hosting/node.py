@@ -7,7 +7,6 @@ node in every round, so its private state can stay there.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -183,11 +182,6 @@ class Node:
         path = self.path(step)
         in_blocks = path.name == "blocks" and self.device.type == "cpu"
         return f"{path}{COMPILED[step.compiled]}" if in_blocks and step.compiled else str(path)
-
-    @property
-    def memory_mib(self) -> float:
-        """Peak memory of this process, for the estimate of a simulation."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
     def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
         """Refuse a training order with parameters of these names; nodes of a simulation accept all.

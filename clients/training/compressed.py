@@ -119,7 +119,7 @@ class CompressedUpdates:
                     for name, change in update.items()
                 }
             decoded = self._sent(client, update, arrays, clip, share if clip is None else 1.0)
-            if self._keeps_error and self.codec.round:  # 0: a trial, whose reply is discarded
+            if self._keeps_error:
                 left = {name: _left(update[name], decoded[name], arrays[name]) for name in names}
                 self.errors[client] = _kept(
                     {name: _in_form(one, name in tables) for name, one in left.items()}

@@ -69,9 +69,6 @@ class Experiment(DataSettings):
     callbacks: tuple[Section, ...] | None = None
     """Callbacks that observe the run and may end it: names, or tables with settings; default:
     none."""
-    train_config: dict[str, str | float | int | bool] | None = None
-    """Additional entries of `config` for nodes with another Flower ClientApp, such as `lr`;
-    default: none."""
     privacy: PrivacyConfig | None = None
     """User-level differential privacy; default: none, epsilon is infinite."""
     compression: Section | None = None
@@ -312,7 +309,6 @@ TARGET_RATINGS = ("target-rating",)
 """Those of predicted ratings."""
 FEDERATED = (
     *(kind.name for kind in SECTIONS if kind not in CENTRAL_SECTIONS),
-    "train-config",
     "privacy",
     "compression",
     "secure-aggregation",

@@ -219,9 +219,8 @@ class EngineConfig(Config):
     for the first node, without Ray if there is no other; `flower`: Flower's own simulation through
     `flwr run`."""
     nodes: int | None = Field(default=None, ge=1, le=4096)
-    """Number of nodes that host the clients; default: 1 for serial; for Ray on this machine without
-    GPUs what a trial before the run shows to be fastest, where it changes no more than the last
-    digits; one per core (or GPU) otherwise."""
+    """Number of nodes that host the clients; default: 1 for serial; one per core (or GPU)
+    otherwise, on Ray on this machine without GPUs at most one per 32 clients of a cohort."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
     precision: Precision = "float32"
@@ -229,9 +228,8 @@ class EngineConfig(Config):
     sums stay float32."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads per node; default: 1, because the batches of one client are too small for several
-    threads, or more if the trial for `nodes` shows that they are faster. With centralised systems
-    only, the default is one per core, at most OMP_NUM_THREADS; their gradient steps take one,
-    unless each is very large."""
+    threads. With centralised systems only, the default is one per core, at most OMP_NUM_THREADS;
+    their gradient steps take one, unless each is very large."""
     path: Literal["auto", "kernel", "blocks", "reference"] = "auto"
     """Training path; results are equal up to rounding. `kernel`: native code, an error if step or
     model do not support it; `blocks`: many clients at once by autograd; `reference`: one client at
@@ -336,8 +334,8 @@ class ClosingConfig(Config):
 class AsynchronousConfig(Config):
     """Buffered asynchronous aggregation (FedBuff, Nguyen et al. 2022): a round ends when as many
     answers have come as the sampler's cohort has clients, and a client that has answered is
-    replaced at once, so that nobody waits for slow devices. In a simulation, devices answer after
-    the times of `[devices]`; orders to real nodes expire after `engine.timeout` seconds."""
+    replaced at once, so that nobody waits for slow devices, which answer after the times of
+    `[devices]`. For simulations; real nodes refuse it."""
 
     concurrency: int = Field(ge=1)
     """Number of clients that train at a time."""

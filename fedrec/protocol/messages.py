@@ -371,7 +371,7 @@ def pack_presence(presence: Presence) -> RecordDict:
     for name in ("work", "validated"):
         if (said := getattr(presence, name)) is not None:
             arrays[name] = said
-    metrics = MetricRecord({"partition-id": presence.partition, "memory-mib": presence.memory_mib})
+    metrics = MetricRecord({"partition-id": presence.partition})
     config = ConfigRecord({"paths": json.dumps(dict(presence.paths))})
     return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics, CONFIG: config})
 
@@ -381,13 +381,10 @@ def unpack_presence(content: RecordDict) -> Presence:
     arrays = own_arrays(content)
     metrics = content[METRICS]
     partition = int(metrics["partition-id"])  # type: ignore[index]
-    memory = float(metrics["memory-mib"])  # type: ignore[index]
     paths = parse_json(str(config_of(content).get("paths", "{}")))
     work = arrays.get("work")
     validated = arrays.get("validated")
-    return Presence(
-        partition, arrays["training"], arrays["evaluated"], work, memory, paths, validated
-    )
+    return Presence(partition, arrays["training"], arrays["evaluated"], work, paths, validated)
 
 
 def pack_parameters(arrays: Mapping[str, np.ndarray]) -> RecordDict:

@@ -194,7 +194,6 @@ class Presence:
         work: `int64 [clients]`, number of training rows of each of `training`, reported only by
             nodes of a simulation that hold all clients' data and may train each other's clients.
             None: only the host can train a client.
-        memory_mib: peak memory of its process in MiB; 0 if unknown.
         paths: training path for each of the experiment's steps, by the step's name, if reported;
             it ends with one of `COMPILED` where compiled code computes gradients.
         validated: `int64 [clients]`, clients it hosts that have validation rows; reported only with
@@ -205,6 +204,5 @@ class Presence:
     training: np.ndarray
     evaluated: np.ndarray
     work: np.ndarray | None = None
-    memory_mib: float = 0.0
     paths: Mapping[str, str] = field(default_factory=dict)
     validated: np.ndarray | None = None

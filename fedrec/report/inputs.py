@@ -87,8 +87,6 @@ def system_inputs(result: Result) -> dict[str, Inputs | None]:
 
 def _federated(result: Result) -> Inputs | None:
     experiment = result.experiment
-    if experiment.train_config is not None:  # another ClientApp, with a model of its own
-        return None
     try:
         known = _features(experiment)
         model: type[Model] = registry.resolve(registry.MODEL, experiment.model.name)

@@ -11,7 +11,6 @@ import numpy as np
 from fedrec.config import Config
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from server.forecast.estimate import Estimate
 
 
 class Callback:
@@ -38,10 +37,6 @@ class Callback:
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
-
-    def on_estimate(self, estimate: Estimate) -> None:
-        """Estimated time and memory of the run, called before the first round if there is an
-        estimate."""
 
     def on_message(self, text: str) -> None:
         """A line for the user: what begins next other than a round, or why the run ends early."""

@@ -21,7 +21,6 @@ from fedrec.experiment.sections import component_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
-from server.forecast.estimate import Estimate
 
 log = logging.getLogger("fedrec")
 _LONGEST = 300  # characters of a reason
@@ -73,11 +72,6 @@ class CallbackList(Callback):
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
         self._tell("on_start", run, first_round, rounds)
-
-    def on_estimate(self, estimate: Estimate) -> None:
-        """Estimated time and memory of the run, called before the first round if there is an
-        estimate."""
-        self._tell("on_estimate", estimate)
 
     def on_message(self, text: str) -> None:
         """Something other than a training round begins, such as the fitting of baselines."""

@@ -25,7 +25,6 @@ from fedrec.config import Config
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
-from server.forecast.estimate import Estimate
 
 _SECONDS_BETWEEN_LINES = 5.0
 _ROUNDS_BETWEEN_LINES = 10
@@ -82,18 +81,6 @@ class Progress(Callback):
         left = f"rounds {first_round} to {rounds}" if first_round <= rounds else "no round left"
         self._say(f"{run.experiment.name}: {left}, folder {run.path}")
         self._show("training", rounds, first_round - 1)
-
-    def on_estimate(self, estimate: Estimate) -> None:
-        """Estimated time and memory of the run, called before the first round if there is an
-        estimate."""
-        training = (
-            f"about {_duration(estimate.seconds)} of training, {_duration(estimate.round_seconds)}"
-            " a round"
-        )
-        self._say(
-            f"expect {training}, and {estimate.memory_gib:.1f} GiB of memory (without evaluation"
-            " and the server's own work)"
-        )
 
     def on_message(self, text: str) -> None:
         """Something other than a training round begins, such as fitting baselines."""
@@ -166,13 +153,6 @@ class Progress(Callback):
         if not self._console.is_jupyter:
             self._console.print(text, highlight=False, soft_wrap=True)
         self._said = time.monotonic()
-
-
-def _duration(seconds: float) -> str:
-    """Seconds in a readable unit."""
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _figures(row: dict[str, Any]) -> str:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server over real nodes: grid, discovery, validation of replies, foreign Flower clients."""
+"""The server over real nodes: grid, discovery, validation of replies."""

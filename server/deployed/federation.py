@@ -19,8 +19,9 @@ from server.cohorts.roster import Roster
 from server.deployed.discovery import MOST_CLIENTS, Discovery
 from server.deployed.grid import DeployedGrid
 from server.deployed.initial import most_common_parameters
-from server.deployed.order_buffer import OrderBuffer, order_buffer_of
 from server.deployed.reply_validation import ReplyValidator
+from server.devices.choice import refuse_personal
+from server.devices.late_devices import LateDevices
 from server.federation import Federation
 
 
@@ -45,11 +46,11 @@ class DeployedFederation(Federation):
     """
 
     untrusted = True
-    buffer: OrderBuffer | None = None
-    """Orders whose answers may come in later rounds; None: a round waits for its own."""
 
     def __init__(self, run: RunFolder, grid: DeployedGrid) -> None:
         experiment = run.experiment
+        _refuse_simulated(experiment)
+        refuse_personal(experiment)
         _refuse_unregistered(experiment, grid)
         self.discovery = Discovery(
             grid,
@@ -70,10 +71,9 @@ class DeployedFederation(Federation):
             self.secure.roster = self.roster
         return True
 
-    def late_devices(self, strategy: Strategy) -> OrderBuffer | None:
-        """As in `Federation`: the orders in flight."""
-        self.buffer = order_buffer_of(self.experiment, self._deployed, strategy)
-        return self.buffer
+    def late_devices(self, strategy: Strategy) -> LateDevices | None:
+        """As in `Federation`: nothing, as real nodes answer when they do."""
+        return None
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """The parameters that the majority of a few nodes return.
@@ -94,10 +94,7 @@ class DeployedFederation(Federation):
         return super().train(messages, theta)
 
     def _exchange(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Iterable[Message]]:
-        """As in `Federation`; with `[closing]`, those that come before the round closes, and with
-        `[asynchronous]` those that fill its buffer."""
-        if self.buffer is not None:
-            return self.buffer.exchange(messages)
+        """As in `Federation`; with `[closing]`, those that come before the round closes."""
         closing = self.experiment.closing
         if closing is None or not messages:
             return super()._exchange(messages)
@@ -119,8 +116,20 @@ class DeployedFederation(Federation):
         replies: list[Message],
         theta: Mapping[str, np.ndarray],
     ) -> list[Message]:
-        earlier = {} if self.buffer is None else self.buffer.versions
-        return self.validator.trained(messages, replies, theta, earlier)
+        return self.validator.trained(messages, replies, theta)
+
+
+def _refuse_simulated(experiment: Experiment) -> None:
+    """Refuse tables of simulated devices."""
+    tables = [name for name in ("devices", "asynchronous") if getattr(experiment, name) is not None]
+    if tables:
+        given = " and ".join(f"[{name}]" for name in tables)
+        raise ExperimentError(
+            f"{given} is for simulated devices, and these nodes are real",
+            expected="rounds that wait for their clients, or that [closing] ends without late ones",
+            got=given,
+            fix=f"leave out {given}; [closing] with a deadline does not wait for slow devices",
+        )
 
 
 def _refuse_unregistered(experiment: Experiment, grid: DeployedGrid) -> None:

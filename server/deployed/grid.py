@@ -34,8 +34,6 @@ it is announced, and a hundred polling nodes keep the SuperLink from receiving t
 _EXPIRED = (3, 4)
 """Flower's error codes for a message or reply that did not arrive in time; errors of a node have
 other codes."""
-OFFLINE = 5
-"""Flower's error code for a message to a node that has gone offline."""
 SUPERLINK = 1
 """Flower's number of its SuperLink, which answers for nodes that are gone."""
 _SERVER_PATIENCE = 120.0  # seconds for which failing calls to the SuperLink are repeated
@@ -141,18 +139,18 @@ class DeployedGrid(WrappedGrid):
         messages = list(messages)
         if not messages:
             return []
-        ready = self.ready([message.metadata.dst_node_id for message in messages], timeout)
+        ready = self._ready([message.metadata.dst_node_id for message in messages], timeout)
         sent = [message for message in messages if message.metadata.dst_node_id in ready]
-        waiting = self.send(sent, timeout)
+        waiting = self._send(sent, timeout)
         replies: list[Message] = []
-        for arrived in self.arriving(waiting):
+        for arrived in self._arriving(waiting):
             replies += arrived
             good = [reply for reply in replies if not reply.has_error()]
             if enough is not None and enough(good):
                 break
         return replies
 
-    def ready(self, nodes: Iterable[int], timeout: float | None) -> set[int]:
+    def _ready(self, nodes: Iterable[int], timeout: float | None) -> set[int]:
         """Those of the nodes that get a message this time: they are online, and have not just
         missed a deadline.
 
@@ -163,7 +161,7 @@ class DeployedGrid(WrappedGrid):
         there = self._present(timeout)
         return {node for node in dict.fromkeys(nodes) if self._asks(node, there)}
 
-    def send(self, messages: Sequence[Message], timeout: float | None) -> dict[str, Waiting]:
+    def _send(self, messages: Sequence[Message], timeout: float | None) -> dict[str, Waiting]:
         """Send messages; those that were sent before their deadline, by identifier.
 
         Args:
@@ -177,9 +175,9 @@ class DeployedGrid(WrappedGrid):
             identifier: Waiting(message, deadline) for identifier, message in pushed if identifier
         }
 
-    def arriving(self, waiting: dict[str, Waiting]) -> Iterator[list[Message]]:
+    def _arriving(self, waiting: dict[str, Waiting]) -> Iterator[list[Message]]:
         """The replies that each poll finds, until no message waits for one. What has been answered
-        or let its deadline pass is taken out of `waiting`, to which the caller may add.
+        or let its deadline pass is taken out of `waiting`.
 
         Yields:
             Replies, which may be errors of nodes. Each has the group of its message, whatever the

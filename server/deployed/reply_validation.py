@@ -53,16 +53,11 @@ _FAR_ROWS = 100.0
 _LARGEST = 1e9  # of metrics without a bound
 
 
-Sender = tuple[int, str]
-"""Flower's id of a node, and the part of a round that its order was for."""
-
-
 class Asked(NamedTuple):
     """What a training message asked for.
 
     Attributes:
         content: the order.
-        theta: the parameters that it was sent with.
         clients: how many clients it named, 0 for all.
         unprotected: whether their updates come without clip and noise.
         weighting: how they count in the sum.
@@ -71,7 +66,6 @@ class Asked(NamedTuple):
     """
 
     content: RecordDict
-    theta: Mapping[str, np.ndarray]
     clients: int
     unprotected: bool
     weighting: str
@@ -101,7 +95,6 @@ class ReplyValidator:
         sent: Sequence[Message],
         replies: Sequence[Message],
         theta: Mapping[str, np.ndarray],
-        earlier: Mapping[int, Mapping[str, np.ndarray]] | None = None,
     ) -> list[Message]:
         """The accepted replies to training messages, in their order.
 
@@ -109,46 +102,38 @@ class ReplyValidator:
             sent: the messages.
             replies: the answers, none of them an error.
             theta: the parameters of the round.
-            earlier: those that orders of earlier rounds were sent with, by the number of rounds
-                that made them.
         """
-        asked = {
-            (message.metadata.dst_node_id, message.metadata.group_id): _asked(
-                message, theta, earlier or {}
-            )
-            for message in sent
-        }
-        good: dict[Sender, Message] = {}
-        unprotected: dict[Sender, tuple[float, float]] = {}
-        apart: dict[Sender, TrainEach] = {}
+        asked = {message.metadata.dst_node_id: _asked(message) for message in sent}
+        good: dict[int, Message] = {}
+        unprotected: dict[int, tuple[float, float]] = {}
+        apart: dict[int, TrainEach] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
-            sender = (node, reply.metadata.group_id)
             try:
-                if sender in good:
+                if node in good:
                     raise ValueError("a second answer")
-                order = asked[sender]
+                order = asked[node]
                 if order.each is not None:
-                    apart[sender] = self._sound(reply, order.each, order.theta)
-                    good[sender] = reply
+                    apart[node] = self._sound(reply, order.each, theta)
+                    good[node] = reply
                     continue
                 if self._experiment is not None and self._experiment.compression is not None:
                     reply.content = decompressed(
                         reply.content,
                         self._experiment,
                         unpack_train_order(order.content),
-                        order.theta,
+                        theta,
                     )
-                size = _inspected(reply, order)
+                size = _inspected(reply, order, theta)
             except Exception as error:  # untrusted input may be anything
-                reason = "not asked for" if sender not in asked else _reason(error)
+                reason = "not asked for" if node not in asked else _reason(error)
                 log.warning("node %d: the answer is left out: %s", node, reason)
                 self._dropped.dropped(node, reason)
                 continue
-            good[sender] = reply
+            good[node] = reply
             if order.unprotected:
-                unprotected[sender] = size
-        self._bound({sender: good[sender] for sender in unprotected}, unprotected, asked)
+                unprotected[node] = size
+        self._bound({node: good[node] for node in unprotected}, unprotected, asked, theta)
         self._bound_each(good, apart, asked)
         return list(good.values())
 
@@ -166,28 +151,29 @@ class ReplyValidator:
 
     def _bound_each(
         self,
-        replies: Mapping[Sender, Message],
-        apart: Mapping[Sender, TrainEach],
-        asked: Mapping[Sender, Asked],
+        replies: Mapping[int, Message],
+        apart: Mapping[int, TrainEach],
+        asked: Mapping[int, Asked],
     ) -> None:
         """Scale down, in place, updates of single clients that are much larger than usual."""
         if not apart:
             return
         norms = {client: norm for one in apart.values() for client, norm in norms_of(one).items()}
         factors = self._norms[asked[next(iter(apart))].step].factors(norms)
-        for sender, found in apart.items():
+        for node, found in apart.items():
             for client in sorted(factors.keys() & set(found.clients.tolist())):
                 size = (norms[client], 0.0)
                 reason = f"client {client}: {_words(size, factors[client], 1.0)}"
-                log.warning("node %d: %s", sender[0], reason)
-                self._dropped.bounded(sender[0], reason)
-            replies[sender].content = pack_each(scaled_clients(found, factors))
+                log.warning("node %d: %s", node, reason)
+                self._dropped.bounded(node, reason)
+            replies[node].content = pack_each(scaled_clients(found, factors))
 
     def _bound(
         self,
-        replies: Mapping[Sender, Message],
-        sizes: Mapping[Sender, tuple[float, float]],
-        asked: Mapping[Sender, Asked],
+        replies: Mapping[int, Message],
+        sizes: Mapping[int, tuple[float, float]],
+        asked: Mapping[int, Asked],
+        theta: Mapping[str, np.ndarray],
     ) -> None:
         """Scale down, in place, replies of unusual size: norm per unit of weight, and number of
         examples per client."""
@@ -196,16 +182,16 @@ class ReplyValidator:
         step = asked[next(iter(replies))].step
         norms = self._norms[step].factors({one: norm for one, (norm, _) in sizes.items()})
         counts = self._examples[step].factors({one: count for one, (_, count) in sizes.items()})
-        for sender in sorted({*norms, *counts}):
-            update = norms.get(sender, 1.0)
-            examples = counts.get(sender, 1.0)
-            reason = _words(sizes[sender], update, examples)
-            log.warning("node %d: %s", sender[0], reason)
-            self._dropped.bounded(sender[0], reason)
-            reply = replies[sender]
-            order = asked[sender]
+        for node in sorted({*norms, *counts}):
+            update = norms.get(node, 1.0)
+            examples = counts.get(node, 1.0)
+            reason = _words(sizes[node], update, examples)
+            log.warning("node %d: %s", node, reason)
+            self._dropped.bounded(node, reason)
+            reply = replies[node]
+            order = asked[node]
             if not order.clients:
-                bound_mean(reply, order.theta, update=update, examples=examples)
+                bound_mean(reply, theta, update=update, examples=examples)
                 continue
             weighted = order.weighting == "examples"
             reply.content = bounded_sum(
@@ -279,18 +265,13 @@ def of_usual_size(table: pd.DataFrame, ranges: Mapping[str, tuple[float, float]]
     return table.iloc[np.flatnonzero(kept)]
 
 
-def _asked(
-    message: Message,
-    theta: Mapping[str, np.ndarray],
-    earlier: Mapping[int, Mapping[str, np.ndarray]],
-) -> Asked:
+def _asked(message: Message) -> Asked:
     config: Any = next(iter(message.content.config_records.values()), {})
     clients = config.get("clients")
     weighting = str(config.get("weighting", "uniform"))
     each = list(clients) if clients is not None and config.get("each") else None
     return Asked(
         message.content,
-        earlier.get(int(config.get("server-round", 0)) - 1, theta),
         0 if clients is None else len(clients),
         "protection" not in config,
         weighting,
@@ -299,13 +280,14 @@ def _asked(
     )
 
 
-def _inspected(reply: Message, asked: Asked) -> tuple[float, float]:
+def _inspected(
+    reply: Message, asked: Asked, theta: Mapping[str, np.ndarray]
+) -> tuple[float, float]:
     """Norm of an answer per unit of weight, and its number of examples per client.
 
     Raises:
         ValueError: it is not what was asked for.
     """
-    theta = asked.theta
     if not asked.clients:
         return _norm_of_mean(reply, theta)
     found = unpack_sum(reply.content)

@@ -91,7 +91,8 @@ def _refuse_without_time(experiment: Experiment) -> None:
     if experiment.lateness.leaves_late:
         raise ExperimentError(
             f"[{table}] needs the time at which devices answer",
-            expected="[devices] in a simulation, or real nodes",
+            expected="[devices] in a simulation"
+            + (", or real nodes" if table == "closing" else ""),
             got="a simulation without simulated time",
             fix="add [devices], such as --set 'devices={}'",
         )

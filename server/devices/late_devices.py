@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides, beside the sampler, who takes part in rounds: simulated time, or the orders in
-flight to real nodes."""
+"""The simulated time of devices, which decides beside the sampler who takes part in rounds."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class LateDevices(RunExtension):
 
     @abstractmethod
     def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
-        """The clients whose orders a round begins with, `int64 [clients]`, ascending; the same at
+        """The clients whose answers a round takes, `int64 [clients]`, ascending; the same at
         each call until the round is complete."""
 
     def columns(self) -> dict[str, Any]:

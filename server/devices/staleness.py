@@ -34,19 +34,16 @@ class StartingParameters(dict[int, dict[str, np.ndarray]]):
         for version in self.keys() - set(needed):
             del self[version]
 
-    def part(
-        self, version: int, clients: np.ndarray, round_number: int, *, sent: bool = False
-    ) -> Part:
+    def part(self, version: int, clients: np.ndarray, round_number: int) -> Part:
         """The part of a round whose clients `int64 [n]` started from a version.
 
         Args:
             version: number of rounds that made their parameters.
             clients: the clients.
             round_number: the round in which they answer.
-            sent: whether their messages were sent in an earlier round.
         """
         weight = (round_number - version) ** -self._exponent
-        return Part(clients, to_record(self[version]), weight, sent)
+        return Part(clients, to_record(self[version]), weight)
 
 
 def stale_columns(stale: Sequence[int], counts: Counter[str]) -> dict[str, Any]:

@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forecast of a run before its first round: duration, memory, and the nodes' training paths."""
+"""What a run says before its first round: the nodes' training paths, and a warning of a model that
+ranks alike for all users."""

@@ -19,13 +19,11 @@ def warn_without_user_features(experiment: Experiment, parameters: Iterable[str]
         experiment: the experiment; `model.features = false` is a choice, and no warning is due.
         parameters: names of the model's parameters.
     """
-    names = set(parameters)
     model = registry.resolve(registry.MODEL, experiment.model.name)
-    of_the_model = names.issuperset(model.item_tables)  # a stock ClientApp has others
     chosen = not getattr(experiment.settings(registry.MODEL), "features", True)
-    if not (model.by_features and of_the_model) or chosen:
+    if not model.by_features or chosen:
         return
-    if not any(name.startswith("user.") for name in names):
+    if not any(name.startswith("user.") for name in parameters):
         log.warning(
             "model %r represents users by features, and these data have none: the shared model"
             " ranks alike for all users. Add dataset.user-features, or take a model without"

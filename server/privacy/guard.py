@@ -96,12 +96,6 @@ class Guard(RunExtension):
         """The largest delta of the phases' plans."""
         return self.phases.delta
 
-    @property
-    def hides_updates(self) -> bool:
-        """Whether clients add the noise, so that the server must not see an update without
-        noise."""
-        return self.config.placement != "central"
-
     def begin(self, rounds: int) -> None:
         """Refuse a ledger without a charge where rounds were done before.
 

@@ -191,11 +191,6 @@ class PersonalAccounts(RunExtension):
         wanted = "a line on the disk before clients are asked"
         append_durably(self._file, line, end=len(before), expected=wanted)
 
-    @property
-    def hides_updates(self) -> bool:
-        """True: the uploads of the time estimate would be releases, too."""
-        return True
-
     def why_stop(self, round_number: int) -> str:
         """The reason to stop if no user's budget covers another round; else empty."""
         if self.settings.participations is None or self.cohorts is None:

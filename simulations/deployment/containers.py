@@ -12,10 +12,10 @@ import os
 from pathlib import Path
 
 from fedrec.runtime.atomic_files import write_atomically
-from simulations.deployment.compose import ELSEWHERE, compose
-from simulations.deployment.layout import Deployment, refuse_unwritable
-from simulations.deployment.pki.keys import private_folder, write_private
+from simulations.deployment.layout import Deployment
+from simulations.deployment.pki.keys import write_private
 
+COMPOSE_FILE = "docker-compose.yml"
 CONTAINER_USER = 10001
 """User and group of containers if root owns the deployment; the image's own user."""
 
@@ -25,41 +25,28 @@ def container_user() -> tuple[int, int]:
     return (os.getuid(), os.getgid()) if os.getuid() else (CONTAINER_USER, CONTAINER_USER)
 
 
-def write_compose(deployment: Deployment, place: Path | None = None) -> Path:
-    """Write `docker-compose.yml`, and the `.env` that each command of docker compose reads.
-
-    Args:
-        deployment: the deployment.
-        place: folder of the two files; default: the deployment folder.
-
-    Returns:
-        The compose file.
-
-    Raises:
-        RunError: the files cannot hold the folder's path.
-    """
+def write_compose(deployment: Deployment) -> None:
+    """Copy the project's `docker-compose.yml` into the deployment folder, beside the `.env` that
+    each command of docker compose reads there. An installation without it has no containers."""
     project = Path(__file__).resolve().parents[2]
-    folder = deployment.path if place is None else place.expanduser().resolve()
-    refuse_unwritable(folder)
-    if not folder.exists():
-        private_folder(folder)
-    mounted = "." if folder == deployment.path else ELSEWHERE
-    text = compose(
-        deployment.settings.nodes,
-        bind=deployment.settings.bind,
-        port=deployment.settings.port,
-        build=str(project),
-        deployment=mounted,
-        revoked=deployment.settings.revoked,
-    )
     if not deployment.revoked.exists():  # docker would make a folder of it
         write_atomically(deployment.revoked, "")
     user, group = container_user()
-    lines = (f"FEDREC_UID={user}", f"FEDREC_GID={group}", f"FEDREC_DEPLOYMENT='{deployment.path}'")
-    write_atomically(folder / "docker-compose.yml", text)
-    write_private(folder / ".env", "\n".join(lines) + "\n")
+    settings = deployment.settings
+    values = {
+        "FEDREC_UID": user,
+        "FEDREC_GID": group,
+        "FEDREC_DEPLOYMENT": f"'{deployment.path}'",
+        "FEDREC_BIND": f"[{settings.bind}]" if ":" in settings.bind else settings.bind,
+        "FEDREC_PORT": settings.port,
+        "FEDREC_BUILD": f"'{project}'",
+    }
+    text = "".join(f"{name}={value}\n" for name, value in values.items())
+    write_private(deployment.path / ".env", text)
+    template = project / COMPOSE_FILE
+    if template.is_file():
+        write_atomically(deployment.path / COMPOSE_FILE, template.read_bytes())
     hand_over(deployment)
-    return folder / "docker-compose.yml"
 
 
 def hand_over(deployment: Deployment) -> None:

@@ -11,9 +11,7 @@ from fedrec.errors import RunError
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.new_folders import require_new_folder
 from fedrec.secure.identity import CERTIFICATE, KEY, REVOKED
-from simulations.deployment.compose import gateway_rules
 from simulations.deployment.containers import write_compose
-from simulations.deployment.gateway.nginx import rules
 from simulations.deployment.layout import Deployment, DeploymentConfig, refuse_unwritable
 from simulations.deployment.pki.certificates import Authority, Issued
 from simulations.deployment.pki.keys import NodeKey, new_secret, private_folder, write_private
@@ -42,8 +40,6 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
     write_private(deployment.server / "superexec.secret", new_secret())
     home = private_folder(deployment.flower_home)  # for the operator's commands
     write_private(home / "config.toml", connection(deployment.superlink, deployment.authority))
-    write_private(deployment.server / "nginx.conf", _nginx_rules(deployment))
-    write_private(deployment.server / "nginx-compose.conf", gateway_rules())
     private_folder(deployment.logs)
     private_folder(path / "nodes")
     for folder in deployment.node_folders():
@@ -125,17 +121,3 @@ def authority_of(deployment: Deployment) -> Authority:
 def _write(folder: Path, name: str, issued: Issued) -> None:
     write_atomically(folder / f"{name}.crt", issued.certificate)
     write_private(folder / f"{name}.key", issued.key)
-
-
-def _nginx_rules(deployment: Deployment) -> str:
-    settings = deployment.settings
-    server = deployment.server
-    return rules(
-        listen=f"{settings.bind}:{settings.port}",
-        upstream=deployment.superlink,
-        name="localhost",
-        certificate=server / "gateway.crt",
-        key=server / "gateway.key",
-        authority=deployment.authority,
-        scratch=private_folder(server / "nginx"),
-    )

@@ -45,8 +45,7 @@ class DeploymentConfig(Config):
     node_port: int = Field(default=19100, ge=1, le=_LAST_PORT)
     """First port on 127.0.0.1 of the nodes on this machine, which take one port each."""
     nodes: int = Field(default=2, ge=0, le=4096)
-    """Number of nodes with keys, revoked ones included; at most as many as the gateway's 8192
-    connections serve."""
+    """Number of nodes with keys, revoked ones included."""
     revoked: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Numbers of nodes whose keys were revoked (`fedrec deploy revoke`)."""
     most_clients: int | None = Field(default=None, ge=1)
@@ -55,8 +54,6 @@ class DeploymentConfig(Config):
     writes the size of the largest shard."""
     local_nodes: bool = True
     """Whether `up` also starts the nodes on this machine."""
-    proxy: str = Field(default="auto", pattern="^(auto|nginx|python)$")
-    """Gateway: `nginx`, fedrec's own (`python`), or `auto`: nginx if it is installed."""
 
     @field_validator("hosts", "bind", mode="after")
     @classmethod

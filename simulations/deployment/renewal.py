@@ -11,7 +11,7 @@ from fedrec.config import did_you_mean
 from fedrec.errors import RunError
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.secure.identity import CERTIFICATE, REVOKED
-from simulations.deployment.containers import hand_over, write_compose
+from simulations.deployment.containers import hand_over
 from simulations.deployment.initialise import authority_of
 from simulations.deployment.layout import REVOKED_KEY, Deployment
 from simulations.deployment.pki.certificates import days_left
@@ -92,7 +92,7 @@ def revoke(deployment: Deployment, name: str) -> Deployment:
     text = "".join(f"{one}\n" for one in sorted({*gone, name}))
     for place in (changed.path, *changed.node_folders()):
         write_atomically(place / REVOKED, text)
-    write_compose(changed)
+    hand_over(changed)
     return changed
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from clients.app import app
 from clients.hosting.node import Node
@@ -32,6 +33,10 @@ from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import to_record
 from fedrec.rng import stream, torch_stream
+from simulations import runner
+from simulations.engines.grid import FIRST_NODE_ID, contexts_of
+from simulations.engines.serial import SerialGrid
+from tests.runs import assert_close
 
 
 @pytest.fixture
@@ -176,3 +181,28 @@ def test_evaluation_in_standard_form_is_the_mean_over_all(ask, theta):
     assert not content.array_records
     assert metrics["hits@5"] == pytest.approx(table["hits@5"].mean())
     assert not [name for name in metrics if name.startswith("group:")]
+
+
+def test_our_client_app_under_a_stock_server_app(load_tiny, tmp_path):
+    """`strategy.start` as in Flower's documentation: two rounds of FedAvg, evaluation included."""
+    settled = runner.settle(load_tiny("engine.nodes=3"))
+    configs = contexts_of(settled.model_dump_json(), str(tmp_path / "run"), 3)
+    contexts = [
+        Context(1, FIRST_NODE_ID + place, node, RecordDict(), config)
+        for place, (node, config) in enumerate(configs)
+    ]
+    grid = SerialGrid(app, contexts)
+    theta = Node(settled, 0, 1, None).initial()
+    strategy = FlowerFedAvg(fraction_train=1.0, fraction_evaluate=1.0, min_available_nodes=3)
+    result = strategy.start(grid=grid, initial_arrays=ArrayRecord(dict(theta)), num_rounds=2)
+    final = {name: array.numpy() for name, array in result.arrays.items()}
+    assert set(final) == set(theta) and all(np.isfinite(value).all() for value in final.values())
+    assert any(not np.array_equal(final[name], theta[name].numpy()) for name in theta)
+    assert set(result.train_metrics_clientapp) == {1, 2}
+    assert "hits@5" in result.evaluate_metrics_clientapp[2]
+    ours = runner.run(
+        settled,
+        ["strategy.name=flwr.serverapp.strategy:FedAvg", "strategy.min-available-nodes=3"],
+        output=tmp_path / "o",
+    )
+    assert_close(final, ours.parameters, rtol=1e-5, atol=1e-6)

@@ -127,7 +127,7 @@ def test_a_node_that_is_killed_in_a_round_ends_a_run_that_can_be_resumed(
     """As the kernel does when memory is short: while its node works on the third round."""
     import ray
 
-    given = ("engine.name=ray", ROUNDS, *SYSTEMS[system])
+    given = ("engine.name=ray", "engine.nodes=2", ROUNDS, *SYSTEMS[system])
     whole = run_tiny(*given, output="whole")
     submit = RayGrid._submit
 
@@ -251,7 +251,7 @@ def test_a_run_whose_shared_memory_fills_up_can_be_resumed(
     if subprocess.run([*alone, mount], capture_output=True).returncode:
         pytest.skip("no right to mount a small /dev/shm here")
     table = tiny_experiment()
-    table = {**table, "rounds": 4, "engine": {**table["engine"], "name": "ray"}}
+    table = {**table, "rounds": 4, "engine": {**table["engine"], "name": "ray", "nodes": 2}}
     given = json.dumps([table, when, str(tmp_path / "broken")])
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
@@ -266,5 +266,5 @@ def test_a_run_whose_shared_memory_fills_up_can_be_resumed(
         assert done.returncode == EngineError.exit_code and "no room for the data" in text, text
     else:
         assert done.returncode == 0, text
-    whole = run_tiny("engine.name=ray", ROUNDS, output="whole")
+    whole = run_tiny("engine.name=ray", "engine.nodes=2", ROUNDS, output="whole")
     assert_same_run(runner.resume(tmp_path / "broken"), whole)

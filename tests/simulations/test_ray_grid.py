@@ -36,12 +36,13 @@ from simulations.recommending import ids_of_users
 from tests.runs import assert_same_run
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.ray]
+RAY = ("engine.name=ray", "engine.nodes=2")
 ENDLESS = {"name": "sgd", "epochs": 10**9}
 
 
 @pytest.fixture(scope="module")
 def run(load_tiny, tmp_path_factory):
-    experiment = runner.settle(load_tiny("engine.name=ray"))
+    experiment = runner.settle(load_tiny(*RAY))
     return RunFolder.create(experiment, tmp_path_factory.mktemp("ray") / "run")
 
 
@@ -206,7 +207,7 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
     assert late.has_error() and isinstance(late.error, Error) and "Actor" in late.error.reason
     (again,) = grid.send_and_receive([Message(RecordDict(), 3, HELLO)], timeout=30)
     assert again.has_error() and again.metadata.src_node_id == 3
-    other = RunFolder.create(runner.settle(load_tiny("engine.name=ray")), tmp_path / "run")
+    other = RunFolder.create(runner.settle(load_tiny(*RAY)), tmp_path / "run")
     with pytest.raises(ClientError, match="1 of 2 nodes failed"):
         execute(other, grid, [Fail()])
     assert other.status()["state"] == "failed"

@@ -8,6 +8,8 @@ from fedrec.errors import DataError, ExperimentError, RunError
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from simulations import runner
+from simulations.cli.experiments.finishing import finish
+from simulations.study.runs import run_once
 from tests.runs import Interrupt, assert_same_run
 
 
@@ -129,7 +131,34 @@ def test_what_the_machine_decides_is_written_down(load_tiny):
     settled = runner.settle(load_tiny("engine={name='serial', device='auto'}")).engine
     assert settled.nodes == 1 and settled.threads >= 1 and settled.device in ("cpu", "cuda")
     assert runner.settle(load_tiny("engine={name='ray', nodes=7}")).engine.nodes == 7
-    assert runner.settle(load_tiny("engine={name='ray', device='cpu'}")).engine.nodes >= 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "nodes"),
+    [
+        (("sampler.cohort=31",), 1),
+        (("sampler.cohort=64",), 2),
+        (("sampler={name='poisson', cohort=159.5}",), 4),
+        (("sampler.cohort=9999",), 16),
+        (("sampler={name='full'}",), 16),
+        (("engine={name='ray', ray-address='auto', device='cpu'}",), 16),
+        (("engine={name='flower', device='cpu'}",), 16),
+        (("secure-aggregation={}",), 16),
+        (("strategy={name='flwr.serverapp.strategy:FedAvg'}",), 16),
+    ],
+)
+def test_a_cohort_has_a_node_for_32_of_its_clients(load_tiny, monkeypatch, overrides, nodes):
+    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda process: set(range(16)))
+    engine = runner.settle(load_tiny("engine={name='ray', device='cpu'}", *overrides)).engine
+    assert (engine.nodes, engine.threads) == (nodes, 1)
+
+
+def test_a_run_goes_on_with_its_own_nodes(load_tiny, tmp_path):
+    experiment = load_tiny("engine={name='serial', device='cpu'}")
+    three = load_tiny("engine={name='serial', device='cpu', nodes=3}")
+    made = runner.run(three, output=tmp_path / "run")
+    assert run_once(experiment, tmp_path / "run").path == made.folder
+    assert finish(experiment, tmp_path / "run", True, go_on=True).experiment.engine.nodes == 3
 
 
 def test_a_node_in_this_process_alone_needs_no_ray(run_tiny, monkeypatch):

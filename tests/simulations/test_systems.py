@@ -33,7 +33,7 @@ def run_metamf(run_tiny):
 )
 def test_an_engine_gives_the_serial_engines_numbers(run_tiny, settings, engine, shared_engine):
     serial = run_tiny(*settings, output="serial")
-    found = run_tiny(*settings, f"engine.name={engine}", output=engine)
+    found = run_tiny(*settings, f"engine.name={engine}", "engine.nodes=2", output=engine)
     assert_same_run(found, serial, ids=engine != "flower")
 
 

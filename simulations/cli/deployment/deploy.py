@@ -52,7 +52,6 @@ def init(
     local_nodes: Annotated[
         bool, typer.Option(help="Whether `up` also starts the nodes on this machine.")
     ] = True,
-    proxy: Annotated[str | None, Setting("proxy")] = None,
     experiment: Annotated[
         str | None,
         typer.Option(help="Split the dataset of this experiment into one file per node."),
@@ -65,7 +64,7 @@ def init(
     from simulations.deployment.layout import DeploymentConfig
 
     given = {"nodes": nodes, "bind": bind, "port": port, "superlink-port": superlink_port}
-    given |= {"node-port": node_port, "most-clients": most_clients, "proxy": proxy}
+    given |= {"node-port": node_port, "most-clients": most_clients}
     table = {"local-nodes": local_nodes, **({"hosts": [*host]} if host else {})}
     for text in options.overrides_of(given):
         table = override(table, text)
@@ -144,20 +143,6 @@ def add_nodes(
     grown = add(deployment, count)
     for made in grown.node_folders()[len(grown.numbers) - count :]:
         typer.echo(made)
-
-
-@app.command(short_help="Rewrite docker-compose.yml and .env.")
-def compose(
-    deployment: Folder,
-    into: Annotated[
-        Path | None, typer.Option(help="Folder to write to; default: the deployment folder.")
-    ] = None,
-) -> None:
-    """Rewrite docker-compose.yml and .env and set file permissions for containers; `init` does so,
-    too."""
-    from simulations.deployment.containers import write_compose
-
-    typer.echo(write_compose(deployment, into))
 
 
 @app.command(short_help="Serve a read-only page about nodes and runs.")

@@ -9,9 +9,7 @@ the deployment, only its headers are read. Flower's own node authentication, whi
 SuperLink's, passes through in headers.
 
 A connection that sends no whole head of a request for a minute is closed, and so is one whose
-body makes a pause of a minute; nginx does the same.
-
-For deployments without Docker and without nginx; `nginx.py` writes the same rules for nginx.
+body makes a pause of a minute.
 """
 
 from __future__ import annotations

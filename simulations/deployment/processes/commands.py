@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -136,30 +135,9 @@ def python(module: str) -> tuple[str, ...]:
     return (sys.executable, "-m", module)
 
 
-def uses_nginx(deployment: Deployment) -> bool:
-    """Whether nginx is the gateway.
-
-    Raises:
-        EngineError: it is requested and not installed.
-    """
-    wanted = deployment.settings.proxy
-    found = shutil.which("nginx")
-    if wanted == "nginx" and found is None:
-        raise EngineError(
-            "there is no nginx",
-            expected="nginx on the PATH",
-            fix="apt-get install nginx-light, or proxy = 'python'",
-        )
-    return wanted != "python" and found is not None
-
-
 def _gateway(deployment: Deployment) -> tuple[str, ...]:
     settings = deployment.settings
     server = deployment.server
-    if uses_nginx(deployment):
-        # Its default log is opened before its configuration is read, and may belong to another
-        # user.
-        return (str(shutil.which("nginx")), "-e", "stderr", "-c", str(server / "nginx.conf"))
     return (
         *(*python("simulations.cli"), "deploy", "gateway"),
         *flags(host=settings.bind, port=settings.port, upstream=deployment.superlink),
@@ -179,5 +157,5 @@ def refuse_root_in_a_container() -> None:
             "the containers of a deployment do not run as root",
             expected="the user and group that .env names beside docker-compose.yml",
             got="user 0",
-            fix="fedrec deploy compose DEPLOYMENT, which writes .env; then docker compose up again",
+            fix="fedrec deploy add-nodes DEPLOYMENT 0 writes .env; then docker compose up again",
         )

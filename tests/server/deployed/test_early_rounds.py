@@ -2,6 +2,8 @@
 """Rounds of real nodes that close before all have answered, over a fake of Flower's grid with a
 clock."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from flwr.app import Error, Message, RecordDict
@@ -17,6 +19,7 @@ from server.exchange.dropped_replies import DroppedReplies
 from server.exchange.replies import answers
 
 pytestmark = pytest.mark.usefixtures("identity")
+BUFFERED = "asynchronous={concurrency=12}"
 THETA = {"w": np.zeros(2, dtype=np.float32)}
 
 
@@ -146,10 +149,13 @@ def test_without_a_deadline_of_its_own_a_round_closes_at_the_timeout(federation)
     assert a_round(found) == [1] and 100 <= nodes.now < 104
 
 
-def test_simulated_devices_beside_real_nodes_are_refused(federation):
-    found, _ = federation(DELAYS, "devices={}")
-    with pytest.raises(ExperimentError, match="is for simulated devices"):
-        found.late_devices(None)
+@pytest.mark.parametrize("table", ["devices", "asynchronous"])
+def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table):
+    """Before the server waits for a node."""
+    run = SimpleNamespace(experiment=load_tiny(f"{table}={{}}" if table == "devices" else BUFFERED))
+    with pytest.raises(ExperimentError, match="is for simulated devices") as caught:
+        DeployedFederation(run, DeployedGrid(Delayed({})))
+    assert f"leave out [{table}]" in caught.value.text()
 
 
 def test_an_empty_round_asks_nobody(federation):

@@ -137,21 +137,6 @@ def _norm(one):
     return float(np.sqrt(sum(squares)))
 
 
-def test_a_late_answer_is_measured_by_the_parameters_of_its_own_order():
-    """A node decays weights that were large when its order was sent, a round ago: at most ten times
-    the usual norm."""
-    orders = asked(2, 3, 4, 5)
-    for order in orders[:3]:
-        order.content["config"]["server-round"] = 2
-    sums = [total(), total(), total(), drifting(1.0)]
-    replies = [Message(pack_sum(n), reply_to=m) for n, m in zip(sums, orders, strict=True)]
-    before = {name: np.full_like(value, 1000.0) for name, value in THETA.items()}
-    *_, late = ReplyValidator().trained(orders, replies, THETA, {0: before})
-    changes = unpack_sum(late.content).total.items()
-    whole = [np.square(dense_change(change, before[name])).sum() for name, change in changes]
-    assert np.sqrt(sum(whole)) == pytest.approx(10 * _norm(total()), rel=1e-3)
-
-
 @pytest.mark.parametrize("times", [11, 900, 1e6, 1e39])
 def test_a_node_counts_at_most_ten_times_the_usual(times):
     """A node of four with an update of 900 times the norm would determine the model."""

@@ -14,13 +14,13 @@ import yaml
 from fedrec.experiment.loading import load
 from simulations import runner
 from simulations.deployment import launch
-from simulations.deployment.compose import IMAGE, NGINX
 from simulations.deployment.initialise import initialise
 from simulations.deployment.layout import DeploymentConfig
 from simulations.deployment.shards import cut_for
 from tests.runs import parameters_in
 from tests.simulations.deployment.federation import allow_any_number_of_runs, free_ports, until
 
+IMAGE = "fedrec:0.1.0"
 RUNS = "/var/lib/fedrec/runs"
 OFTEN = "docker-compose.override.yml"  # which docker compose reads unless other files are named
 
@@ -33,9 +33,8 @@ def skip_without_an_engine():
         or subprocess.run(["docker", "info"], capture_output=True).returncode
     ):
         pytest.skip("no Docker engine runs here")
-    for image in (IMAGE, NGINX):
-        if subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode:
-            pytest.skip(f"the Docker engine has no image {image}")
+    if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
+        pytest.skip(f"the Docker engine has no image {IMAGE}")
     for command in (["docker", "compose"], ["docker-compose"]):
         if (
             shutil.which(command[0])

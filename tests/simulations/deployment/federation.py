@@ -62,7 +62,7 @@ class Federation:
         gateway, superlink, first, *_ = free_ports(nodes + 2)
         ports = {"port": gateway, "superlink-port": superlink, "node-port": first}
         self.deployment = initialise(
-            path, DeploymentConfig.parse({"nodes": nodes, "proxy": "python", **ports, **settings})
+            path, DeploymentConfig.parse({"nodes": nodes, **ports, **settings})
         )
         self.experiment_file = path / "experiment.toml"
         self.experiment_file.write_text(tomli_w.dumps(table))

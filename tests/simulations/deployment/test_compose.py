@@ -1,26 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compose file: accepted by docker compose, its flags by Flower's own parsers, and its
-networks."""
+"""The compose files: accepted by docker compose, their flags by our own and Flower's parsers, and
+their networks."""
 
 import importlib
+import json
 import os
+import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
 from clients.device.device_node import _identity
 from fedrec.errors import EngineError, RefusalError
-from simulations.cli import main
 from simulations.cli.deployment.deploy import _next
+from simulations.cli.deployment.deploy import app as deploy
 from simulations.deployment.client import ClientPlan, supernode_flags
-from simulations.deployment.compose import compose
+from simulations.deployment.flower.unfinished import UNFINISHED
 from simulations.deployment.initialise import add_nodes, initialise
 from simulations.deployment.layout import DeploymentConfig
-from simulations.deployment.processes.commands import refuse_root_in_a_container
+from simulations.deployment.processes.commands import (
+    SERVER,
+    TASK_POLL,
+    executor_flags,
+    refuse_root_in_a_container,
+    superlink_flags,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -30,8 +39,51 @@ def table():
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
-def test_the_file_at_the_top_is_the_one_that_is_made_for_two_nodes():
-    assert (ROOT / "docker-compose.yml").read_text() == compose(2)
+def test_a_node_by_itself_is_a_node_beside_the_server(table):
+    """But for names, and the way to its folder and the gateway."""
+    text = (ROOT / "docker-compose.node.yml").read_text()
+    own = yaml.safe_load(re.sub(r"\$\{(FEDREC_NODE|FEDREC_GATEWAY):[^}]*\}", r"\1", text))
+    for part in ("supernode", "clientapp"):
+        beside = re.sub(r"\$\{FEDREC_DEPLOYMENT:[^}]*\}", "TOP", json.dumps(table["services"]))
+        beside = json.loads(beside)[f"{part}-1"]
+        beside = json.dumps({**beside, "depends_on": None})
+        for name, other in {
+            "TOP/nodes/node-1": "FEDREC_NODE",
+            "TOP/revoked": "FEDREC_NODE/revoked",
+            "gateway:8443": "FEDREC_GATEWAY",
+            "meeting-1": "meeting",
+            '"node-1"': '"node"',
+            "node-1-": "",
+        }.items():
+            beside = beside.replace(name, other)
+        alone = {**own["services"][part], "depends_on": None}
+        alone.pop("build", None)
+        assert alone == json.loads(beside)
+
+
+def test_flags_and_paths_are_those_of_processes_without_containers(table):
+    services = table["services"]
+    secrets = Path("/run/secrets")
+    link = superlink_flags(
+        host="0.0.0.0",
+        port=8000,
+        certificate=secrets / "superlink.crt",
+        key=secrets / "superlink.key",
+        authority=secrets / "ca.crt",
+        database=Path("/var/lib/fedrec/state/superlink.db"),
+        secret=secrets / "superexec.secret",
+    )
+    assert services["superlink"]["command"] == [*link]
+    server = executor_flags("superlink:8000", secrets / "ca.crt", secrets / "superexec.secret")
+    assert services["serverapp"]["command"] == [*server]
+    assert services["serverapp"]["environment"].keys() == {TASK_POLL, UNFINISHED}
+    for name in ("superlink", "serverapp"):
+        assert services[name]["entrypoint"][:3] == ["python", "-m", SERVER]
+    command, name, *arguments = services["gateway"]["command"]
+    assert command == "deploy"
+    commands: Any = get_command(deploy)
+    found = commands.commands[name].make_context(name, arguments).params
+    assert found.pop("nodes") is None and all(found.values())
 
 
 def parsed(module, function, flags):
@@ -66,16 +118,17 @@ def test_flowers_parsers_take_our_flags(table):
 
 
 @pytest.mark.parametrize(
-    ("bind", "published"),
-    [
-        ("127.0.0.1", "127.0.0.1:9443:8443"),
-        ("0.0.0.0", "0.0.0.0:9443:8443"),
-        ("::1", "[::1]:9443:8443"),
-    ],
+    ("bind", "published"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "0.0.0.0"), ("::1", "[::1]")]
 )
-def test_the_gateway_is_published_on_the_address_of_the_deployment(bind, published):
-    made = yaml.safe_load(compose(1, bind=bind, port=9443))
-    assert made["services"]["gateway"]["ports"] == [published]
+def test_the_gateway_is_published_on_the_address_of_the_deployment(
+    table, tmp_path, bind, published
+):
+    settings = {"nodes": 1, "bind": bind, "port": 9443}
+    made = initialise(tmp_path / "d", DeploymentConfig.parse(settings, at="deployment"))
+    found = settings_in(made.path / ".env")
+    assert (found["FEDREC_BIND"], found["FEDREC_PORT"]) == (published, "9443")
+    (port,) = table["services"]["gateway"]["ports"]
+    assert port == "${FEDREC_BIND:-127.0.0.1}:${FEDREC_PORT:-8443}:8443"
 
 
 def networks(service):
@@ -133,14 +186,9 @@ def test_everything_that_is_mounted_is_made_by_init(table, tmp_path):
     made = initialise(tmp_path / "d", DeploymentConfig.parse({"nodes": 2}, at="deployment"))
     for secret in table["secrets"].values():
         assert (made.path / secret["file"].split("}/")[1]).is_file(), secret
-    own = yaml.safe_load((made.path / "docker-compose.yml").read_text())
-    for secret in own["secrets"].values():
-        assert (made.path / secret["file"]).is_file()
-    assert own["services"].keys() == table["services"].keys()
-    assert (made.path / "server" / "nginx-compose.conf").is_file()
-    text = (made.path / "docker-compose.yml").read_text()
-    for file in made.path.rglob("*.key"):
-        assert file.read_text() not in text
+    name = "docker-compose.yml"
+    assert (made.path / name).read_bytes() == (ROOT / name).read_bytes()
+    assert (made.path / "revoked.txt").is_file()
 
 
 def settings_in(file):
@@ -169,24 +217,6 @@ def test_containers_run_as_the_owner_and_never_as_root(tmp_path, monkeypatch):
     ):
         assert given[made.path / file] == 10001
     assert made.authority_key not in given and made.authority_key.parent not in given
-
-
-def test_compose_writes_the_file_for_another_folder(tmp_path, monkeypatch):
-    made = initialise(tmp_path / "d", DeploymentConfig.parse({"nodes": 3}, at="deployment"))
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["fedrec", "deploy", "compose", str(made.path), "--into", str(tmp_path / "here")],
-    )
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert not end.value.code
-    table = yaml.safe_load((tmp_path / "here" / "docker-compose.yml").read_text())
-    assert "supernode-3" in table["services"]
-    assert all(
-        secret["file"].startswith("${FEDREC_DEPLOYMENT:?") for secret in table["secrets"].values()
-    )
-    assert settings_in(tmp_path / "here" / ".env")["FEDREC_DEPLOYMENT"] == f"'{made.path}'"
 
 
 def test_root_in_a_container_is_refused(monkeypatch):
@@ -226,7 +256,14 @@ def test_the_documented_commands_for_results_are_those_that_are_printed(monkeypa
 
 
 @pytest.mark.slow
-def test_docker_compose_accepts_it(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "given"),
+    [
+        ("docker-compose.yml", {"FEDREC_DEPLOYMENT": "/here"}),
+        ("docker-compose.node.yml", {"FEDREC_NODE": "/here", "FEDREC_GATEWAY": "host:8443"}),
+    ],
+)
+def test_docker_compose_accepts_it(file, given):
     """By the installed docker compose, which needs no engine for that."""
     commands = [["docker-compose"], ["docker", "compose"]]
     here = [
@@ -239,10 +276,10 @@ def test_docker_compose_accepts_it(tmp_path):
         pytest.skip("no docker compose here")
     for command in here:
         done = subprocess.run(
-            [*command, "-f", str(ROOT / "docker-compose.yml"), "config", "-q"],
+            [*command, "-f", str(ROOT / file), "config", "-q"],
             capture_output=True,
             text=True,
-            env={**os.environ, "FEDREC_DEPLOYMENT": str(tmp_path)},
+            env={**os.environ, **given},
         )
         assert done.returncode == 0, done.stderr
 

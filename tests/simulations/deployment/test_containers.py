@@ -6,9 +6,14 @@ import subprocess
 
 import pytest
 
-from simulations.deployment.compose import IMAGE
 from tests.runs import assert_close, parameters_in
-from tests.simulations.deployment.composed import OFTEN, RUNS, Composed, skip_without_an_engine
+from tests.simulations.deployment.composed import (
+    IMAGE,
+    OFTEN,
+    RUNS,
+    Composed,
+    skip_without_an_engine,
+)
 
 pytestmark = pytest.mark.containers
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}

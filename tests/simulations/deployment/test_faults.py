@@ -186,27 +186,6 @@ def test_a_late_node_is_left_out_and_every_round_closes_by_its_deadline(nodes):
     assert timings["train"].max() < 12  # the deadline, and two polls
 
 
-def test_a_late_nodes_answers_enter_later_rounds_and_nobody_waits_for_it(nodes):
-    """Node 1 fills the rounds while node 2 is stopped, whose orders have not expired."""
-    given = ("sampler.cohort=6", "asynchronous={concurrency=12}", "engine.max-failures=0.0")
-    run = nodes.start_run("buffered", "rounds=12", "engine.timeout=180.0", *given)
-    until(lambda: nodes.rounds("buffered") >= 1, what="a round")
-    pid = nodes.pid("executor", node=2)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        before = nodes.rounds("buffered")
-        until(lambda: nodes.rounds("buffered") >= before + 4, what="four rounds without it")
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    nodes.must_finish(run)
-    rounds = pd.read_csv(nodes.folder("buffered") / "rounds.csv")
-    print(rounds[["num-clients", "late-clients", "staleness", "dropped-replies"]])
-    assert len(rounds) == 12 and (rounds["num-clients"] >= 6).all()
-    # its answers were taken, three rounds late or more, beside fresh ones
-    assert (rounds["staleness"] * rounds["num-clients"]).max() >= 3
-    assert not rounds["dropped-replies"].any()
-
-
 def malicious(federation, number, claims):
     """Start the node with that number as a malicious node; gives its two processes."""
     folder = federation.deployment.node(number)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway forwards nodes' calls and nothing else: our own proxy and nginx, by the same table,
-over real TLS."""
+"""The gateway forwards nodes' calls and nothing else, over real TLS."""
 
 import datetime
 import http.client
 import http.server
-import shutil
 import socket
 import ssl
 import subprocess
@@ -25,7 +23,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from simulations.deployment.gateway.nginx import rules
 from simulations.deployment.pki.certificates import Authority
 from simulations.deployment.pki.keys import NodeKey, write_private
 from tests.simulations.deployment.federation import free_ports
@@ -148,30 +145,12 @@ def python_gateway(folder, port, upstream):
     ]
 
 
-def nginx_gateway(folder, port, upstream):
-    text = rules(
-        listen=f"127.0.0.1:{port}",
-        upstream=upstream,
-        name="localhost",
-        certificate=folder / "gateway.crt",
-        key=folder / "gateway.key",
-        authority=folder / "ca.crt",
-        scratch=folder,
-    )
-    (folder / "nginx.conf").write_text(text)
-    return ["nginx", "-e", "stderr", "-c", str(folder / "nginx.conf")]
-
-
-@pytest.fixture(scope="module", params=["python", "nginx"])
-def gateway(request, certificates, upstream):
+@pytest.fixture(scope="module")
+def gateway(certificates, upstream):
     """Sends a request through a gateway with an unmodified path; returns the status and the
     body."""
-    if request.param == "nginx" and shutil.which("nginx") is None:
-        pytest.skip("no nginx here")
     (port,) = free_ports(1)
-    command = (python_gateway if request.param == "python" else nginx_gateway)(
-        certificates, port, upstream
-    )
+    command = python_gateway(certificates, port, upstream)
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
 
@@ -192,7 +171,7 @@ def gateway(request, certificates, upstream):
                 break
             except OSError:
                 time.sleep(0.2)
-        ask.name, ask.process, ask.port, ask.context = request.param, process, port, context
+        ask.process, ask.port, ask.context = process, port, context
         yield ask
     finally:
         process.terminate()
@@ -222,8 +201,6 @@ def test_other_methods_are_refused(gateway, method):
 
 
 def test_calls_that_no_node_has_signed_never_reach_the_superlink(gateway, certificates):
-    if gateway.name == "nginx":
-        pytest.skip("nginx cannot look at signatures; the SuperLink does")
     key, before = (certificates / "node.key").read_bytes(), len(Upstream.seen)
     old = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)).isoformat()
     other = {**signed(key), "flwr-timestamp": datetime.datetime.now(datetime.UTC).isoformat()}
@@ -247,8 +224,6 @@ def test_calls_that_no_node_has_signed_never_reach_the_superlink(gateway, certif
 
 def test_strangers_fill_no_memory(gateway, certificates):
     """Three posts of 150 MiB each would need 450 MiB in the gateway."""
-    if gateway.name == "nginx":
-        pytest.skip("nginx holds no bodies")
     before = peak(gateway.process.pid)
     threads = [threading.Thread(target=post, args=(gateway, 150 * 2**20, {})) for _ in range(3)]
     for thread in threads:

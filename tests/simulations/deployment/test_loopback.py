@@ -133,13 +133,13 @@ def test_one_server_and_eight_nodes_start_and_stop(small, tmp_path):
     """The time is printed, not tested, because the machine may be busy."""
     table = small()
     table["dataset"]["users"] = 40
-    made = Federation(tmp_path / "eight", table, nodes=8, proxy="auto")  # nginx, where there is one
+    made = Federation(tmp_path / "eight", table, nodes=8)
     started = time.monotonic()
     try:
         made.up()
         print(f"1 server and 8 nodes up after {time.monotonic() - started:.1f} s")
         assert made.online() == 8
-        made.kill("gateway")  # whose workers, if it is nginx, must not keep the port
+        made.kill("gateway")
         until(lambda: made.answers("gateway"), what="the gateway")
         made.must_run("eight", "rounds=1")
     finally:
