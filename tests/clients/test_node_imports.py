@@ -11,8 +11,6 @@ from fedrec.experiment.loading import load
 
 NODE = """
 import sys
-from fedrec.nn.torch_import import shorten_torch_import
-shorten_torch_import()
 from flwr.app import Context, Message, RecordDict
 from clients.app import app
 from fedrec.protocol.messages import HELLO, INITIAL, pack_evaluate, pack_train, unpack_presence
@@ -26,7 +24,7 @@ arrays = next(iter(ask(INITIAL, RecordDict()).array_records.values()))
 presence = unpack_presence(ask(HELLO, RecordDict()))
 assert ask("train", pack_train(arrays, TrainOrder(1, presence.training))).array_records
 assert ask("evaluate", pack_evaluate(arrays, EvaluateOrder(1, presence.evaluated))).array_records
-print(sorted({"pandas", "scipy.sparse", "scipy.special", "torch._decomp"} & set(sys.modules)))
+print(sorted({"pandas", "scipy.sparse", "scipy.special"} & set(sys.modules)))
 """
 
 
