@@ -11,7 +11,6 @@ simulations. Real nodes send metrics as often as their owners allow, and no sums
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -33,7 +32,6 @@ from fedrec.metrics.rated import RatedBlock
 from fedrec.models.base import HistoryModel, Parameters
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart
-from fedrec.runtime.heap import reused_heap
 
 _CELLS_PER_BLOCK = (
     1_000_000  # users times items whose masks and scores are in memory at a time, about 20 MiB
@@ -113,10 +111,7 @@ def _ranked(
     lists = HeldOutLists(node.population, node.metrics, settings)
     parts = _blocks(node, clients)
     # one at a time: sums are as long as the catalogue
-    found = (lists.measure(part, scores_of(part), sums=order.sums) for part in parts)
-    long = node.population.interactions.num_items * _LEAST > _CELLS_PER_BLOCK
-    with reused_heap() if long else nullcontext():
-        return Evaluated.joined(found)
+    return Evaluated.joined(lists.measure(part, scores_of(part), sums=order.sums) for part in parts)
 
 
 def _blocks(node: Node, clients: np.ndarray) -> Iterator[np.ndarray]:

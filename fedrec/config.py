@@ -9,16 +9,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, get_args
+from typing import Annotated, Any, Self, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedrec.errors import ExperimentError
-from fedrec.field_docstrings import field_docstrings
-
-if TYPE_CHECKING:
-    from pydantic.json_schema import JsonSchemaValue
-    from pydantic_core import CoreSchema
 
 Width: TypeAlias = Annotated[int, Field(ge=1, le=2**16)]
 """Width of a layer or an embedding; wider ones would fill the memory of any machine."""
@@ -44,6 +39,7 @@ class Config(BaseModel):
         alias_generator=_kebab,
         populate_by_name=True,
         allow_inf_nan=False,
+        use_attribute_docstrings=True,
         protected_namespaces=(),
     )
 
@@ -79,20 +75,8 @@ class Config(BaseModel):
     @classmethod
     def descriptions(cls) -> dict[str, str]:
         """The text of each field that has one."""
-        below = field_docstrings(cls, Config)
-        texts = {n: field.description or below.get(n) for n, field in cls.model_fields.items()}
+        texts = {name: field.description for name, field in cls.model_fields.items()}
         return {name: text for name, text in texts.items() if text}
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        made = handler(core_schema)
-        properties = handler.resolve_ref_schema(made).get("properties", {})
-        for name, text in cls.descriptions().items():
-            for key in {name, _kebab(name)} & set(properties):
-                properties[key].setdefault("description", text)
-        return made
 
     @classmethod
     def keys(cls) -> list[str]:

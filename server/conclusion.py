@@ -22,7 +22,6 @@ from fedrec.experiment.schema import Experiment
 from fedrec.protocol.zero_copy import to_record
 from fedrec.runs.folder import TIED_SHARE, RunFolder
 from fedrec.runs.result import Result
-from fedrec.runtime.heap import release_free_heap
 from server.callbacks.base import Callback
 from server.central import baseline_privacy
 from server.checkpoint import State
@@ -66,7 +65,6 @@ def conclude(
     after = before
     if tuned:
         after = _evaluated(run, arrays, kept, evaluator, callbacks, fine_tune=True)
-    release_free_heap()  # of training and evaluation, before what is made of the result
     reports = _reports(run, state, extensions)
     tables = {name: found for name, (_, found) in reports.items() if found}
     result = Result(

@@ -13,7 +13,6 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.messages import INITIAL, unpack_parameters
-from fedrec.runtime.heap import release_free_heap
 from server.cohorts.roster import Roster, call_roster
 from server.devices.choice import timeline_of
 from server.devices.late_devices import LateDevices
@@ -104,12 +103,10 @@ class Federation:
         """The same parameters, writable, in memory that the grid shares with the nodes if it has
         such memory."""
         offered = self.grid.share(parameters) if isinstance(self.grid, SharesMemory) else parameters
-        shared = {
+        return {
             name: value if value.flags.writeable else value.copy()
             for name, value in offered.items()
         }
-        release_free_heap()  # frees the replies that held the parameters
-        return shared
 
     def train(self, messages: Sequence[Message], theta: Mapping[str, np.ndarray]) -> list[Message]:
         """Send a round's training messages and collect the accepted replies, in the order of the

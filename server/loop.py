@@ -9,6 +9,7 @@ round fails, and cannot stop early.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import math
 import random
@@ -27,7 +28,6 @@ from fedrec.rng import seed_sequence
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.end_signals import raise_if_interrupted
-from fedrec.runtime.heap import collect_messages
 from server.callbacks.base import Callback
 from server.callbacks.callback_list import CallbackList
 from server.checkpoint import Checkpoints, State
@@ -136,7 +136,7 @@ class Loop:
                 raise_if_interrupted()
                 before = self._watched(state)
                 state = self._round(state)
-                collect_messages()
+                gc.collect(1)  # Flower's messages contain themselves, and hold arrays
                 self.callbacks.on_update(state.round, before, state.parameters)
                 self._save(state)
                 seconds = state.timings[-1]["seconds"] if state.timings else math.nan

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import types
 
 import pytest
 from hypothesis import settings
@@ -69,21 +68,6 @@ def small_heap():
     garbage collections, which would take ten times as long."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_collection_per_run():
-    """Skip the garbage collection by which a run releases memory before training: half of the time
-    of such small runs. Those of young objects and Python's own continue, as often as elsewhere."""
-
-    def collect(*generation):
-        return gc.collect(*generation) if generation else 0
-
-    nothing = {"set_threshold": lambda *_: None, "freeze": lambda: None}
-    young = types.SimpleNamespace(collect=collect, **nothing)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedrec.runtime.heap.gc", young)
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fedrec.nn.torch_import import shorten_torch_import
-
 PARTS = ("imports", "data", "baselines", "training", "evaluation", "writing", "else")
 
 
@@ -105,7 +103,6 @@ def parts_of(experiment: str) -> dict[str, float]:
     with clock.part("imports"):
         from simulations.cli import main
 
-        shorten_torch_import()  # as the command does, before what is timed imports PyTorch
         time_parts(clock)
     with tempfile.TemporaryDirectory() as folder:
         sys.argv = ["fedrec", "run", experiment, "--engine", "serial", "--output", f"{folder}/run"]

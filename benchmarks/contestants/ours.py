@@ -13,15 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fedrec.nn.torch_import import shorten_torch_import
-
-shorten_torch_import()  # as the command line does, before PyTorch is imported
-
-from benchmarks.archive import Arrays, RoundClock  # noqa: E402
-from benchmarks.workload import experiment  # noqa: E402
-from fedrec.runs.folder import RunFolder  # noqa: E402
-from server.callbacks.base import Callback  # noqa: E402
-from simulations.runner import run  # noqa: E402
+from benchmarks.archive import Arrays, RoundClock
+from benchmarks.workload import experiment
+from fedrec.runs.folder import RunFolder
+from server.callbacks.base import Callback
+from simulations.runner import run
 
 
 class Clock(Callback):

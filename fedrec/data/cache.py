@@ -15,7 +15,6 @@ from fedrec.components.registry import DATASET, resolve
 from fedrec.data.population import Population, reader_of
 from fedrec.data.reader import data_directory
 from fedrec.experiment.tables import DataSettings
-from fedrec.runtime.heap import reused_heap
 
 _MOST = 2  # populations in the cache
 FileStamp = tuple[str, int, int, int]
@@ -38,8 +37,7 @@ class PopulationCache:
         key = _key(settings)
         if key not in self._held:
             self._read[key] = _stamps(settings)
-            with reused_heap():  # reading needs much more memory than the result
-                self.hold(settings, Population.of(settings))
+            self.hold(settings, Population.of(settings))
         self._held.move_to_end(key)
         return self._held[key]
 

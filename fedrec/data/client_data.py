@@ -117,8 +117,6 @@ class HeldOut:
         relevant: `bool [users, items]`, held-out positives.
         weight: `int64 [users, items]`, how many held-out positive rows each has, or None when none
             repeats.
-        sampled: `bool [users, items]`, the items among which sampled metrics rank; None: those that
-            are not seen.
     """
 
     seen: np.ndarray
@@ -126,7 +124,6 @@ class HeldOut:
     learned: np.ndarray
     relevant: np.ndarray
     weight: np.ndarray | None
-    sampled: np.ndarray | None = None
 
     def masked(self, how: Literal["real", "learned", "both"]) -> np.ndarray:
         """`bool [users, items]`: items that are excluded from whole lists (`evaluation.masked`)."""

@@ -321,7 +321,7 @@ class Population:
             weight = np.zeros(seen.shape, dtype=np.int64)
             np.add.at(weight, (rows.place, rows.items), 1)
         relevant = self._mask(rows, len(places))
-        return HeldOut(seen, known, learned, relevant, weight, self._sampled(places))
+        return HeldOut(seen, known, learned, relevant, weight)
 
     def whole_history(self, clients: np.ndarray, *, low_rated: bool = False) -> np.ndarray:
         """`bool [clients, items]`: positive items (all if `low_rated`) in any part of the data."""
@@ -365,18 +365,6 @@ class Population:
     def _pairs(self, rows: UserRows) -> np.ndarray:
         """A number for each pair of a client, by its place, and an item."""
         return rows.place * self.interactions.num_items + rows.items
-
-    def _sampled(self, places: np.ndarray) -> np.ndarray | None:
-        """`bool [clients, items]`: the items that a publisher drew for some users; None: none."""
-        pairs = self.partition.sampled
-        if pairs is None:
-            return None
-        place = np.full(self.interactions.num_users, -1)
-        place[places] = np.arange(len(places))
-        own = place[pairs[:, 0]]
-        found = np.zeros((len(places), self.interactions.num_items), dtype=bool)
-        found[own[own >= 0], pairs[own >= 0, 1]] = True
-        return found
 
     def _feature_codes(self, places: np.ndarray) -> tuple[np.ndarray, ...]:
         return tuple(one.padded(places) for one in self.interactions.user_features.features)

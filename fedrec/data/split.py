@@ -33,9 +33,6 @@ class Partition:
         leaky_negatives: whether held-out items are kept out of the negatives that clients draw, as
             published code for federated recommenders does. This reveals the held-out items; see
             `fedrec.data.negatives`.
-        sampled: `int64 [n, 2]`, users and the items that a publisher drew for them, among which
-            sampled metrics rank each held-out positive (`evaluation.sampled-items`); None: any
-            items that the user never interacted with.
         repeated_use: whether repeated use of an item is predicted: held-out rows may be of items
             that the user has in training.
 
@@ -48,7 +45,6 @@ class Partition:
     validation_rows: np.ndarray
     test_rows: np.ndarray
     leaky_negatives: bool = False
-    sampled: np.ndarray | None = None
     repeated_use: bool = False
 
     def __post_init__(self) -> None:

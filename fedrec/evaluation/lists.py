@@ -103,8 +103,6 @@ class HeldOutLists:
             found["masked"] = torch.from_numpy(lists.masked(self._settings.masked))
             if lists.weight is not None:
                 found["weights"] = torch.from_numpy(lists.weight)
-            if lists.sampled is not None:
-                found["sampled"] = torch.from_numpy(lists.sampled)
         if self._kept is not None:
             self._kept[key] = found
         return found

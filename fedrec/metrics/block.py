@@ -55,8 +55,6 @@ class RankedBlock:
             but in no list.
         liked: `bool [users, items]`, known items that the user likes, for metrics of popularity.
         popularity: `float64 [items]`, share of the training users who like each item, likewise.
-        sampled: `bool [users, items]`, the items that sampled metrics draw from; default: those
-            that are not seen. A relevant item among them is left out.
         targets: `int64 [targets]`, the items that an adversary promotes, for metrics of these.
 
     Raises:
@@ -76,7 +74,6 @@ class RankedBlock:
         masked: Tensor | None = None,
         liked: Tensor | None = None,
         popularity: Tensor | None = None,
-        sampled: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> None:
         _check_shapes(scores, seen, known, relevant, ks)
@@ -88,7 +85,6 @@ class RankedBlock:
         self.relevant = relevant
         self.weights = weights
         self.masked = known if masked is None else masked
-        self._sampled = sampled
         self.liked = liked
         self.popularity = popularity
         self.targets = targets
@@ -101,9 +97,8 @@ class RankedBlock:
         other = copy(self)
         other.relevant = relevant
         other._relevant = _seen_pairs(relevant, self.seen)
-        other._sampled = None if self._sampled is None else self._sampled & ~self.relevant
         other._once = {}
-        of_relevant = ("positives", "total_weight", "_competitors", "sampled", "wanted", "number")
+        of_relevant = ("positives", "total_weight", "_competitors", "wanted", "number")
         for name in (*of_relevant, "ties", "hits", "nothing"):
             vars(other).pop(name, None)
         return other
@@ -219,8 +214,8 @@ class RankedBlock:
 
     @cached_property
     def sampled(self) -> Tensor:
-        """`bool [users, items]`: the items that sampled metrics draw from."""
-        return ~self.seen if self._sampled is None else self._sampled & ~self.relevant
+        """`bool [users, items]`: the items that sampled metrics draw from, those not seen."""
+        return ~self.seen
 
     @cached_property
     def wanted(self) -> tuple[Tensor, Tensor]:

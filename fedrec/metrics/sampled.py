@@ -11,9 +11,6 @@ are ordered at random, as in `fedrec.metrics.block`; a constant score gets k / M
 
 Sampled metrics are not consistent with full ones (Krichene and Rendle 2020): they are provided for
 comparison with published figures, in addition to the full ranking.
-
-Where a publisher's files name the n items of each user (`split.folder` of `leave-one-out`), lists
-are of these and nothing is left to chance.
 """
 
 from __future__ import annotations

@@ -21,9 +21,8 @@ from fedrec.models.base import ProductsConfig
 from fedrec.report.bootstrap import bootstrap_intervals
 from fedrec.report.input_codes import budgets, input_codes
 from fedrec.report.inputs import Inputs, system_inputs
-from fedrec.report.paired_tests import holm
+from fedrec.report.paired_tests import holm, wilcoxon
 from fedrec.report.rows import is_private, system_rows
-from fedrec.report.signed_ranks import signed_ranks
 from fedrec.runs.folder import TIED_SHARE, RunFolder
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def significance_line(result: Result) -> str:
     if users < 2:
         return ""
     intervals = bootstrap_intervals(list(apart.values()), resamples=_RESAMPLES)
-    corrected = holm(np.array([signed_ranks(own).p for own in apart.values()]))
+    corrected = holm(np.array([wilcoxon(own)[0] for own in apart.values()]))
     said = [
         f"{label} {own.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
         f" p {'< .001' if p < 1e-3 else f'= {p:.3f}'}"

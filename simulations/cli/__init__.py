@@ -15,8 +15,6 @@ from typing import Annotated
 import typer
 
 from fedrec.errors import DataError, FedrecError, RunError
-from fedrec.nn.torch_import import shorten_torch_import
-from fedrec.runtime.heap import collect_after_imports
 from simulations.cli import attacks, doctor
 from simulations.cli.data import datasets, glove, perturb
 from simulations.cli.data.split import split
@@ -191,8 +189,6 @@ def main() -> None:
     """Entry point: an error that the user can fix is printed without a traceback, with a non-zero
     exit."""
     disable_telemetry(os.environ)
-    collect_after_imports()
-    shorten_torch_import()
     try:
         with _warnings_shown(), _unusable_files_told():
             command_of(app)()

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node in a process of Ray, which imports this module first: what needs PyTorch is imported in
-its functions, after the decision to leave parts of it out."""
+"""A node in a process of Ray."""
 
 from __future__ import annotations
 
+import gc
 import pickle
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flwr.app import ArrayRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
 from fedrec.components.errors import line_of
 from fedrec.errors import FedrecError
-from fedrec.nn.torch_import import shorten_torch_import
-from fedrec.runtime.heap import collect_messages, keep_free_heap, return_free_heap
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
 
 if TYPE_CHECKING:
@@ -51,8 +49,6 @@ class NodeActor:
         run_config: dict[str, Any],
         population: tuple[Any, tuple[Any, ...]],
     ) -> None:
-        shorten_torch_import()
-        keep_free_heap()
         from fedrec.data.cache import POPULATIONS
         from fedrec.experiment.loading import from_run_config
         from simulations.engines.shared_population import SharedPopulation
@@ -66,14 +62,12 @@ class NodeActor:
         separately, from the object store."""
         from simulations.engines import reply_buffers
 
-        collect_messages()  # those before, which may hold arrays in the object store
+        gc.collect(1)  # messages before, which contain themselves and hold arrays of the store
         metadata, rest, names, memory = pickle.loads(packed)
         message = rebuilt(
             metadata, RecordDict({**dict(rest), **dict(zip(names, shared, strict=True))})
         )
         answer = self._answer(message)
-        if metadata.message_type == MessageType.EVALUATE:
-            return_free_heap()  # of training, because the server now has tables in memory
         spots = (
             {}
             if memory is None or answer.has_error()

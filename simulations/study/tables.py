@@ -17,8 +17,8 @@ from scipy.stats import ttest_rel
 from fedrec.report.input_codes import budgets, input_codes
 from fedrec.report.inputs import COLUMNS as INPUT_COLUMNS
 from fedrec.report.inputs import Inputs
+from fedrec.report.paired_tests import wilcoxon
 from fedrec.report.privacy_total import shown_together
-from fedrec.report.signed_ranks import signed_ranks
 from fedrec.runtime.atomic_files import write_atomically
 from simulations.study.study import Cell, Found, Study, TaskJob
 
@@ -250,7 +250,7 @@ def _tested(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
         return {**found, "low": 0.0, "high": 0.0, "t": 1.0, "wilcoxon": 1.0}
     test: Any = ttest_rel(after, before)
     low, high = test.confidence_interval()
-    p = {"t": float(test.pvalue), "wilcoxon": signed_ranks(gain).p}
+    p = {"t": float(test.pvalue), "wilcoxon": wilcoxon(gain)[0]}
     return {**found, "low": float(low), "high": float(high), **p}
 
 

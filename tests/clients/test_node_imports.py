@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the process of a node, or of a whole run, imports: each library takes its memory in every
-one of them."""
+"""What the process of a node imports: each library takes its memory in every one of them."""
 
 import subprocess
 import sys
@@ -11,8 +10,6 @@ from fedrec.experiment.loading import load
 
 NODE = """
 import sys
-from fedrec.nn.torch_import import shorten_torch_import
-shorten_torch_import()
 from flwr.app import Context, Message, RecordDict
 from clients.app import app
 from fedrec.protocol.messages import HELLO, INITIAL, pack_evaluate, pack_train, unpack_presence
@@ -26,7 +23,7 @@ arrays = next(iter(ask(INITIAL, RecordDict()).array_records.values()))
 presence = unpack_presence(ask(HELLO, RecordDict()))
 assert ask("train", pack_train(arrays, TrainOrder(1, presence.training))).array_records
 assert ask("evaluate", pack_evaluate(arrays, EvaluateOrder(1, presence.evaluated))).array_records
-print(sorted({"pandas", "scipy.sparse", "scipy.special", "torch._decomp"} & set(sys.modules)))
+print(sorted({"pandas", "scipy.sparse", "scipy.special"} & set(sys.modules)))
 """
 
 
@@ -39,25 +36,3 @@ def test_a_node_trains_and_evaluates_without_libraries_of_the_server(tiny_experi
     resolved = load(table).model_dump_json()
     found = subprocess.check_output([sys.executable, "-c", NODE, resolved], text=True)
     assert found.strip() == "[]"
-
-
-RUN = """
-import sys
-import fedrec
-output, *overrides = sys.argv[1:]
-result = fedrec.run("privrec-synthetic", overrides, output=output)
-from simulations.cli.experiments.finishing import print_table
-print_table(result)
-print({"scipy.stats"} & set(sys.modules), len(result.users), result.groups.index[0])
-"""
-FEW = ("engine.name=serial", "dataset.users=150", "dataset.items=100", "rounds=1")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("baselines", [(), ("popularity",)])
-def test_a_run_ends_and_is_printed_without_scipys_tests(baselines, tmp_path):
-    overrides = (*FEW, f"evaluation.baselines={list(baselines)}")
-    command = [sys.executable, "-c", RUN, str(tmp_path), *overrides]
-    *printed, last = subprocess.check_output(command, text=True).splitlines()
-    assert last == "set() 30 active"
-    assert any("Wilcoxon's" in line for line in printed) == bool(baselines)

@@ -47,6 +47,23 @@ def test_keys_are_kebab_case_and_both_spellings_are_read():
     }
 
 
+def test_docstrings_of_fields_are_descriptions_also_in_schemas():
+    """Those of a base, too; a field that is declared anew has its own text or none."""
+
+    class Derived(Outer):
+        rounds: int = 1
+        given: int = Field(5, description="Given.")
+        """Below."""
+        below: int = 6
+        """Two
+        lines."""
+
+    assert Outer.descriptions() == {"rounds": "Number of rounds."}
+    assert Derived.descriptions() == {"given": "Given.", "below": "Two\nlines."}
+    properties = Derived.model_json_schema(by_alias=False)["properties"]
+    assert {name for name, one in properties.items() if "description" in one} == {"given", "below"}
+
+
 def test_a_configuration_cannot_be_changed():
     with pytest.raises(ValidationError, match="frozen"):
         Outer(rounds=2).rounds = 3

@@ -209,8 +209,7 @@ def recognise(
     _require_two(path, names)
     needed = _needed(path, names, layout, given, time_format)
     types = _types(needed, given)
-    ids = tuple(name for name, kind in types.items() if kind is str and _is_id(name, given))
-    frame = read_table(path, replace(layout, columns=types, ids=ids))
+    frame = read_table(path, replace(layout, columns=types))
     roles = tuple(role for role in ROLES if rated or role != "rating")
     telling = layout.names == "first line" and not are_values(every).all()
     columns, reasons, rivals = _assigned(
@@ -415,11 +414,6 @@ def _types(names: Sequence[str], given: Mapping[str, str]) -> dict[str, type | N
     numbers = [name for role, name in given.items() if role in ("rating", "time")]
     numbers += [name for name in names if _named("rating", name) or _named("time", name)]
     return {name: None if name in numbers and name not in ids else str for name in names}
-
-
-def _is_id(name: str, given: Mapping[str, str]) -> bool:
-    """Whether a column is that of users or items by its name or as given."""
-    return any(name == given.get(role) or _named(role, name) for role in ("user", "item"))
 
 
 def _require_two(path: Path, names: list[str]) -> None:

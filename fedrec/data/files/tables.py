@@ -57,7 +57,6 @@ class TableLayout:
         quoted: whether values may stand in double quotes.
         gaps: whether values may be missing.
         encoding: of the whole file.
-        ids: columns of type `str` that are read as numbers if all are the texts of whole numbers.
     """
 
     columns: Types
@@ -68,7 +67,6 @@ class TableLayout:
     quoted: bool = False
     gaps: bool = False
     encoding: str = "utf-8-sig"
-    ids: tuple[str, ...] = ()
 
     @classmethod
     def own(
@@ -352,8 +350,6 @@ def _read_text(
     unique = [
         f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names)
     ]
-    if rows is None and _plain_ids(path, layout, names):
-        kinds |= dict.fromkeys(layout.ids, np.int64)
     above = table_start(path, layout)[0] if layout.gaps else 0
     # If columns are selected, the parser accepts lines with too many values, so this is done only
     # if it saves memory.
@@ -386,20 +382,6 @@ def _read_text(
         raise _unreadable(path, error) from None
     except (ValueError, OverflowError, pd.errors.ParserWarning) as error:
         raise _first_fault(path, layout, names, error) from None
-
-
-def _plain_ids(path: Path, layout: TableLayout, names: list[str]) -> bool:
-    """Whether numbers are as good as the texts of all columns of ids; a plain file is looked at."""
-    plain = layout.separator.isascii() and len(layout.separator) == 1 and layout.separator != " "
-    if not (layout.ids and plain and path.stat().st_size) or is_packed(path):
-        return False
-    if _encoding(path, layout) == "utf-16" or table_start(path, layout)[0]:
-        return False
-    from fedrec.data.files.plain_numbers import all_plain  # imports Numba
-
-    header = layout.names == "first line"
-    places = [names.index(name) for name in layout.ids]
-    return all_plain(path, layout.separator, places, header=header, quoted=layout.quoted)
 
 
 def _require_file(path: Path) -> None:

@@ -179,10 +179,9 @@ class Table(Reader):
         settings = self._columns(self._path())
         numbers = (config.rating, config.time)
         columns = {name: None if name in numbers else str for name in settings}
-        layout = TableLayout.own(
+        return TableLayout.own(
             columns, settings=settings, separator=config.separator, header=config.header
         )
-        return replace(layout, ids=(config.user, config.item))
 
     def _columns(self, path: Path) -> dict[str, str]:
         """The columns to read from the main table, and the setting that names each."""

@@ -13,14 +13,11 @@ split `global-time` has no such leak.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition, Split
-from fedrec.data.splits._ncf_files import read_ncf_files
 from fedrec.data.splits._order import Order, places, sort_key, users_of
 from fedrec.privacy.adjacency import Adjacency
 
@@ -40,10 +37,6 @@ class LeaveOneOutConfig(Config):
     order: Order = "temporal"
     """Definition of the last row: "temporal" (by time; the seed orders rows of equal times) or
     "random"."""
-    folder: Path | None = None
-    """Folder with the test files of NCF's authors, `NAME.test.rating` and `NAME.test.negative`:
-    their test rows are tested, and `evaluation.sampled-items` ranks each among their 99 items.
-    Default: the last row of each user, and any items."""
 
 
 class LeaveOneOut(Split):
@@ -62,15 +55,9 @@ class LeaveOneOut(Split):
         """Divide the interactions; every user with a training row is a training client.
 
         Raises:
-            DataError: the order is temporal and the interactions have no times, or a published file
-                is missing or does not belong to them.
+            DataError: the order is temporal and the interactions have no times.
         """
         key = sort_key(interactions, self.config.order, self.seed)
-        sampled = None
-        if self.config.folder is not None:
-            rows, sampled = read_ncf_files(self.config.folder, interactions)
-            key = key.copy()
-            key[rows] = key.max() + 1  # the last rows of their users
         place, count = places(interactions.users, key)
         from_end = np.where(count >= _FEWEST_ROWS, count - 1 - place, count)
         test = from_end == 0
@@ -82,5 +69,4 @@ class LeaveOneOut(Split):
             validation_rows=np.flatnonzero(validation),
             test_rows=np.flatnonzero(test),
             leaky_negatives=self.config.leaky_negatives,
-            sampled=sampled,
         )

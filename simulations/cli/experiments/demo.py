@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedrec.runtime.heap import exclude_modules
 from simulations.cli import options
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ def demo(
         shown[-1].close()
         results.append(result)
 
-    exclude_modules()
     rows, page = demonstrate(folder, callbacks=watched, show=show)
     _print(rows, results)
     typer.echo(f"report: {page}")

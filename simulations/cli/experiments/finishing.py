@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedrec.runtime.heap import exclude_modules
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -102,9 +100,8 @@ def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result
 
 @contextmanager
 def interruptible(how: str) -> Iterator[None]:
-    """Work on experiments: without what is imported before in garbage collections, of which each
-    run makes a few. After Ctrl-C, print how the work is continued, and end with status 130."""
-    exclude_modules()
+    """Work on experiments: after Ctrl-C, print how the work is continued, and end with status
+    130."""
     try:
         yield
     except KeyboardInterrupt:

@@ -11,7 +11,6 @@ from flwr.server.superlink.linkstate import linkstate_factory
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
 
-from fedrec.runtime.heap import collect_rarely
 from simulations import flower_commands
 from simulations.deployment.flower.patches import direct_middleware, heartbeats, idle_polls
 from simulations.deployment.flower.patches.heartbeats import NodeHeartbeats
@@ -53,5 +52,4 @@ def superlink(arguments: list[str]) -> None:
     # excludes the modules imported so far, a seventh of the work; each collection goes over objects
     # of the web framework and SQLAlchemy
     gc.freeze()
-    collect_rarely()
     flower_commands.run("flower-superlink", arguments)
