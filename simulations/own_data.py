@@ -47,7 +47,6 @@ from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.new_folders import require_new_folder
 from server.callbacks.base import Callback
 from simulations.default_system import LINEAR, MOST_ROWS, SystemChoice, choose, with_system
-from simulations.expected_traffic import traffic_lines
 from simulations.runner import run
 from simulations.tables.private_signal import Signal, signal_of
 from simulations.tables.table_facts import TableFacts, given_threshold, has_private_parts
@@ -83,12 +82,11 @@ class OwnSystem:
     choice: SystemChoice | None = None
 
     def lines(self) -> list[str]:
-        """Who trains and who is tested, and what devices send; under privacy also what is public,
-        what is trained, and why."""
+        """Who trains and who is tested; under privacy also what is public, what is trained, and
+        why."""
         population = POPULATIONS.cached(self.experiment)
         said = [] if population is None else [_split_line(population)]
         said += [] if self.choice is None else [self.choice.line()]
-        said += traffic_lines(self.experiment, self.facts.items, self.facts.rows_per_user)
         said += self.facts.lines()
         if self.epsilon is None or self.signal is None:
             return said

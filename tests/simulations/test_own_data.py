@@ -554,18 +554,6 @@ def test_the_split_and_significance_are_printed(tmp_path, fedrec):
     assert "random" in found
 
 
-def test_a_large_catalogue_says_how_much_of_it_is_recommended(tmp_path, capsys):
-    random = np.random.default_rng(0)
-    rows = [(user, item) for user in range(500) for item in random.choice(6000, 24)]
-    experiment(table_of(tmp_path, rows))
-    said = capsys.readouterr().err
-    assert "the 4,000 most popular of 5,1" in said and "64 MB" in said
-    # 24 rows: 12 bytes each, then 8 each and 24 * 25 / 2 products of 4 bytes
-    assert f"24 rows sends about {(24 * 20 + 1200) / 1000:.3g} kB" in said
-    experiment(table_of(tmp_path, rows), ["model.traffic-limit=1.0"])
-    assert "the 500 most popular of 5,1" in capsys.readouterr().err
-
-
 def clustered(tmp_path, users=200):
     """Users of two tastes: half of the items each, any of them alike."""
     random = np.random.default_rng(0)
