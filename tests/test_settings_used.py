@@ -63,7 +63,6 @@ SET_BY_NOBODY = {
     "BandedConfig": "momentum optimised_for",
     "BandwagonConfig": "popular_share",
     "BiasedMfConfig": "factors sweeps",
-    "BltConfig": "buffers momentum optimised_for separation",
     "BoundedConfig": "delta dimension inner omega",
     "BprmfConfig": "biases negatives spread",
     "CentralIalsConfig": "cg_steps frequency_exponent seed",
