@@ -73,9 +73,7 @@ SET_BY_NOBODY = {
     "ClosingConfig": "enough",
     "ClusterAttackConfig": "clusters spread",
     "DataSettings": "split_seed",
-    "DevicesConfig": (
-        "behaviour capacity example_seconds megabyte_seconds_down megabyte_seconds_up upload_share"
-    ),
+    "DevicesConfig": "example_seconds megabyte_seconds_down megabyte_seconds_up upload_share",
     "DpAeConfig": "dropout hidden latent",
     "DpAlsConfig": "clip_norm gram_clip regularisation start steps unobserved",
     "DpFoldInConfig": "factors",
