@@ -63,7 +63,6 @@ SET_BY_NOBODY = {
     "BandedConfig": "momentum optimised_for",
     "BandwagonConfig": "popular_share",
     "BiasedMfConfig": "factors sweeps",
-    "BltConfig": "buffers momentum optimised_for separation",
     "BoundedConfig": "delta dimension inner omega",
     "BprmfConfig": "biases negatives spread",
     "CentralIalsConfig": "cg_steps frequency_exponent seed",
@@ -74,9 +73,7 @@ SET_BY_NOBODY = {
     "ClosingConfig": "enough",
     "ClusterAttackConfig": "clusters spread",
     "DataSettings": "split_seed",
-    "DevicesConfig": (
-        "behaviour capacity example_seconds megabyte_seconds_down megabyte_seconds_up upload_share"
-    ),
+    "DevicesConfig": "example_seconds megabyte_seconds_down megabyte_seconds_up upload_share",
     "DpAeConfig": "dropout hidden latent",
     "DpAlsConfig": "clip_norm gram_clip regularisation start steps unobserved",
     "DpFoldInConfig": "factors",

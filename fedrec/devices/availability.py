@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When devices are available: always, some hours of each day, or in the intervals of a trace, which
-repeats after its end."""
+"""When devices are available: always, or some hours of each day."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,57 +61,3 @@ class Daily(Availability):
         """Seconds since each device last became available."""
         since = np.mod(at - self.starts[devices], DAY)
         return np.where(since > DAY - _CLOSE, 0.0, since)
-
-
-@dataclass(frozen=True, eq=False)
-class Intervals:
-    """The intervals of one device.
-
-    Attributes:
-        starts: `float64 [n]`, ascending, in seconds.
-        ends: `float64 [n]`, each after its start and not after the next one.
-        period: seconds after which they repeat.
-    """
-
-    starts: np.ndarray
-    ends: np.ndarray
-    period: float
-
-    def until(self, at: float) -> float:
-        """Until when the device is available; minus infinity if it is not."""
-        now = at % self.period
-        place = self._place(now)
-        return at + self.ends[place] - now if place >= 0 and now < self.ends[place] else -np.inf
-
-    def back(self, at: float) -> float:
-        """From when on it is available; infinity: never."""
-        if not len(self.starts):
-            return np.inf
-        if self.until(at) > -np.inf:
-            return at
-        now = at % self.period
-        following = self._place(now) + 1
-        if following < len(self.starts):
-            return at + self.starts[following] - now
-        return at + self.period - now + self.starts[0]
-
-    def _place(self, now: float) -> int:
-        """The last interval that has begun; -1: none."""
-        return int(np.searchsorted(self.starts, now + _CLOSE, side="right")) - 1
-
-
-@dataclass(frozen=True, eq=False)
-class Traced(Availability):
-    """Devices with a trace each.
-
-    Attributes:
-        traces: their intervals, by place.
-    """
-
-    traces: Sequence[Intervals]
-
-    def until(self, devices: np.ndarray, at: float) -> np.ndarray:
-        return np.array([self.traces[one].until(at) for one in devices.tolist()], dtype=np.float64)
-
-    def back(self, devices: np.ndarray, at: float) -> np.ndarray:
-        return np.array([self.traces[one].back(at) for one in devices.tolist()], dtype=np.float64)

@@ -3,8 +3,7 @@
 
 A device's properties are a function of the experiment's seed and the client's id, so a resumed run
 has the same devices, and so do two runs with the same seed that differ in anything else. Speeds are
-log-normal, as in Papaya's measurements (Huba et al. 2022), or those of FedScale's traces (Lai et
-al. 2022); a client then is a device of the trace, drawn with replacement.
+log-normal, as in Papaya's measurements (Huba et al. 2022).
 
 A client takes
 
@@ -16,27 +15,15 @@ FedScale; `upload-share` is for smaller ones.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Self
-
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedrec.config import Config
 from fedrec.devices.availability import DAY, Always, Availability, Daily
-from fedrec.devices.fedscale import read_behaviour, read_capacity
 from fedrec.rng import stream
 
 _BLOCK = 1024  # clients whose properties are drawn together
-_NORMAL = 3  # properties that are drawn from a normal distribution; others are uniform
-_DRAWN = 5
-_SPEED = (
-    "example_seconds",
-    "megabyte_seconds_down",
-    "megabyte_seconds_up",
-    "compute_spread",
-    "network_spread",
-)
+_DRAWN = 3  # properties of each
 
 
 class NightlyConfig(Config):
@@ -74,25 +61,11 @@ class DevicesConfig(Config):
     depend on data, which a guarantee for users needs; default: its own rows, times the epochs."""
     nightly: NightlyConfig | None = None
     """Hours of each day in which devices are available; default: always."""
-    capacity: Path | None = None
-    """File of FedScale's form with the speed of devices, in place of the settings of speed."""
-    behaviour: Path | None = None
-    """File of FedScale's form with the times at which devices are available."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        fields = type(self).model_fields
-        changed = [name for name in _SPEED if getattr(self, name) != fields[name].default]
-        if self.capacity is not None and changed:
-            raise ValueError(f"capacity, or {changed[0].replace('_', '-')}, but not both")
-        if self.behaviour is not None and self.nightly is not None:
-            raise ValueError("behaviour, or nightly, but not both")
-        return self
 
     @property
     def sometimes_away(self) -> bool:
         """Whether devices are not always available."""
-        return self.nightly is not None or self.behaviour is not None
+        return self.nightly is not None
 
 
 class Devices:
@@ -101,17 +74,12 @@ class Devices:
     Args:
         config: the settings.
         seed: the experiment's seed.
-
-    Raises:
-        DataError: a trace cannot be read.
     """
 
     def __init__(self, config: DevicesConfig, seed: int) -> None:
         self.config = config
         self._seed = seed
         self._blocks: dict[int, np.ndarray] = {}
-        self._capacity = None if config.capacity is None else read_capacity(config.capacity)
-        self._traced = None if config.behaviour is None else read_behaviour(config.behaviour)
 
     def seconds(
         self, clients: np.ndarray, examples: np.ndarray | float, megabytes: float
@@ -129,9 +97,6 @@ class Devices:
         """
         config = self.config
         drawn = self._drawn(clients)
-        if self._capacity is not None:
-            compute, network = self._capacity[_place(drawn[:, 3], len(self._capacity))].T
-            return examples * compute + megabytes * (1 + config.upload_share) * network
         compute = config.example_seconds * np.exp(config.compute_spread * drawn[:, 0])
         both = config.megabyte_seconds_down + config.upload_share * config.megabyte_seconds_up
         network = both * np.exp(config.network_spread * drawn[:, 1])
@@ -149,8 +114,6 @@ class Devices:
 
     def _availability(self, clients: np.ndarray) -> tuple[Availability, np.ndarray]:
         """When the clients are available, and which device of it each one is."""
-        if self._traced is not None:
-            return self._traced, _place(self._drawn(clients)[:, 4], len(self._traced.traces))
         nightly = self.config.nightly
         if nightly is None:
             return Always(), clients
@@ -158,8 +121,7 @@ class Devices:
         return Daily(np.mod(hours * 3600, DAY), nightly.hours * 3600), np.arange(len(clients))
 
     def _drawn(self, clients: np.ndarray) -> np.ndarray:
-        """`float64 [clients, 5]`: normal numbers for computing, network and start of the night,
-        and uniform ones for the devices of both traces."""
+        """`float64 [clients, 3]`: normal numbers for computing, network and start of the night."""
         blocks, places = np.divmod(np.asarray(clients, dtype=np.int64), _BLOCK)
         distinct, own = np.unique(blocks, return_inverse=True)
         for block in distinct.tolist():
@@ -170,10 +132,4 @@ class Devices:
 
     def _block(self, block: int) -> np.ndarray:
         random = stream(self._seed, "devices", block)
-        normal = random.standard_normal((_BLOCK, _NORMAL))
-        return np.hstack([normal, random.random((_BLOCK, _DRAWN - _NORMAL))])
-
-
-def _place(uniform: np.ndarray, number: int) -> np.ndarray:
-    """Places below a number, `int64 [n]`, of uniform numbers in [0, 1), `[n]`."""
-    return np.minimum((uniform * number).astype(np.int64), number - 1)
+        return random.standard_normal((_BLOCK, _DRAWN))

@@ -79,7 +79,7 @@ class PrivacyConfig(Config):
     """Neighbours differ in all data of one client: `replace-one` (fixed-size cohorts), `add-remove`
     (Poisson)."""
     backend: BackendName = DEFAULT_BACKEND
-    """Accountant; all three give valid upper bounds, the later ones tighter."""
+    """Accountant; both give valid upper bounds, that of pld is tighter."""
     mode: Literal["reproducible", "secure"] = "reproducible"
     """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's
     generator."""

@@ -57,8 +57,7 @@ class Question(Config):
             raise ValueError("exactly one of noise-multiplier and epsilon")
         if self.epsilon is not None and self.backend == "paper":
             raise ValueError(
-                "backend autodp, tight-rdp or pld: noise is not calibrated to the paper's"
-                " arithmetic"
+                "backend autodp or pld: noise is not calibrated to the paper's arithmetic"
             )
         scheduled = self.sampler == "scheduled"
         if (self.separation is not None or self.secret_cohorts) and not scheduled:

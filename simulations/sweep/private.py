@@ -160,7 +160,7 @@ def cost_of(
             among the values, or a score needs noise.
     """
     from fedrec.data.population import Population
-    from fedrec.privacy.accounting.backends.tight_rdp import TightRdp
+    from fedrec.privacy.accounting.backends.autodp import Autodp
     from fedrec.privacy.accounting.rdp import epsilon_of
     from server.privacy.phase_plans import PhasePlans
 
@@ -172,7 +172,7 @@ def cost_of(
     covered = bool(np.isin(validated, trained).any())
     evaluated = len(population.evaluated_clients("validation"))
     scored = min(evaluated, settings[0].evaluation.final_users or evaluated)
-    backend = TightRdp()
+    backend = Autodp()
     curves = []
     deltas = []
     for setting in settings:

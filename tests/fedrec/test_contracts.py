@@ -133,7 +133,6 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("model", "vae"): {"experiment": {"step": {"name": "vae"}}},
     ("model", "ae"): {"experiment": {"step": {"name": "vae"}}},
     ("mechanism", "banded"): {"settings": {"bands": 3, "optimised-for": 8}, **SCHEDULED},
-    ("mechanism", "blt"): {"settings": {"optimised-for": 8, "separation": 4}, **SCHEDULED},
     ("sampler", "fixed-size"): COHORT,
     ("sampler", "limited"): {"settings": {"cohort": 6, "participations": 30}},
     ("sampler", "min-separation"): {"settings": {"cohort": 3, "separation": 4}},
@@ -215,7 +214,6 @@ SLOW = {
     ("baseline", "privrec"),
     ("callback", "mlflow"),
     ("mechanism", "banded"),
-    ("mechanism", "blt"),
     ("perturbation", "noisy-cooccurrence"),
 }
 WRITTEN = {("dataset", "table"): Written, ("split", "published"): TwoFiles}

@@ -100,7 +100,7 @@ def test_numbers_of_the_accounting_commands(monkeypatch, capfd, data):
         st.sampled_from([("epsilon", "--noise-multiplier"), ("calibrate", "--epsilon")])
     )
     sampler, adjacency = data.draw(st.sampled_from(SIDES))
-    backend = data.draw(st.sampled_from(["autodp", "tight-rdp", "pld"]))
+    backend = data.draw(st.sampled_from(["autodp", "pld"]))
     mechanism = data.draw(st.sampled_from(["gaussian", "laplace"]))
     line = ["privacy", name, real, data.draw(REALS), "--delta", data.draw(REALS)]
     for option in ("--clients", "--cohort", "--rounds"):

@@ -64,7 +64,7 @@ class Report:
 
 
 def backend_of(chosen: str | Backend) -> Backend:
-    """A backend by its name (`autodp`, `tight-rdp`, `pld`, `paper`), or a backend as it is. All
+    """A backend by its name (`autodp`, `pld`, `paper`), or a backend as it is. All
     accountants of a process share the named ones, which keep the curves and distributions that they
     have computed."""
     return _shared(resolve(BACKEND, chosen)) if isinstance(chosen, str) else chosen
@@ -79,7 +79,7 @@ class Accountant:
     """Counts events under one adjacency.
 
     Args:
-        backend: name of the method (`autodp`, `tight-rdp`, `pld`, `paper`), or a backend object.
+        backend: name of the method (`autodp`, `pld`, `paper`), or a backend object.
     """
 
     def __init__(self, backend: str | Backend = DEFAULT_BACKEND) -> None:

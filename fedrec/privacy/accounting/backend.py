@@ -13,8 +13,8 @@ import numpy as np
 
 from fedrec.privacy.accounting.events import Release
 
-BackendName = Literal["autodp", "tight-rdp", "pld"]
-"""Backends that give valid upper bounds, the later ones tighter."""
+BackendName = Literal["autodp", "pld"]
+"""Backends that give valid upper bounds, the second tighter."""
 DEFAULT_BACKEND: BackendName = "pld"
 """Default backend of experiments, baselines, the command line and Python callers."""
 

@@ -20,8 +20,6 @@ from fedrec.errors import ExperimentError
 if TYPE_CHECKING:
     from fedrec.privacy.accounting.events import Release
 
-_NODES = 16
-
 
 class NoisePair(ABC):
     """P and Q of noise that is symmetric around its centre.
@@ -87,19 +85,6 @@ class NoisePair(ABC):
         """
         raise self._without("Rényi curve")
 
-    def positive_losses(self, order: int, knee: float) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes u = ln(P/Q) > 0, and the logarithms of their weights under Q, both `[nodes]`, to
-        integrate r^order with r = 1 - q + q e^u.
-
-        Args:
-            order: Rényi order, >= 2.
-            knee: loss below which r is about 1, and beyond which it is about q e^u.
-
-        Raises:
-            ExperimentError: there is no such integral for this noise.
-        """
-        raise self._without("integral of its losses")
-
     def _without(self, what: str) -> ExperimentError:
         return ExperimentError(
             f"the noise of {type(self).__name__} has no {what}",
@@ -113,12 +98,3 @@ class NoisePair(ABC):
 def pair_of(release: Release) -> NoisePair:
     """The pair of a release without sampling."""
     return resolve(MECHANISM, release.mechanism).pair(release.noise_multiplier, *release.own)
-
-
-def nodes_of(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Legendre nodes and weights, `[intervals * nodes]` each, on every interval between edges
-    `[intervals + 1]`."""
-    points, weights = np.polynomial.legendre.leggauss(_NODES)
-    middle = (edges[1:] + edges[:-1]) / 2
-    half = (edges[1:] - edges[:-1]) / 2
-    return (middle[:, None] + half[:, None] * points).ravel(), (half[:, None] * weights).ravel()

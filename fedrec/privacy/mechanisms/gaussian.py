@@ -8,7 +8,7 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
-from fedrec.privacy.accounting.noise_pair import NoisePair, nodes_of
+from fedrec.privacy.accounting.noise_pair import NoisePair
 from fedrec.privacy.mechanisms.base import Mechanism, Memory
 from fedrec.privacy.noise_source import NoiseSource
 
@@ -45,22 +45,6 @@ class GaussianPair(NoisePair):
     def rdp(self, orders: np.ndarray) -> np.ndarray:
         """a / (2 z^2)."""
         return orders / (2 * self.multiplier**2)
-
-    def positive_losses(self, order: int, knee: float) -> tuple[np.ndarray, np.ndarray]:
-        """u = (2x - 1) / (2 z^2) has mean -1 / (2 z^2) and standard deviation 1 / z under Q; e^(a
-        u) shifts it by a / z^2."""
-        spread = 1 / self.multiplier
-        peak = max(0.0, (order - 0.5) * spread**2)
-        end = peak + 12 * spread
-        fine = np.arange(0.0, min(knee + 40, end), min(0.5, spread / 2))
-        begin = max(fine[-1], peak - 12 * spread)
-        nodes, weights = nodes_of(np.append(fine, np.arange(begin, end, spread / 2) + spread / 2))
-        log_density = (
-            -0.5 * ((nodes + spread**2 / 2) / spread) ** 2
-            - np.log(spread)
-            - 0.5 * np.log(2 * np.pi)
-        )
-        return nodes, np.log(weights) + log_density
 
 
 class Gaussian(Mechanism):

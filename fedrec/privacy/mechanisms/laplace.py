@@ -8,12 +8,11 @@ import math
 
 import numpy as np
 
-from fedrec.privacy.accounting.noise_pair import NoisePair, nodes_of
+from fedrec.privacy.accounting.noise_pair import NoisePair
 from fedrec.privacy.mechanisms.base import Mechanism, Memory
 from fedrec.privacy.noise_source import NoiseSource
 
 _TAIL = 72.0  # noise is longer than its bound with probability exp(-_TAIL)
-_FAR = 80.0  # a term of e^(1.5 u) is practically 0 so far below the largest u
 
 
 class LaplacePair(NoisePair):
@@ -58,17 +57,6 @@ class LaplacePair(NoisePair):
         curve = np.full(len(orders), 1 / z)
         curve[np.isfinite(orders)] = np.logaddexp(up, down) / (finite - 1)
         return curve
-
-    def positive_losses(self, order: int, knee: float) -> tuple[np.ndarray, np.ndarray]:
-        """u = (2x - 1) / b between x = 1/2 and 1, where u reaches its largest value and keeps
-        it."""
-        end = 1 / self.multiplier
-        # What lies between the beginning and the end is far less than what is at the end.
-        near = end if end <= knee + 2 * _FAR else knee + _FAR
-        fine = np.arange(0.0, near, 0.5), np.arange(max(near, end - _FAR), end, 0.5)
-        nodes, weights = nodes_of(np.unique(np.concatenate([*fine, [end]])))
-        log_density = np.log(0.25) - end / 2 - nodes / 2
-        return np.append(nodes, end), np.append(np.log(weights) + log_density, np.log(0.5) - end)
 
 
 class Laplace(Mechanism):

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressions against what their papers state: unbiased rounding in b bits, the largest rows and
-what is left, orthogonal projections."""
+what is left."""
 
 import math
 
 import numpy as np
 import pytest
 
-from fedrec.compression.members.low_rank import LowRank
 from fedrec.compression.members.rounding import Rounding
 from fedrec.compression.members.top_k import TopK
 from fedrec.compression.quantiser import quantised, restored
@@ -92,62 +91,11 @@ def test_rows_of_zeros_are_not_counted():
     assert decoded(made(TopK, share=0.5, bits=32), change).rows.tolist() == [9]
 
 
-@pytest.mark.parametrize("rank", [1, 4, 15])
-def test_low_rank_is_an_orthogonal_projection_that_all_clients_share(rank):
-    compression = made(LowRank, rank=rank)
-    one, other = table(1), table(2)
-    found = [decoded(compression, change).values for change in (one, other)]
-    again = decoded(compression, SparseUpdate(one.shape, ROWS, found[0])).values
-    assert np.allclose(again, found[0], atol=1e-5)  # idempotent
-    left = one.values - found[0]
-    assert np.allclose((left @ found[1].T), 0, atol=1e-5)  # orthogonal, to the same subspace
-    assert np.linalg.matrix_rank(np.vstack(found), tol=1e-4) <= rank
-    both = decoded(compression, SparseUpdate(one.shape, ROWS, one.values + other.values)).values
-    assert np.allclose(both, found[0] + found[1], atol=1e-5)  # linear
-    third = decoded(compression, one, common=8).values
-    assert not np.allclose(third, found[0])  # another round
-
-
-@pytest.mark.parametrize("rank", [1, 4])
-def test_no_update_of_a_rank_is_nearer_than_that_in_the_own_subspace(rank):
-    change = table(3)
-    found = decoded(made(LowRank, rank=rank, subspace="own"), change).values
-    left, sizes, right = np.linalg.svd(change.values, full_matrices=False)
-    best = left[:, :rank] * sizes[:rank] @ right[:rank]
-    assert np.allclose(found, best, atol=5e-3)  # the basis has 11 bits
-    assert np.linalg.norm(change.values - best) > 1
-    few = SparseUpdate((300, 16), ROWS[:2], change.values[:2])
-    assert np.allclose(
-        decoded(made(LowRank, rank=4, subspace="own"), few).values, few.values, atol=5e-3
-    )
-
-
-def test_coordinates_in_the_own_subspace_have_a_scale_each():
-    """The second is far smaller than the first, and is rounded by steps of its own."""
-    directions = np.linalg.qr(generator(4).normal(size=(16, 2)))[0].T
-    values = np.outer(np.linspace(1, 2, 5), directions[0])
-    values += 1e-3 * np.outer(np.linspace(-1, 1, 5), directions[1])
-    compression = made(LowRank, rank=2, bits=8, subspace="own")
-    found = decoded(compression, SparseUpdate((300, 16), ROWS, values)).values
-    second = (found - values) @ directions[1]
-    assert np.abs(second).max() < 2e-3  # of the basis; steps of the first would be .016
-
-
-@pytest.mark.parametrize("subspace", ["common", "own"])
-def test_low_rank_sends_what_is_narrow_as_it_is(subspace):
-    compression = made(LowRank, rank=16, subspace=subspace)
-    assert np.array_equal(decoded(compression, table()).values, table().values)
-    assert np.array_equal(decoded(compression, table().values[0]), table().values[0])
-
-
 @pytest.mark.parametrize(
     ("cls", "settings", "numbers"),
     [
         (Rounding, {"bits": 2}, 5 * (16 // 4 + 4 + 2)),
         (TopK, {"share": 0.2, "bits": 8}, 1 * (16 + 4 + 2)),
-        (LowRank, {"rank": 2}, 5 * (2 * 4 + 2)),
-        (LowRank, {"rank": 4, "bits": 8}, 5 * (4 + 4 + 2)),
-        (LowRank, {"rank": 4, "bits": 8, "subspace": "own"}, 5 * (4 + 2) + 4 * (4 + 16 * 2)),
     ],
 )
 def test_bytes_are_those_that_are_sent(cls, settings, numbers):

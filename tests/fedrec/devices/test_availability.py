@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from fedrec.devices.availability import DAY, Daily, Intervals, Traced
+from fedrec.devices.availability import DAY, Daily
 
 HOUR = 3600.0
 NEVER = -np.inf
@@ -37,22 +37,3 @@ def test_a_device_is_available_at_the_time_at_which_it_is_said_to_be():
         device = np.array([place])
         back = daily.back(device, at)[0]
         assert back >= at and daily.until(device, back)[0] > back
-
-
-@pytest.mark.parametrize(
-    ("at", "until", "back"),
-    [
-        (0, NEVER, 10),
-        (10, 20, 10),
-        (19, 20, 19),
-        (20, NEVER, 50),
-        (70, 80, 70),
-        (95, NEVER, 110),
-        (115, 120, 115),
-    ],
-)
-def test_a_trace_repeats_after_its_end(at, until, back):
-    intervals = Intervals(np.array([10.0, 50.0]), np.array([20.0, 80.0]), 100.0)
-    traced = Traced([Intervals(np.empty(0), np.empty(0), 100.0), intervals])
-    assert traced.until(np.array([1, 0, 1]), at).tolist() == [until, NEVER, until]
-    assert traced.back(np.array([1, 0]), at).tolist() == [back, np.inf]

@@ -59,8 +59,6 @@ def test_most_devices_are_available_at_night():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"capacity": "a", "example-seconds": 3.0},
-        {"behaviour": "a", "nightly": {}},
         {"example-seconds": -1.0},
         {"compute-spread": 11.0},
         {"nightly": {"hours": 24.0}},

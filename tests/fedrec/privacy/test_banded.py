@@ -22,7 +22,6 @@ from fedrec.privacy.factorisation.coefficients import prefix_sums
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms.banded import Banded
 from fedrec.privacy.mechanisms.base import mechanism_of
-from fedrec.privacy.mechanisms.blt import Blt
 from fedrec.privacy.noise_source import Reproducible, source_of
 from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.runs.folder import RunFolder
@@ -203,7 +202,6 @@ def test_rounds_that_are_added_to_a_run_are_charged(run_tiny, tmp_path, mode):
 SECURE = (PRIVATE, "privacy.mode=secure", SAMPLER, "rounds=6", CHEAP, "evaluation.every=0")
 STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
 STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
-BLT = "privacy.mechanism={name='blt', buffers=2, optimised-for=6, separation=4}"
 
 
 class WhoReads(Callback):
@@ -228,7 +226,7 @@ class WhoReads(Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [(), (BLT,), (STAGES,)], ids=["banded", "blt", "two phases"])
+@pytest.mark.parametrize("overrides", [(), (STAGES,)], ids=["banded", "two phases"])
 def test_noise_that_later_rounds_take_back_is_in_no_model_and_gone_after_the_run(
     run_tiny, monkeypatch, overrides
 ):
@@ -243,8 +241,7 @@ def test_noise_that_later_rounds_take_back_is_in_no_model_and_gone_after_the_run
 
         return drawn
 
-    for mechanism in (Banded, Blt):
-        monkeypatch.setattr(mechanism, "draw", watched(mechanism.draw))
+    monkeypatch.setattr(Banded, "draw", watched(Banded.draw))
     reader = WhoReads(secrets)
     run_tiny(*SECURE, *overrides, callbacks=[reader])
     assert len(secrets) >= 6 and reader.found == [{("private", "600")}] * 6
@@ -261,12 +258,11 @@ def interrupted(run_tiny, *overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", [(), (BLT,)], ids=["banded", "blt"])
-def test_a_resumed_run_has_the_noise_that_it_would_have_had(run_tiny, monkeypatch, mechanism):
+def test_a_resumed_run_has_the_noise_that_it_would_have_had(run_tiny, monkeypatch):
     """To the bit, if what the operating system would draw is the same."""
     monkeypatch.setattr(guard, "source_of", lambda mode, seed: Reproducible(seed))
-    whole = run_tiny(*SECURE, *mechanism, output="whole")
-    assert_same_run(runner.resume(interrupted(run_tiny, *mechanism)), whole)
+    whole = run_tiny(*SECURE, output="whole")
+    assert_same_run(runner.resume(interrupted(run_tiny)), whole)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def path(tmp_path):
 
 
 def epsilon_of(count, *others):
-    accountant = Accountant("tight-rdp")
+    accountant = Accountant("autodp")
     accountant.step(EVENT, count)
     for event in others:
         accountant.step(event)
@@ -31,12 +31,12 @@ def epsilon_of(count, *others):
 
 
 def test_charges_are_kept_exactly(path):
-    ledger = Ledger(path, "tight-rdp")
+    ledger = Ledger(path, "autodp")
     assert ledger.spent(1e-5).epsilon == 0 and not path.exists()
     for number in (1, 2, 3):
         ledger.charge(number, EVENT)
     ledger.charge(4, EVENT, 2)
-    again = Ledger(path, "tight-rdp")
+    again = Ledger(path, "autodp")
     assert again.charges == [
         Charge(1, EVENT),
         Charge(2, EVENT),
@@ -110,13 +110,13 @@ def test_a_charge_that_cannot_be_written_is_an_error_and_counts(path, monkeypatc
 
 def test_a_round_beyond_the_budget_is_known_before_it_is_run(path):
     budget = {"budget": (epsilon_of(3) + epsilon_of(4)) / 2, "delta": 1e-5}
-    ledger = Ledger(path, "tight-rdp", **budget)
+    ledger = Ledger(path, "autodp", **budget)
     for number in (1, 2, 3):
         assert not ledger.would_exceed(EVENT)
         ledger.charge(number, EVENT)
     size = path.stat().st_size
-    assert ledger.would_exceed(EVENT) and Ledger(path, "tight-rdp", **budget).would_exceed(EVENT)
-    assert not Ledger(path, "tight-rdp").would_exceed(EVENT)
+    assert ledger.would_exceed(EVENT) and Ledger(path, "autodp", **budget).would_exceed(EVENT)
+    assert not Ledger(path, "autodp").would_exceed(EVENT)
     assert path.stat().st_size == size
 
 
@@ -124,7 +124,7 @@ def test_a_round_beyond_the_budget_is_known_before_it_is_run(path):
 def test_a_charge_above_the_budget_is_refused_and_not_written(path, n):
     """One event, or one that covers several rounds."""
     budget = epsilon_of(n) * (1 - 1e-6)
-    ledger = Ledger(path, "tight-rdp", budget=budget, delta=1e-5)
+    ledger = Ledger(path, "autodp", budget=budget, delta=1e-5)
     with pytest.raises(RunError, match="exceeds the privacy budget"):
         ledger.charge(1, EVENT, n)
     assert ledger.charges == [] and not path.exists()
@@ -135,7 +135,7 @@ def test_a_charge_above_the_budget_is_refused_and_not_written(path, n):
 
 def test_what_was_not_private_is_remembered(path):
     Ledger(path).charge(0, NonPrivate("item sequences", "ssl"))
-    ledger = Ledger(path, "tight-rdp")
+    ledger = Ledger(path, "autodp")
     ledger.charge(1, EVENT)
     report = ledger.spent(1e-5)
     assert report.epsilon == math.inf and report.phases["training"] == pytest.approx(epsilon_of(1))

@@ -125,8 +125,8 @@ def test_full_participation_is_not_amplified():
 
 
 def test_calibrated_noise_keeps_the_target_for_all_rounds_and_no_more():
-    found = plan(epsilon=3.0, rounds=200, backend="tight-rdp")
-    accountant = Accountant("tight-rdp")
+    found = plan(epsilon=3.0, rounds=200, backend="autodp")
+    accountant = Accountant("autodp")
     accountant.step(found.event(), 199)
     assert not accountant.would_exceed(found.event(), found.budget, found.delta)
     accountant.step(found.event())

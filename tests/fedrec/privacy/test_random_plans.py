@@ -17,7 +17,7 @@ from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 
 DELTA = 1e-5
-MECHANISMS = ("gaussian", "laplace", "banded", "blt")
+MECHANISMS = ("gaussian", "laplace", "banded")
 
 
 def drawn(random):
@@ -25,7 +25,6 @@ def drawn(random):
     mechanism = str(random.choice(MECHANISMS))
     table = {"name": mechanism} | {
         "banded": {"bands": int(random.integers(1, 6)), "momentum": float(random.choice([0, 0.9]))},
-        "blt": {"buffers": 2, "optimised-for": 12, "separation": 4},
     }.get(mechanism, {})
     placement = str(random.choice(["central", "distributed", "local"]))
     return {
@@ -70,18 +69,13 @@ def plans_of(run):
         yield f"phase-{number}", plan, count, (sampler, separation, factor * run["z"])
 
 
-def dense(run, rounds, plan):
-    """C, with square-root bands by binomials; that of buffers from the mechanism's numbers."""
+def dense(run, rounds):
+    """C, with square-root bands by binomials."""
     settings = run["mechanism"]
-    if settings["name"] == "blt":
-        mechanism = plan.mechanism
-        powers = mechanism.decays ** np.arange(rounds)[:, None]
-        column = np.append(1.0, powers @ mechanism.scales)[:rounds]
-    else:
-        places = np.arange(settings["bands"])
-        root = np.abs(binom(-0.5, places))
-        column = np.convolve(root, root * settings["momentum"] ** places)[: len(places)]
-        column = np.pad(column, (0, rounds))[:rounds]
+    places = np.arange(settings["bands"])
+    root = np.abs(binom(-0.5, places))
+    column = np.convolve(root, root * settings["momentum"] ** places)[: len(places)]
+    column = np.pad(column, (0, rounds))[:rounds]
     return toeplitz(column, np.zeros(rounds))
 
 
@@ -94,9 +88,9 @@ def expected(run, phases):
     squares = 0.0
     for _, plan, count, (sampler, separation, z) in phases:
         local = run["placement"] == "local"
-        if run["mechanism"]["name"] in ("banded", "blt"):
+        if run["mechanism"]["name"] == "banded":
             apart = separation if sampler in ("scheduled", "in-turn") else 1
-            columns = dense(run, count, plan)[:, ::apart]
+            columns = dense(run, count)[:, ::apart]
             if sampler != "in-turn" or plan.sampling.rate == 1:
                 squares += float(np.abs(columns.T @ columns).sum()) / z**2
                 continue

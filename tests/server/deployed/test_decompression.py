@@ -27,8 +27,6 @@ COMPRESSIONS = {
     "int8": "compression={name='rounding', bits=8}",
     "2 bits on a grid": "compression={name='rounding', bits=2, largest=0.01}",
     "top-k": TOP_K,
-    "low-rank": "compression={name='low-rank', rank=2, bits=4}",
-    "own subspace": "compression={name='low-rank', rank=2, bits=8, subspace='own'}",
 }
 MF = "model={name='mf', factors=4}", "step.private-parameters=['user.*']"
 EXAMPLES = "strategy={name='fedavg', weighting='examples'}"

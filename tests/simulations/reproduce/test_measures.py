@@ -24,7 +24,7 @@ from simulations.study.study import TaskJob
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     small = ["rounds=1", "engine.name=serial", "dataset.users=60", "dataset.items=40"]
-    baselines = "['popularity', {name='dp-popularity', epsilon=20.0, backend='tight-rdp'}]"
+    baselines = "['popularity', {name='dp-popularity', epsilon=20.0, backend='autodp'}]"
     overrides = [*small, "evaluation.every=0", f"evaluation.baselines={baselines}"]
     output = tmp_path_factory.mktemp("measures") / "run"
     return runner.run("privrec-synthetic", overrides, output=output)

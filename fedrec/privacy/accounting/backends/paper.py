@@ -59,7 +59,7 @@ def _curve_of_all_clients(release: Release) -> np.ndarray:
             "the paper's arithmetic is for Gaussian noise and cohorts of fixed size only",
             expected="mechanism gaussian, sampler fixed, adjacency replace-one, cohort < clients",
             got=f"{release.mechanism} noise, {sampling}",
-            fix="choose the backend autodp, tight-rdp or pld",
+            fix="choose the backend autodp or pld",
         )
     from autodp.rdp_acct import anaRDPacct
 

@@ -53,7 +53,7 @@ class Pld(Backend):
                 "too many releases for the accountant 'pld'",
                 expected=f"at most {_MOST_RELEASES:,} in all",
                 got=f"{sum(releases.values()):,}",
-                fix="use the accountant 'autodp' or 'tight-rdp'",
+                fix="use the accountant 'autodp'",
             )
         counted = _counted(releases)
         return Bound(max(_composed(counted, delta, side) for side in _sides_of(counted)))
