@@ -41,7 +41,7 @@ PARSERS = {
 }
 FEWEST_LINES = 40
 MOST_LINES = 500
-MOST_SHORT_FILES = 217  # the number of those that are still too short; it may only be lowered
+MOST_SHORT_FILES = 211  # the number of those that are still too short; it may only be lowered
 FLWR_IN_CORE = Path("fedrec/protocol")
 FLWR_PRIVATE = (Path("simulations/engines/flwr_private.py"), Path("simulations/deployment/flower"))
 

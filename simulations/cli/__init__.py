@@ -150,7 +150,7 @@ app.command(
 app.command(
     "new",
     rich_help_panel=EXTEND,
-    short_help="Create a small package with a component of your own.",
+    short_help="Create a component of your own and its test.",
 )(new.new)
 app.command("doctor", rich_help_panel=EXTEND, short_help="Check the installation.")(doctor.doctor)
 

@@ -416,7 +416,7 @@ def test_arguments_have_their_help_texts_once():
 
     visit(command, "fedrec")
     (new,) = [page for page in pages if page.startswith("Usage: fedrec new ")]
-    assert new.count("Name of the component in experiments, such as my-idea.") == 1
+    assert new.count("Name of the component, such as my-idea, which is my_idea:MyIdea.") == 1
     assert len(pages) > 30 and not any("\\[" in page for page in pages)
     bare = [page for page in pages if re.search(r"\n  \[?[A-Z_]+\]?(\.\.\.)?  \[required\]", page)]
     assert not bare, bare[0]

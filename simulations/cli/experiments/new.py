@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec new`: create a package with a new component."""
+"""`fedrec new`: create a module with a new component."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ def new(
         str,
         typer.Argument(
             help=(
-                "Kind of component: strategy, step, model, dataset, split, sampler, perturbation,"
-                " callback, baseline, metric, mechanism, compression, attack or poisoning."
+                "Kind of component: dataset, split, model, step, strategy, baseline, metric or"
+                " attack."
             )
         ),
     ],
     name: Annotated[
-        str, typer.Argument(help="Name of the component in experiments, such as my-idea.")
+        str, typer.Argument(help="Name of the component, such as my-idea, which is my_idea:MyIdea.")
     ],
-    into: Annotated[Path, typer.Option(help="Folder in which the package is created.")] = Path(),
+    into: Annotated[Path, typer.Option(help="Folder in which both files are made.")] = Path(),
 ) -> None:
-    """Create a small working package: code, experiment, contract test and README."""
-    from simulations.scaffold.package import write_package
+    """Create a working component in a module of its own, and the test of its contract."""
+    from simulations.scaffold.package import write_component
 
-    target = write_package(kind, name, into)
-    typer.echo(f"wrote {target}: see {target / 'README.md'}")
+    file, test, full_name = write_component(kind, name, into)
+    typer.echo(f"wrote {file} and {test}")
+    typer.echo(f'Its name in experiments is "{full_name}", with its folder on Python\'s path')
+    typer.echo("(export PYTHONPATH=.); pytest runs the test of its contract.")
