@@ -2,6 +2,7 @@
 """The papers' studies: the small version of each runs, and its rows are the paper's; and settings
 that the studies vary differ in nothing else."""
 
+import itertools
 import math
 from collections import Counter
 
@@ -62,7 +63,7 @@ def loaded(paper, item, name, seed=0):
 def changed(one, other):
     """The keys in which two experiments' sections differ."""
     sections = {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
-    sections -= {"name", "title"}
+    sections -= {"name", "title", "settings-tried"}
     return {
         f"{section}.{key}"
         for section in sections
@@ -203,6 +204,23 @@ def test_the_sound_budgets_are_the_shipped_sound_experiment():
 def test_what_dp_vae_compares_differs_in_nothing_else(item, before, after, keys):
     found = [loaded("dp-vae", item, name).table() for name in (before, after)]
     assert changed(*found) == keys
+
+
+def test_each_step_from_the_papers_recipe_to_ours_has_one_change_more():
+    """But for the two rates, which were chosen anew for each."""
+    (study,) = find("privrec", "steps")
+    tables = [loaded("privrec", "steps", task.name).table() for task in study.tasks]
+    rates = {"step.learning-rate", "strategy.server-lr", "evaluation.baselines"}
+    assert [changed(*pair) - rates for pair in itertools.pairwise(tables)] == [
+        {"step.epochs"},
+        {"model.activation"},
+        {"step.negatives"},
+        {"step.low-rated"},
+        {"step.late-parameters"},
+        {"step.rates", "evaluation.fine-tune"},
+        {"strategy.anneal-rounds"},
+    ]
+    assert tables[-1] == loaded("privrec", "table2", "privrec").table()
 
 
 @pytest.mark.parametrize("item", ["figure5", "figure7"])
